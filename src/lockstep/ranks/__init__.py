@@ -1,0 +1,39 @@
+"""Start N processes as ranks, watch them, explain what went wrong.
+
+    from lockstep import ranks
+    run = ranks.run(ranks.Script("train.py"), world_size=4)
+    print(run.cause.headline if run.cause else "all ranks returned")
+
+This floor knows nothing of grading or notebooks. It needs torch and the standard library.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .client import RanksError, run, start_method, stop, warm
+from .job import Function, Job, Script, Source, Target
+from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack, Waiting
+
+__all__ = [
+    "Cause", "Collective", "Error", "Frame", "Function", "Job", "Mark", "Outcome", "RankReport", "RanksError", "Run",
+    "Script", "Source", "Stack", "Target", "Waiting", "mark", "observe", "run", "start_method", "stop", "warm",
+]  # fmt: skip
+
+
+def observe(name: str, value: Any) -> None:
+    """On a rank: report a number, a text, a tensor, or lists and dictionaries of these, under this name.
+
+    Whoever started the run finds it in `run.ranks[r].observations[name]`. Raises TypeError for anything else, and
+    RuntimeError in a process that Lockstep did not start.
+    """
+    from .recorder import current
+
+    current().observe(name, value)
+
+
+def mark(name: str) -> None:
+    """On a rank: note a point in time, in order with this rank's collectives. See `report.Mark`."""
+    from .recorder import current
+
+    current().mark(name)

@@ -1,0 +1,179 @@
+"""Messages between processes that do not trust each other: a JSON header and raw bytes, never a pickle.
+
+A message is `!II` (header bytes, blob bytes), the header as JSON, then the blob. Tensors and arrays travel in the blob;
+the header holds a note of their type, shape and place instead. Decoding reads numbers and text and runs no code,
+whatever the sender wrote. Everything has a size limit, since the sender may be anybody's submission.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+HEADER = struct.Struct("!II")
+MAX_HEADER = 16 << 20
+MAX_BLOB = 256 << 20
+_TENSOR = "$tensor"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class ChannelError(Exception):
+    """What came through the channel is no message, or is too large to be one."""
+
+
+
+def encode(value: Any) -> tuple[Any, bytes]:
+    """Turn an observation into (JSON tree, blob).
+
+    Accepts None, bool, int, float, str, lists, tuples, sets of these, dictionaries with text keys, torch tensors of
+    any dtype and device (moved to the CPU), and numpy arrays. Anything else raises TypeError naming its type.
+    """
+    blobs: list[bytes] = []
+    size = 0
+
+    def walk(item: Any) -> Any:
+        nonlocal size
+        if type(item) in _PLAIN:
+            return item
+        if isinstance(item, bool):
+            return bool(item)
+        if isinstance(item, int):
+            return int(item)
+        if isinstance(item, float):
+            return float(item)
+        if isinstance(item, str):
+            return str(item)
+        if isinstance(item, dict):
+            return {str(key): walk(inner) for key, inner in item.items()}
+        if isinstance(item, (list, tuple, set, frozenset)):
+            return [walk(inner) for inner in item]
+        note, data = _tensor_bytes(item)
+        note["at"] = size
+        blobs.append(data)
+        size += len(data)
+        return {_TENSOR: note}
+
+    tree = walk(value)
+    return tree, b"".join(blobs)
+
+
+def _tensor_bytes(item: Any) -> tuple[dict[str, Any], bytes]:
+    import numpy
+    import torch
+
+    if isinstance(item, (numpy.ndarray, numpy.generic)):
+        item = torch.from_numpy(numpy.ascontiguousarray(item))
+    if not isinstance(item, torch.Tensor):
+        raise TypeError(f"an observation holds numbers, text, lists, dictionaries and tensors, not {type(item).__name__}")
+    with torch.no_grad():
+        plain = item.detach().to("cpu").to_dense() if item.is_sparse else item.detach().to("cpu")
+        plain = plain.contiguous().clone(memory_format=torch.contiguous_format)
+        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape), "bytes": len(data)}, data
+
+
+def decode(tree: Any, blob: bytes) -> Any:
+    """Rebuild the value of `encode`; tensors come back as torch tensors that own their memory.
+
+    Raises ChannelError when a note does not fit the blob.
+    """
+    if isinstance(tree, list):
+        return [decode(item, blob) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if set(tree) != {_TENSOR}:
+        return {key: decode(item, blob) for key, item in tree.items()}
+    import torch
+
+    note = tree[_TENSOR]
+    try:
+        dtype = getattr(torch, str(note["dtype"]))
+        start, length = int(note["at"]), int(note["bytes"])
+        shape = [int(extent) for extent in note["shape"]]
+        if not isinstance(dtype, torch.dtype) or start < 0 or length < 0 or start + length > len(blob):
+            raise ValueError("outside its message")
+        if not length:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(bytearray(blob[start : start + length]), dtype=dtype).reshape(shape)
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ChannelError(f"a tensor does not fit its message: {error}") from None
+
+
+class Channel:
+    """One end of a message stream over a socket. Sending is safe from several threads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._lock = threading.Lock()
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """The socket's file descriptor, so that `selectors` can wait on the channel."""
+        return self.socket.fileno()
+
+    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
+        """Send one message; raises OSError when the other end is gone."""
+        header = json.dumps(message, separators=(",", ":")).encode()
+        if len(header) > MAX_HEADER or len(blob) > MAX_BLOB:
+            raise ChannelError(f"a message of {len(header) + len(blob):,} bytes is too large to send")
+        with self._lock:
+            self.socket.sendall(HEADER.pack(len(header), len(blob)) + header + blob)
+
+    def receive(self) -> list[tuple[dict[str, Any], bytes]] | None:
+        """Read once from the socket and return the messages that are complete now; None at the end of the stream."""
+        try:
+            data = self.socket.recv(1 << 20)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._buffer += data
+        return list(self._complete())
+
+    def wait(self) -> tuple[dict[str, Any], bytes] | None:
+        """Block until one message is there; None at the end of the stream. For channels read one message at a time."""
+        while True:
+            for message in self._complete(limit=1):
+                return message
+            try:
+                data = self.socket.recv(1 << 16)
+            except InterruptedError:
+                continue
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+
+    def _complete(self, limit: int | None = None) -> Iterator[tuple[dict[str, Any], bytes]]:
+        count = 0
+        while len(self._buffer) >= HEADER.size and (limit is None or count < limit):
+            header_size, blob_size = HEADER.unpack_from(self._buffer)
+            if header_size > MAX_HEADER or blob_size > MAX_BLOB:
+                raise ChannelError("something that is no message came through the channel")
+            end = HEADER.size + header_size + blob_size
+            if len(self._buffer) < end:
+                return
+            raw = bytes(self._buffer[HEADER.size : HEADER.size + header_size])
+            blob = bytes(self._buffer[HEADER.size + header_size : end])
+            del self._buffer[:end]
+            try:
+                message = json.loads(raw)
+            except ValueError:
+                raise ChannelError("something that is no message came through the channel") from None
+            if not isinstance(message, dict):
+                raise ChannelError("something that is no message came through the channel")
+            count += 1
+            yield message, blob
+
+    def close(self) -> None:
+        """Close the socket; closing twice is fine."""
+        with contextlib.suppress(OSError):
+            self.socket.close()

@@ -1,0 +1,301 @@
+"""`run`: start N processes as ranks, watch them, and come back with what each did and why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from . import explain
+from .channel import Channel, ChannelError, decode, encode
+from .job import Job, Source, Target, describe
+from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack
+
+SOURCE = str(Path(__file__).resolve().parents[2])
+START_SECONDS = 180.0
+Printer = Callable[[int, str, str], None]
+
+
+class RanksError(Exception):
+    """Lockstep itself could not do the run: no process, no memory, a broken installation. Never the ranks' fault."""
+
+
+class Server:
+    """The warm process of this client, started once and shared by all its runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process and return at once; it warms up in the background."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            ours, theirs = socket.socketpair()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+                start_new_session=True,
+            )
+            theirs.close()
+            self._control, self._ready = ours, False
+
+    def connect(self) -> socket.socket:
+        """A socket to a new supervisor. Raises RanksError when the server cannot start."""
+        self.start()
+        assert self._control is not None and self._process is not None
+        with self._lock:
+            if not self._ready:
+                self._control.settimeout(START_SECONDS)
+                try:
+                    answer = self._control.recv(16)
+                except OSError:
+                    answer = b""
+                if answer != b"ready":
+                    status = self._process.poll()
+                    raise RanksError(f"the process that starts ranks did not come up (status {status}): ./lockstep doctor")
+                self._ready = True
+            ours, theirs = socket.socketpair()
+            try:
+                socket.send_fds(self._control, [b"run"], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise RanksError(f"the process that starts ranks is gone ({error}): run it again") from None
+            finally:
+                theirs.close()
+            return ours
+
+    def stop(self) -> None:
+        """End the process; its runs end with it."""
+        with self._lock:
+            if self._control is not None:
+                self._control.close()
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)
+            self._process = self._control = None
+
+
+_server = Server()
+
+
+def warm() -> None:
+    """Start the warm process in the background, so that the first run does not wait for it."""
+    if start_method() == "fork":
+        _server.start()
+
+
+def stop() -> None:
+    """End the warm process of this client."""
+    _server.stop()
+
+
+def start_method() -> str:
+    """`fork` from a warm process where that is safe (Linux), `spawn` elsewhere; LOCKSTEP_START_METHOD overrides."""
+    return os.environ.get("LOCKSTEP_START_METHOD") or ("fork" if sys.platform.startswith("linux") else "spawn")
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with one thread a process and this package on the path."""
+    environment = dict(os.environ)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, "1")
+    path = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = SOURCE + (os.pathsep + path if path else "")
+    return environment
+
+
+def _connect() -> socket.socket:
+    if start_method() == "fork":
+        return _server.connect()
+    ours, theirs = socket.socketpair()
+    subprocess.Popen(
+        [sys.executable, "-m", "lockstep.ranks.supervisor", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=child_environment(), start_new_session=True,
+    )  # fmt: skip
+    theirs.close()
+    return ours
+
+
+def run(
+    target: Target,
+    world_size: int = 2,
+    *,
+    device: str = "cpu",
+    nodes: int = 1,
+    launcher: bool = False,
+    deadline: float | None = 60.0,
+    cpu_limit: float | None = None,
+    idle_limit: float | None = 10.0,
+    memory_limit: int | None = 4 << 30,
+    output_limit: int | None = 8 << 20,
+    environment: dict[str, str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    hidden: Iterable[str | os.PathLike[str]] = (),
+    timeline: bool = False,
+    restart: int = 0,
+    max_restarts: int = 0,
+    on_output: Printer | None = None,
+    on_interrupt: str = "report",
+) -> Run:
+    """Run `target` on `world_size` ranks of this machine and wait until all have ended.
+
+    `on_output(rank, stream, text)` is called as the ranks print. A KeyboardInterrupt ends the ranks and comes back as
+    outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
+    The limits are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target
+    that is not there, RanksError when Lockstep itself fails.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; it must be at least 1")
+    if nodes < 1 or world_size % nodes:
+        raise ValueError(f"{world_size} ranks cannot be spread evenly over {nodes} nodes")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; it must be 'cpu' or 'cuda'")
+    described, kwargs = describe(target)
+    if isinstance(target, Source):  # so that reports can show its lines
+        linecache.cache[target.filename] = (len(target.text), None, target.text.splitlines(True), target.filename)
+    tree, blob = encode(kwargs)
+    job = Job(
+        world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher, deadline=deadline,
+        cpu_limit=cpu_limit, idle_limit=idle_limit, memory_limit=memory_limit, output_limit=output_limit,
+        environment=dict(os.environ) if environment is None else dict(environment),
+        directory=str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
+        timeline=timeline, restart=restart, max_restarts=max_restarts,
+    )  # fmt: skip
+    channel = Channel(_connect())
+    try:
+        channel.send({"job": job.to_json(), "kwargs": tree}, blob)
+        return _Listener(channel, job, on_output, on_interrupt).listen()
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise RanksError(f"the run's supervisor is gone: {error}") from None
+    finally:
+        channel.close()
+
+
+class _Listener:
+    """Collects what a supervisor sends until its last word."""
+
+    def __init__(self, channel: Channel, job: Job, on_output: Printer | None, on_interrupt: str) -> None:
+        self.channel, self.job, self.on_output, self.on_interrupt = channel, job, on_output, on_interrupt
+        self.output: dict[tuple[int, str], list[str]] = {}
+        self.observations: dict[int, dict[str, Any]] = {}
+        self.events: dict[int, list[dict[str, Any]]] = {}
+        self.interrupts = 0
+
+    def listen(self) -> Run:
+        selector = selectors.DefaultSelector()
+        selector.register(self.channel, selectors.EVENT_READ)
+        with selector:
+            while True:
+                try:
+                    if not selector.select(0.2):
+                        continue
+                    messages = self.channel.receive()
+                    if messages is None:
+                        raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
+                    for message, blob in messages:
+                        run = self._take(message, blob)
+                        if run is not None:
+                            if self.interrupts and self.on_interrupt == "raise":
+                                raise KeyboardInterrupt
+                            return run
+                except KeyboardInterrupt:
+                    if self.interrupts and self.on_interrupt == "raise":
+                        raise
+                    self.interrupts += 1
+                    self.channel.send({"do": "stop"})
+
+    def _take(self, message: dict[str, Any], blob: bytes) -> Run | None:
+        match message.get("event"):
+            case "output":
+                self.output.setdefault((message["rank"], message["stream"]), []).append(message["text"])
+                if self.on_output is not None:
+                    self.on_output(message["rank"], message["stream"], message["text"])
+            case "observe":
+                with contextlib.suppress(ChannelError):
+                    value = decode(message["value"], blob)
+                    self.observations.setdefault(message["member"], {})[message["name"]] = value
+            case "events":
+                self.events.setdefault(message["member"], []).extend(message["events"])
+            case "end":
+                return self._result(message)
+        return None
+
+    def _result(self, end: dict[str, Any]) -> Run:
+        ranks: list[RankReport] = []
+        workers: list[RankReport] = []
+        for index, raw in enumerate(end["members"]):
+            report = self._report(index, raw, end["began"])
+            (ranks if raw["role"] == "rank" else workers).append(report)
+        run = Run(self.job.world_size, self.job.device, ranks, workers, seconds=end["seconds"],
+                  quiet_seconds=end["still"], left_running=[*end["stray"], *map(str, end["immortal"])],
+                  left_files=end["temporary"])
+        run.cause = explain.cause(run, self.job, end["reason"])
+        return run
+
+    def _report(self, index: int, raw: dict[str, Any], began: float) -> RankReport:
+        rank = raw["rank"] if isinstance(raw["rank"], int) else index - 1
+        error = raw["error"]
+        report = RankReport(
+            rank=rank,
+            outcome=Outcome(raw["outcome"] or "stopped"),
+            pid=raw["pid"],
+            code=raw["code"],
+            stdout="".join(self.output.get((rank, "stdout"), [])) if raw["role"] == "rank" else "",
+            stderr="".join(self.output.get((rank, "stderr"), [])) if raw["role"] == "rank" else "",
+            fault=raw["fault"],
+            peak_memory=raw["peak_memory"],
+            cpu_seconds=raw["cpu"],
+            ended=raw["ended"],
+            observations=self.observations.get(index, {}),
+        )
+        if error is not None:
+            report.error = Error(str(error.get("type", "")), str(error.get("message", "")), _frames(error.get("frames")),
+                                 str(error.get("traceback", "")))
+        elif raw["frames"]:
+            report.error = Error("SystemExit", str(raw["code"]), _frames(raw["frames"]))
+        if raw["stack"]:
+            report.stack = _stack(raw["stack"])
+        _place_events(report, self.events.get(index, []), began)
+        return report
+
+
+def _frame(raw: Any) -> Frame | None:
+    return Frame(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
+
+
+def _frames(raw: Any) -> tuple[Frame, ...]:
+    return tuple(frame for item in raw or () if (frame := _frame(item)))
+
+
+def _stack(raw: dict[str, Any]) -> Stack:
+    return Stack(_frame(raw.get("frame")), raw.get("call", ""), raw.get("operation"), tuple(raw.get("pending", ())),
+                 raw.get("threads", 0), raw.get("detail", {}) | {"innermost": raw.get("innermost", "")})
+
+
+def _place_events(report: RankReport, events: list[dict[str, Any]], began: float) -> None:
+    ends = {event["number"]: event["time"] / 1e9 - began for event in events if event["event"] == "end"}
+    for event in events:
+        at = event["time"] / 1e9 - began
+        if event["event"] == "mark":
+            report.marks.append(Mark(report.rank, event["number"], event["name"], at))
+        elif event["event"] == "begin":
+            report.collectives.append(Collective(
+                report.rank, event["number"], event["kind"], event["group"], event["group_number"], event["nbytes"],
+                tuple(event["shape"]), event["dtype"], at, _frame(event["frame"]), event["inside"], event["reduce_op"],
+                event["peer"], ends.get(event["number"]),
+            ))  # fmt: skip
+

@@ -1,0 +1,140 @@
+"""What to run on the ranks, and within which limits: the order a client gives to a supervisor."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Function:
+    """Call the function `name` of the Python file `file` on every rank, with these keyword arguments.
+
+    The arguments may be anything an observation may be (see `channel.encode`). What the function returns is observed
+    as `returned` when it is such a value too.
+    """
+
+    file: str | os.PathLike[str]
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Script:
+    """Run the Python file `path` on every rank as `__main__`, with these command-line arguments."""
+
+    path: str | os.PathLike[str]
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Run source text on every rank as `__main__`. `filename` is how tracebacks and reports call it."""
+
+    text: str
+    filename: str = "<cell>"
+    arguments: tuple[str, ...] = ()
+
+
+Target = Function | Script | Source
+
+TORCHRUN_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",
+)  # fmt: skip
+
+
+@dataclass
+class Job:
+    """One run. Times are in seconds, sizes in bytes, limits are for each rank.
+
+    `deadline` is wall time for the whole run. `cpu_limit` counts processor time, so that a loaded machine is not
+    mistaken for an endless loop. `idle_limit` ends a run in which nothing at all has moved for so long, though not
+    everybody waits in a collective (somebody sleeps). None switches a limit off.
+
+    `launcher` runs the target in one process without torchrun's variables; the ranks are those that it starts itself
+    through `torch.multiprocessing`. `nodes` tells the ranks that they are spread over so many nodes, in equal parts.
+    """
+
+    world_size: int
+    target: dict[str, Any]
+    device: str = "cpu"
+    nodes: int = 1
+    launcher: bool = False
+    deadline: float | None = 60.0
+    cpu_limit: float | None = None
+    idle_limit: float | None = 10.0
+    memory_limit: int | None = 4 << 30
+    output_limit: int | None = 8 << 20
+    observation_limit: int = 256 << 20
+    environment: dict[str, str] = field(default_factory=dict)
+    directory: str = ""
+    hidden: list[str] = field(default_factory=list)
+    timeline: bool = False
+    restart: int = 0
+    max_restarts: int = 0
+    run_id: str = "none"
+
+    def to_json(self) -> dict[str, Any]:
+        """The job as plain data."""
+        return asdict(self)
+
+    @property
+    def is_function(self) -> bool:
+        """A function has to return; a script may also leave with status 0."""
+        return self.target["type"] == "function"
+
+    def rank_environment(self, rank: int, port: int) -> dict[str, str]:
+        """The environment of one rank: what torchrun would have set, with the store at `port`."""
+        environment = {key: value for key, value in self.environment.items() if key not in TORCHRUN_VARIABLES}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        if self.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        if self.launcher:
+            return environment
+        per_node = self.world_size // self.nodes
+        environment.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank % per_node),
+            WORLD_SIZE=str(self.world_size),
+            LOCAL_WORLD_SIZE=str(per_node),
+            GROUP_RANK=str(rank // per_node),
+            GROUP_WORLD_SIZE=str(self.nodes),
+            ROLE_RANK=str(rank),
+            ROLE_WORLD_SIZE=str(self.world_size),
+            ROLE_NAME="default",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT=str(self.restart),
+            TORCHELASTIC_MAX_RESTARTS=str(self.max_restarts),
+            TORCHELASTIC_RUN_ID=self.run_id,
+        )
+        return environment
+
+
+def describe(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a target into what a message can hold and its keyword arguments. Raises FileNotFoundError, TypeError."""
+    match target:
+        case Function():
+            return {"type": "function", "file": _existing(target.file), "name": target.name}, target.kwargs
+        case Script(module=True):
+            return {"type": "module", "file": str(target.path), "arguments": list(target.arguments)}, {}
+        case Script():
+            return {"type": "script", "file": _existing(target.path), "arguments": list(target.arguments)}, {}
+        case Source():
+            return {"type": "source", "text": target.text, "file": target.filename,
+                    "arguments": list(target.arguments)}, {}
+    raise TypeError(f"a target is a Function, a Script or a Source, not {type(target).__name__}")
+
+
+def _existing(path: str | os.PathLike[str]) -> str:
+    found = Path(path).resolve()
+    if not found.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    return str(found)

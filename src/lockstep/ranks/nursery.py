@@ -1,0 +1,180 @@
+"""Fast `spawn` for a launcher under watch: children forked from a clean process instead of a new interpreter each.
+
+A launcher that a learner writes starts its ranks with `torch.multiprocessing.spawn`. Each of those would import torch
+anew, seconds apiece. Before any of the learner's code runs, a launcher forks a nursery: a process with torch imported
+and nothing done. `spawn` is then served from there with the semantics it promises: the arguments are pickled by the
+launcher and unpickled by the child, the child gets the launcher's environment and folder of that moment, it imports
+the target by name, and it has no state but that. Each child is watched as a rank is, and leaves by `os._exit`.
+
+Pickle is used here between a launcher and its own children, as `multiprocessing` does: both are the learner's.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+from multiprocessing import context, forkserver, popen_forkserver, spawn, util
+from typing import Any
+
+from . import processes
+from .channel import Channel
+from .job import Job
+
+_SIZE = struct.Struct("q")
+_MOST_DESCRIPTORS = 240
+
+
+def open_nursery(channel: Channel, directory: str, job: Job) -> None:
+    """Fork the nursery of this launcher, which speaks over `channel`, and have `spawn` served from it from now on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        channel.close()
+        processes.call_helper()
+        try:
+            _serve(theirs, directory, job)
+        finally:
+            os._exit(1)
+    theirs.close()
+
+    class Popen(popen_forkserver.Popen):
+        """What `multiprocessing` holds of one child."""
+
+        method = "spawn"
+        DupFd = popen_forkserver._DupFd
+
+        def _launch(self, process_obj: Any) -> None:
+            prepared = spawn.get_preparation_data(process_obj._name)
+            buffer = io.BytesIO()
+            context.set_spawning_popen(self)
+            try:
+                context.reduction.dump(prepared, buffer)
+                context.reduction.dump(process_obj, buffer)
+            finally:
+                context.set_spawning_popen(None)
+            self.sentinel, write = _ask(ours, self._fds)
+            self.finalizer = util.Finalize(self, util.close_fds, (write, self.sentinel))
+            with open(write, "wb", closefd=False) as stream:
+                stream.write(buffer.getbuffer())
+            self.pid = _read(self.sentinel)
+
+    context.SpawnProcess._Popen = staticmethod(Popen)  # type: ignore[method-assign, assignment]
+
+
+def _ask(nursery: socket.socket, descriptors: list[int]) -> tuple[int, int]:
+    status_read, status_write = os.pipe()
+    data_read, data_write = os.pipe()
+    try:
+        order = json.dumps({"environment": dict(os.environ), "directory": os.getcwd()}).encode()
+        memory = os.memfd_create("order") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        os.write(memory, order)
+        sent = array.array("i", [memory, data_read, status_write, *descriptors])
+        nursery.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+        os.close(memory)
+    finally:
+        os.close(status_write)
+        os.close(data_read)
+    return status_read, data_write
+
+
+def _read(descriptor: int) -> int:
+    data = b""
+    while len(data) < _SIZE.size:
+        part = os.read(descriptor, _SIZE.size - len(data))
+        if not part:
+            raise EOFError("the process that starts children is gone")
+        data += part
+    return int(_SIZE.unpack(data)[0])
+
+
+def _serve(requests: socket.socket, directory: str, job: Job) -> None:
+    """The nursery's own life: fork a child for each request, report each child's end, until the launcher is gone."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    selector.register(wake_read, selectors.EVENT_READ)
+    children: dict[int, int] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is requests:
+                data, ancillary, _, _ = requests.recvmsg(1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4))
+                if not data:
+                    os._exit(0)
+                received = array.array("i")
+                for _, _, payload in ancillary:
+                    received.frombytes(payload)
+                pid, status = _fork_child(requests, directory, job, list(received), (wake_read, wake_write))
+                children[pid] = status
+            else:
+                os.read(wake_read, 4096)
+        with contextlib.suppress(ChildProcessError):
+            while children:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                status = children.pop(pid, -1)
+                if status >= 0:
+                    with contextlib.suppress(OSError):
+                        os.write(status, _SIZE.pack(os.waitstatus_to_exitcode(raw)))
+                    os.close(status)
+
+
+def _fork_child(requests: socket.socket, directory: str, job: Job, received: list[int],
+                wake: tuple[int, int]) -> tuple[int, int]:
+    memory, data_read, status_write, *descriptors = received
+    pid = os.fork()
+    if pid:
+        for descriptor in (memory, data_read, *descriptors):
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.write(status_write, _SIZE.pack(pid))
+        return pid, status_write
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        requests.close()
+        for descriptor in (*wake, status_write):
+            os.close(descriptor)
+        code = _child(directory, job, memory, data_read, descriptors)
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        with contextlib.suppress(Exception):
+            util._exit_function()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _child(directory: str, job: Job, memory: int, data_read: int, descriptors: list[int]) -> int:
+    from . import rank
+
+    os.lseek(memory, 0, os.SEEK_SET)
+    with open(memory, "rb") as stream:
+        order = json.loads(stream.read())
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["directory"])
+    rank.reseed()
+    rank.open_streams()
+    rank.fault_file(directory)
+    number = os.environ.get("RANK", "")
+    rank.record(rank.attach(directory, "worker", int(number) if number.isdigit() else None), job)
+    forkserver._forkserver._inherited_fds = descriptors  # where `DupFd` looks for what came along
+    return int(spawn._main(data_read, os.dup(data_read)) or 0)

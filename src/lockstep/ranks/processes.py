@@ -1,0 +1,211 @@
+"""The operating system's side: which processes belong to a run, whether they move, and how they are all ended.
+
+Linux gives everything wanted here: a subreaper, which inherits whatever its ranks detach, and counters of how often
+each thread was given the processor. Elsewhere (macOS) the same functions answer with less: `movement` returns None,
+"cannot tell", and hang detection falls back on the ranks' own word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+HELPER_NAME = "lockstep-helper"
+
+
+def _prctl(option: int, value: int) -> None:
+    if LINUX:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to SIGKILL this process when its parent ends, however it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends, detached ones included."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def call_helper() -> None:
+    """Give this process the name by which a supervisor knows the runtime's own helpers."""
+    if LINUX:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, HELPER_NAME.encode(), 0, 0, 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all living descendants of `root`, nearest first. Empty where /proc is missing."""
+    parents: dict[int, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                stat = Path(f"/proc/{entry.name}/stat").read_text(errors="replace")
+                fields = stat[stat.rindex(")") + 2 :].split()
+                if fields[0] != "Z":
+                    parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        children = parents.get(queue.pop(0), [])
+        found += children
+        queue += children
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL each process; those already gone are passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def reap(statuses: dict[int, int]) -> None:
+    """Collect every child that has ended into `statuses`: process id to exit code, negative for a signal."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        statuses[pid] = os.waitstatus_to_exitcode(status)
+
+
+def end_all(root: int, statuses: dict[int, int], patience: float = 2.5) -> list[int]:
+    """SIGKILL all descendants of `root` (this process) until none is left; returns those that would not go."""
+    give_up = time.monotonic() + patience
+    while True:
+        reap(statuses)
+        left = descendants(root)
+        if not left:
+            return []
+        if time.monotonic() > give_up:
+            return left
+        kill(left)
+        time.sleep(0.002)
+
+
+POLLERS = (b"gloo_tcp_loop",)
+"""Threads that look for network events on a clock. They wake for nothing, so their turns say nothing; what they do for
+somebody shows in the bytes that their process has read and written."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How often each thread of some processes was given the processor, and how many bytes each process has moved.
+
+    Equal twice, with everybody asleep, means that nothing happened in between.
+    """
+
+    turns: dict[tuple[int, int], int]
+    asleep: bool
+    pollers_asleep: bool
+
+    def still(self, later: Movement) -> bool:
+        """True when every thread slept at both moments and none ran in between."""
+        return self.asleep and later.asleep and self.turns == later.turns
+
+    def settled(self, later: Movement) -> bool:
+        """True when moreover no poller had anything to look at: nothing is on its way to anybody."""
+        return self.still(later) and self.pollers_asleep and later.pollers_asleep
+
+
+def movement(pids: Iterable[int], ignore: Iterable[int] = ()) -> Movement | None:
+    """Observe all threads of these processes but those in `ignore`; None where the system does not tell."""
+    if not LINUX:
+        return None
+    turns: dict[tuple[int, int], int] = {}
+    asleep = pollers_asleep = True
+    passed_over = set(ignore)
+    for pid in pids:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for name in threads:
+            thread = int(name)
+            if thread in passed_over:
+                continue
+            try:
+                with open(f"/proc/{pid}/task/{name}/status", "rb") as status:
+                    text = status.read()
+            except OSError:
+                continue
+            state, count, polls = _thread(text)
+            if polls:
+                pollers_asleep = pollers_asleep and state == b"S"
+                continue
+            turns[pid, thread] = count
+            asleep = asleep and state in b"STZXI"
+        turns[pid, 0] = bytes_moved(pid)
+    return Movement(turns, asleep, pollers_asleep)
+
+
+def _thread(status: bytes) -> tuple[bytes, int, bool]:
+    """State, turns and whether it is a poller, from a thread's status file."""
+    state, count, polls = b"?", 0, False
+    for line in status.split(b"\n"):
+        if line.startswith(b"Name:"):
+            polls = line[5:].strip() in POLLERS
+        elif line.startswith(b"State:"):
+            state = line.split()[1]
+        elif b"voluntary_ctxt_switches:" in line:
+            count += int(line.split()[1])
+    return state, count, polls
+
+
+def bytes_moved(pid: int) -> int:
+    """Bytes that the process has read and written so far, sockets included; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/io", "rb") as file:
+            return sum(int(line.split()[1]) for line in file.readlines()[:2])
+    return 0
+
+
+def private_memory(pid: int) -> int:
+    """Bytes of memory that the process holds for itself: anonymous and shared-memory pages, not mapped files."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith((b"RssAnon:", b"RssShmem:")):
+                    total += int(line.split()[1]) << 10
+    return total
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor seconds that the process and the children it has waited for have used; 0.0 when it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = stat[stat.rindex(")") + 2 :].split()
+        return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def shared_memory_files(pids: Iterable[int]) -> set[str]:
+    """Paths under /dev/shm that these processes have mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/maps", errors="replace") as maps:
+                for line in maps:
+                    at = line.find("/dev/shm/")
+                    if at >= 0 and "(deleted)" not in line:
+                        found.add(line[at:].strip())
+    return found

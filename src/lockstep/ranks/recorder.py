@@ -1,0 +1,357 @@
+"""Inside a rank: notes every communication call as PyTorch dispatches it, and says where the main thread stands.
+
+All of `torch.distributed`, DDP's own bucket all-reduces included, goes through the dispatcher's `c10d::` operators. A
+kernel of ours at the dispatch key `BackendSelect`, which every call passes and which these operators leave empty, sees
+each one below the learner's code and below DDP, and hands it on. No Python function of torch is replaced but
+`Work.wait`, so that the stack of a waiting rank tells which operation it waits for.
+
+A thread listens for the supervisor's questions. It sleeps until one comes, and answers while the main thread waits
+inside a collective, since that wait releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .channel import Channel, encode
+
+_OPERATORS = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier_": "monitored_barrier",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+}
+_PAYLOAD = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "input_list", "output_tensors")
+_PEER = {"send": "dst", "recv": "src", "broadcast": "root_rank", "reduce": "root_rank", "gather": "root_rank",
+         "scatter": "root_rank"}
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+_current: Recorder | None = None
+
+
+class Recorder:
+    """One process's notebook of communication, written straight to the supervisor's channel."""
+
+    def __init__(self, channel: Channel, hidden: tuple[str, ...] = (), timeline: bool = False) -> None:
+        """`hidden` are path prefixes of code that is not the learner's (a check's own part on the rank)."""
+        self.pid = os.getpid()
+        self.channel = channel
+        self.timeline = timeline
+        self.leave = threading.Event()
+        self._hidden = (*hidden, _TORCH, _HERE)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._in_group: dict[str, int] = {}
+        self._point_to_point: dict[tuple[str, str, int | None], int] = {}
+        self._outstanding: deque[tuple[Any, int]] = deque(maxlen=4096)
+        self._main = threading.main_thread().ident
+        self.watcher: int | None = None
+        # A DDP wrapper that outlives its destroyed group deadlocks at random: its destructor joins gloo's thread while
+        # it holds the interpreter lock. The usual way to write a training function is hit by it, through no fault of
+        # its writer, so no group that was used goes before this process does.
+        self.keep_alive: dict[int, Any] = {}
+
+    # What the learner's code does ------------------------------------------------------------------------------
+
+    def begin(self, kind: str, names: list[str], values: tuple[Any, ...]) -> int:
+        """Report that the calling thread starts an operation; returns its number."""
+        by_name = dict(zip(names, values, strict=False))
+        tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
+        group = "?"
+        with contextlib.suppress(Exception):
+            process_group = dist.ProcessGroup.unbox(by_name["process_group"])
+            group = process_group.group_name
+            self.keep_alive[id(process_group)] = process_group
+        peer = by_name.get(_PEER.get(kind, ""))
+        frame, inside, reduce_op = self._caller()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            if kind in ("send", "recv"):
+                key = (group, kind, peer)
+                self._point_to_point[key] = self._point_to_point.get(key, 0) + 1
+                group_number = self._point_to_point[key]
+            else:
+                group_number = self._in_group[group] = self._in_group.get(group, 0) + 1
+            first = tensors[0] if tensors else None
+            barrier = kind in ("barrier", "monitored_barrier")
+            message = {
+                "event": "begin",
+                "number": number,
+                "kind": kind,
+                "group": group,
+                "group_number": group_number,
+                "nbytes": 0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
+                "shape": list(first.shape) if first is not None and not barrier else [],
+                "dtype": str(first.dtype).removeprefix("torch.") if first is not None and not barrier else "",
+                "time": time.monotonic_ns(),
+                "inside": inside,
+                "reduce_op": reduce_op,
+                "peer": int(peer) if isinstance(peer, int) else None,
+                "frame": frame,
+            }
+            self._send(message)
+        return number
+
+    def launched(self, number: int, result: Any) -> None:
+        """Remember the operation's Work, to know later whether it has completed."""
+        while self._outstanding and _completed(self._outstanding[0][0]):
+            self._outstanding.popleft()
+        boxed = result[-1] if isinstance(result, (tuple, list)) else result
+        try:
+            work = dist.Work.unbox(boxed)
+        except Exception:
+            return
+        if work is None:
+            return
+        self._outstanding.append((work, number))
+        if self.timeline:
+            with contextlib.suppress(Exception):
+                work.get_future().add_done_callback(lambda _: self._end(number))
+
+    def _end(self, number: int) -> None:
+        self._send({"event": "end", "number": number, "time": time.monotonic_ns()})
+
+    def mark(self, name: str) -> None:
+        """Note a point of the code, in order with this rank's collectives."""
+        with self._lock:
+            self._number += 1
+            self._send({"event": "mark", "number": self._number, "name": str(name), "time": time.monotonic_ns()})
+
+    def observe(self, name: str, value: Any) -> None:
+        """Send one observation."""
+        tree, blob = encode(value)
+        self.channel.send({"event": "observe", "name": str(name), "value": tree}, blob)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self.channel.send(message)
+
+    # Where the code stands -------------------------------------------------------------------------------------
+
+    def is_learners(self, filename: str) -> bool:
+        """True for code that is neither torch's, Python's nor ours."""
+        if filename.startswith("<frozen") or filename == "<string>":
+            return False
+        if filename.startswith(self._hidden):
+            return False
+        return not (filename.startswith(_PYTHON) and "site-packages" not in filename)
+
+    def _caller(self) -> tuple[list[Any] | None, str, str]:
+        """The learner's frame below this call, the part of DDP in between, and the reduce operation."""
+        frame: FrameType | None = sys._getframe(2)
+        inside = ""
+        reduce_op = ""
+        while frame is not None:
+            code = frame.f_code
+            if self.is_learners(code.co_filename):
+                return [code.co_filename, frame.f_lineno, code.co_name], inside, reduce_op
+            if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
+                reduce_op = _reduce_name(frame.f_locals.get("op"))
+            inside = _inside(code.co_filename, code.co_name) or inside
+            frame = frame.f_back
+        return None, inside, reduce_op
+
+    def stack(self) -> dict[str, Any]:
+        """Where the main thread stands now; see `report.Stack`."""
+        frame = sys._current_frames().get(self._main or 0)
+        call = ""
+        operation = None
+        communicating: bool | None = None
+        detail: dict[str, Any] = {}
+        innermost = ""
+        while frame is not None:
+            code = frame.f_code
+            name = code.co_name
+            if self.is_learners(code.co_filename):
+                return self._stack([code.co_filename, frame.f_lineno, name], call if communicating else "", operation,
+                                   detail, innermost)
+            innermost = innermost or name
+            if name == "_lockstep_wait":
+                communicating = True
+                operation = self._number_of(frame.f_locals.get("self"))
+            elif name == "_lockstep_leave":
+                call, communicating = "finished", True
+            elif _communicates(code.co_filename, name):
+                communicating = communicating is not False
+                if not call or name in ("init_process_group", "new_group") or not name.startswith("_"):
+                    if name not in ("wrapper", "wait") and not (call and call == "backward"):
+                        call = _CALLS.get(name, name)
+                detail |= _detail(name, frame)
+            elif not code.co_filename.startswith((_HERE, _TORCH)) and communicating is None:
+                communicating = False
+            inside = _inside(code.co_filename, name)
+            if inside == "DDP()":
+                call = "DDP()"
+            elif inside == "backward":
+                call, communicating = "backward", True if communicating is None else communicating
+            frame = frame.f_back
+        return self._stack(None, call if communicating else "", operation, detail, innermost)
+
+    def _stack(self, frame: list[Any] | None, call: str, operation: int | None, detail: dict[str, Any],
+               innermost: str) -> dict[str, Any]:
+        pending = [number for work, number in list(self._outstanding) if not _completed(work)]
+        if operation is None and call and pending:
+            operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
+        if operation is not None and not call:
+            call = "wait"
+        ours = {self._main, self.watcher}
+        threads = sum(1 for thread in threading.enumerate() if thread.ident not in ours)
+        return {"frame": frame, "call": call, "operation": operation, "pending": pending, "threads": threads,
+                "detail": detail, "innermost": innermost}
+
+    def _number_of(self, work: Any) -> int | None:
+        return next((number for known, number in list(self._outstanding) if known is work), None)
+
+    # The supervisor's questions --------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Answer the supervisor until it is gone; then this process has no reason to live."""
+        self.watcher = threading.get_ident()
+        self._send({"event": "watcher", "thread": threading.get_native_id()})
+        while True:
+            try:
+                message = self.channel.wait()
+            except Exception:
+                message = None
+            if message is None:
+                os._exit(1)
+            match message[0].get("do"):
+                case "sample":
+                    try:
+                        stack = self.stack()
+                    except Exception as error:
+                        stack = {"frame": None, "call": "", "detail": {"error": repr(error)}}
+                    self._send({"event": "sample", "id": message[0].get("id"), "stack": stack})
+                case "leave":
+                    self.leave.set()
+
+
+def _flatten(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _flatten(item)]
+    return []
+
+
+def _completed(work: Any) -> bool:
+    try:
+        return bool(work.is_completed())
+    except Exception:
+        return True
+
+
+def _reduce_name(op: Any) -> str:
+    text = str(op)
+    return text.rsplit(".", 1)[-1].strip("<>: 0123456789").upper() if op is not None else ""
+
+
+_CALLS = {"_engine_run_backward": "backward", "_verify_param_shape_across_processes": "DDP()"}
+
+
+def _inside(filename: str, name: str) -> str:
+    if name == "_engine_run_backward":
+        return "backward"
+    if filename.endswith(os.path.join("nn", "parallel", "distributed.py")):
+        if name == "__init__":
+            return "DDP()"
+        if name in ("_pre_forward", "_sync_buffers"):
+            return "forward"
+    return ""
+
+
+def _communicates(filename: str, name: str) -> bool:
+    return name == "_engine_run_backward" or (
+        filename.startswith(_TORCH) and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]
+    )
+
+
+def _detail(name: str, frame: FrameType) -> dict[str, Any]:
+    """The rank and world size given to init_process_group, which the rendezvous waits for."""
+    if name != "init_process_group":
+        return {}
+    known = {key: frame.f_locals.get(key) for key in ("rank", "world_size", "backend", "init_method")}
+    return {key: value for key, value in known.items() if isinstance(value, (int, str))}
+
+
+def _make_kernel(operator: Any, kind: str) -> Any:
+    names = [argument.name for argument in operator._schema.arguments]
+    select = torch._C.DispatchKey.BackendSelect
+
+    def lockstep_record(keyset: Any, *values: Any) -> Any:
+        below = keyset.remove(select)
+        recorder = _current
+        if recorder is None or recorder.pid != os.getpid():
+            return operator.redispatch(below, *values)
+        number = recorder.begin(kind, names, values)
+        result = operator.redispatch(below, *values)
+        recorder.launched(number, result)
+        return result
+
+    return lockstep_record
+
+
+_library: torch.library.Library | None = None
+_wait = dist.Work.wait
+
+
+def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return _wait(self, *args, **kwargs)
+
+
+def install() -> None:
+    """Put the kernels in place, once for this process and all that are forked from it. They do nothing until `start`."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("c10d", "IMPL")
+    for name, kind in _OPERATORS.items():
+        packet = getattr(torch.ops.c10d, name, None)
+        if packet is not None:
+            _library.impl(name, _make_kernel(packet.default, kind), "BackendSelect", with_keyset=True)
+
+
+def start(recorder: Recorder) -> None:
+    """Begin to record in this process."""
+    global _current
+    install()
+    dist.Work.wait = _lockstep_wait  # type: ignore[method-assign]
+    _current = recorder
+    threading.Thread(target=recorder.listen, name="lockstep", daemon=True).start()
+
+
+def current() -> Recorder:
+    """The recorder of this rank; raises RuntimeError outside a rank that Lockstep started."""
+    if _current is None or _current.pid != os.getpid():
+        raise RuntimeError("observe() and mark() work inside a rank that Lockstep started: %%ranks, lockstep run, a check")
+    return _current

@@ -1,0 +1,251 @@
+"""What a run leaves behind: one outcome a rank, what each rank did, and why it ended as it did.
+
+Everything here is data. `supervisor` fills it in, `explain` reads it and finds the cause, and whoever asked for the
+run (a notebook cell, a check, the command line) shows it.
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Outcome(str, Enum):
+    """How one rank ended. A run ends in exactly one of these for each rank."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    EXITED = "exited"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    TIMED_OUT = "timed out"
+    OUT_OF_MEMORY = "out of memory"
+    TOO_MUCH_OUTPUT = "too much output"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in the learner's own code."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    @property
+    def text(self) -> str:
+        """The source line, without its indentation; empty when the source is not at hand."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def is_cell(self) -> bool:
+        """True for a notebook cell, which has a name in angle brackets instead of a path."""
+        return self.file.startswith("<")
+
+    def __str__(self) -> str:
+        return f"cell line {self.line}" if self.is_cell else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One communication call of one rank, recorded where PyTorch dispatches it, below the learner's code.
+
+    `number` counts a rank's calls from 1. `group_number` counts the collectives of one process group from 1: the ranks
+    of a group meet when theirs are equal. `nbytes` is what this rank put in (for a receive: what it asked for).
+    `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline.
+    """
+
+    rank: int
+    number: int
+    kind: str
+    group: str
+    group_number: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    start: float
+    frame: Frame | None = None
+    inside: str = ""
+    reduce_op: str = ""
+    peer: int | None = None
+    end: float | None = None
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """True for send and receive, which two ranks do, against collectives, which a whole group does."""
+        return self.kind in ("send", "recv")
+
+    @property
+    def title(self) -> str:
+        """`all_reduce #2`, with the kind's own count within its group, as a reader would count it."""
+        return f"{self.kind} #{self.group_number}"
+
+    @property
+    def tensor(self) -> str:
+        """`4 × float32`, `3×5 × float32`, or empty for a barrier."""
+        if self.kind in ("barrier", "monitored_barrier") or not self.dtype:
+            return ""
+        extent = "×".join(str(size) for size in self.shape) if self.shape else "1"
+        return f"{extent} × {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something the code on a rank pointed out (`lockstep.ranks.mark`), in order with that rank's collectives."""
+
+    rank: int
+    number: int
+    name: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a rank's main thread stood: the learner's frame, and what PyTorch was doing for it.
+
+    `call` names the innermost communication call (`all_reduce`, `backward`, `init_process_group`, …), empty when the
+    thread was not communicating. `operation` is the number of the collective it waits for, when that is known.
+    """
+
+    frame: Frame | None
+    call: str = ""
+    operation: int | None = None
+    pending: tuple[int, ...] = ()
+    threads: int = 0
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Error:
+    """An exception that a rank's code raised, cut to the learner's frames."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    traceback: str = ""
+
+    @property
+    def frame(self) -> Frame | None:
+        """The innermost of the learner's frames."""
+        return self.frames[-1] if self.frames else None
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass
+class RankReport:
+    """One rank's story. `code` is its exit status (negative: the signal that ended it)."""
+
+    rank: int
+    outcome: Outcome = Outcome.STOPPED
+    pid: int = 0
+    code: int | None = None
+    error: Error | None = None
+    stack: Stack | None = None
+    stdout: str = ""
+    stderr: str = ""
+    fault: str = ""
+    peak_memory: int = 0
+    cpu_seconds: float = 0.0
+    ended: float = 0.0
+    collectives: list[Collective] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    observations: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_collective(self) -> Collective | None:
+        """The latest communication call that this rank began."""
+        return self.collectives[-1] if self.collectives else None
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A row of a hang's table: what one rank waits in, and where."""
+
+    rank: int
+    what: str
+    tensor: str = ""
+    since: float | None = None
+    frame: Frame | None = None
+    differs: bool = False
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a run did not end well: the first line to read, then the evidence.
+
+    `kind` is one of `hang`, `raised`, `exited`, `crashed`, `mismatch`, `timed out`, `out of memory`,
+    `too much output`, `interrupted`. `ranks` are those at fault; `echoes` those that only failed because of them.
+    """
+
+    kind: str
+    headline: str
+    ranks: tuple[int, ...] = ()
+    frame: Frame | None = None
+    rows: tuple[Waiting, ...] = ()
+    notes: tuple[str, ...] = ()
+    echoes: tuple[int, ...] = ()
+    read: str = ""
+    error: Error | None = None
+
+
+@dataclass
+class Run:
+    """The result of a run: the reports of its ranks in order, and the cause when it did not end well.
+
+    `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
+    """
+
+    world_size: int
+    device: str
+    ranks: list[RankReport]
+    workers: list[RankReport] = field(default_factory=list)
+    cause: Cause | None = None
+    seconds: float = 0.0
+    quiet_seconds: float | None = None
+    left_running: list[str] = field(default_factory=list)
+    left_files: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True when every rank ended as it should: returned, or, for a script, left with status 0."""
+        return self.cause is None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcome of each rank, in order."""
+        return [report.outcome for report in self.ranks]
+
+    def observed(self, name: str) -> list[Any]:
+        """What each rank observed under this name, in rank order; None for a rank that did not."""
+        return [report.observations.get(name) for report in self.ranks]
+
+    @property
+    def collectives(self) -> list[list[Collective]]:
+        """Each rank's communication calls, in the order in which it made them."""
+        return [report.collectives for report in self.ranks]
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as plain data, without observations and output, for machines to read."""
+        def rank_json(report: RankReport) -> dict[str, Any]:
+            return {
+                "rank": report.rank,
+                "outcome": report.outcome.value,
+                "code": report.code,
+                "error": str(report.error) if report.error else None,
+                "peak_memory": report.peak_memory,
+                "collectives": [asdict(collective) for collective in report.collectives],
+            }
+
+        return {
+            "world_size": self.world_size,
+            "device": self.device,
+            "ok": self.ok,
+            "seconds": self.seconds,
+            "cause": asdict(self.cause) if self.cause else None,
+            "ranks": [rank_json(report) for report in self.ranks],
+        }

@@ -1,0 +1,127 @@
+"""The warm process from which every run is forked: it has imported torch, and has done nothing with it.
+
+`mp.spawn` starts each rank as a new interpreter that imports torch anew, seconds apiece. This process does it once.
+It stays single-threaded, initialises no accelerator and runs nobody's code, so that a fork of it is a clean start.
+
+It reads orders from a socket, one file descriptor each: the end of a client's socket, which it hands to a supervisor
+forked for that run. It ends when its client does. Whatever a killed supervisor's ranks had detached falls to it, the
+next subreaper, and is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import warnings
+
+from . import processes
+
+NEEDED = (
+    "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch.utils.data.distributed",
+    "torch.multiprocessing", "torch._dynamo", "torch.distributed.elastic.multiprocessing.errors", "numpy",
+    "lockstep.ranks.rank", "lockstep.ranks.recorder", "lockstep.ranks.nursery", "lockstep.ranks.supervisor",
+)  # fmt: skip
+WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint", "sklearn.datasets")
+IDLE_SECONDS = 0.3
+
+
+def warm_up() -> None:
+    """Import what a rank needs and put the recorder's kernels in place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in NEEDED:
+            importlib.import_module(name)
+        from . import recorder
+
+        recorder.install()
+    gc.collect()
+    gc.freeze()
+
+
+def serve(control: socket.socket) -> None:
+    """Fork a supervisor for each order until the client is gone."""
+    from . import supervisor
+
+    processes.adopt_orphans()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    supervisors: set[int] = set()
+    later = list(WHEN_IDLE)
+    while True:
+        ready, _, _ = select.select([control, wake_read], [], [], IDLE_SECONDS if later else None)
+        if not ready:
+            with contextlib.suppress(Exception):
+                importlib.import_module(later.pop(0))
+            continue
+        if wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake_read, 4096)
+            _tidy(supervisors)
+        if control in ready:
+            data, descriptors, _, _ = socket.recv_fds(control, 16, 4)
+            if not data:
+                return
+            for descriptor in descriptors:
+                pid = os.fork()
+                if not pid:
+                    _become_supervisor(supervisor, control, descriptor, (wake_read, wake_write))
+                supervisors.add(pid)
+                os.close(descriptor)
+
+
+def _become_supervisor(supervisor: object, control: socket.socket, descriptor: int, wake: tuple[int, int]) -> None:
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        control.close()
+        for end in wake:
+            os.close(end)
+        supervisor.serve(socket.socket(fileno=descriptor), fork=True)  # type: ignore[attr-defined]
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        os._exit(0)
+
+
+def _tidy(supervisors: set[int]) -> None:
+    """Collect supervisors that have ended, and end what one that was killed has left."""
+    statuses: dict[int, int] = {}
+    processes.reap(statuses)
+    supervisors.difference_update(statuses)
+    orphans = [pid for pid in _children() if pid not in supervisors]
+    for orphan in orphans:
+        processes.kill([*processes.descendants(orphan), orphan])
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/{os.getpid()}/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def main() -> None:
+    """`python -m lockstep.ranks.server FD`: serve the client at the other end of that socket."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    warm_up()
+    with control:
+        control.send(b"ready")
+        serve(control)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        main()
