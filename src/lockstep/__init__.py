@@ -5,3 +5,10 @@ by name. The course itself lives beside it, in `chapters`, `exercises`, `solutio
 """
 
 __version__ = "0.1.0"
+
+
+def load_ipython_extension(shell: object) -> None:
+    """`%load_ext lockstep` in a notebook."""
+    from .notebook import load
+
+    load(shell)

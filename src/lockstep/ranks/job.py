@@ -12,6 +12,8 @@ from typing import Any
 class Function:
     """Call the function `name` of the Python file `file` on every rank, with these keyword arguments.
 
+    `file` may also be the dotted name of a module that every rank can import.
+
     The arguments may be anything an observation may be (see `channel.encode`). What the function returns is observed
     as `returned` when it is such a value too.
     """
@@ -122,7 +124,9 @@ def describe(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a target into what a message can hold and its keyword arguments. Raises FileNotFoundError, TypeError."""
     match target:
         case Function():
-            return {"type": "function", "file": _existing(target.file), "name": target.name}, target.kwargs
+            file = str(target.file)
+            place = _existing(file) if file.endswith(".py") else file
+            return {"type": "function", "file": place, "name": target.name}, target.kwargs
         case Script(module=True):
             return {"type": "module", "file": str(target.path), "arguments": list(target.arguments)}, {}
         case Script():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import importlib.util
 import linecache
 import os
@@ -122,7 +123,12 @@ def record(channel: Channel, job: Job) -> Any:
 
 
 def load(file: str) -> types.ModuleType:
-    """Import the Python file under its own name, as `import name` would with its folder first on the path."""
+    """Import the Python file under its own name, as `import name` would with its folder first on the path.
+
+    What does not end in `.py` is the dotted name of a module, and is imported as such.
+    """
+    if not file.endswith(".py"):
+        return importlib.import_module(file)
     path = Path(file)
     folder = str(path.parent)
     if folder not in sys.path:

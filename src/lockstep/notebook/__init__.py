@@ -1,0 +1,16 @@
+"""What the chapters use: `%load_ext lockstep` brings `%%ranks`, `%check`, `%hint` and the quizzes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load(shell: Any) -> None:
+    """Register the magics with this IPython shell and warm the ranks up in the background."""
+    from .. import ranks
+    from .exercise import ExerciseMagics
+    from .magic import RanksMagic
+
+    shell.register_magics(RanksMagic)
+    shell.register_magics(ExerciseMagics)
+    ranks.warm()

@@ -1,0 +1,141 @@
+"""`%%ranks N`: run a cell's code on N real ranks.
+
+The kernel itself is never forked: the ranks come from the warm process that `lockstep.ranks` keeps. The same text runs
+under torchrun; `--save FILE` writes it there and prints the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class
+
+from .. import ranks
+from ..ranks import text
+
+HOLD_BACK_SECONDS = 0.5
+EXPECTATIONS = tuple(name.replace(" ", "-") for name in text.TITLES)
+
+
+class RanksFailed(Exception):
+    """The run did not end as the cell expected. The explanation has been printed already."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"RanksFailed: {self}"]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise UsageError(f"%%ranks: {message}. Example: %%ranks 4 --save sum.py")
+
+    def exit(self, status: int = 0, message: str | None = None) -> Any:
+        raise UsageError(message or "")
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the first line of a `%%ranks` cell may say."""
+    options = _Parser(prog="%%ranks", description="Run this cell on N ranks.", add_help=False)
+    options.add_argument("ranks", type=int, nargs="?", default=2, help="how many ranks")
+    options.add_argument("--save", metavar="FILE", help="also write the cell to FILE, for torchrun")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the ranks may see")
+    options.add_argument("--nodes", type=int, default=1, help="tell the ranks that they are spread over so many nodes")
+    options.add_argument("--timeout", type=float, default=60.0, help="end a run that takes longer, in seconds")
+    options.add_argument("--into", metavar="NAME", help="keep the run's result in this variable")
+    options.add_argument("--expect", choices=EXPECTATIONS, help="this cell is meant to end so; anything else is an error")
+    options.add_argument("--timeline", action="store_true", help="record the end of each collective too")
+    options.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable on the ranks")
+    options.add_argument("--quiet", action="store_true", help="do not show what the ranks print")
+    return options
+
+
+class Output:
+    """Shows what the ranks print, each line with its rank.
+
+    A short run is shown rank by rank when it ends, so that running a cell twice looks the same. A longer one is shown
+    as it comes, unless LOCKSTEP_ORDERED is set or a test compares outputs.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.began: float | None = None
+        self.ordered = bool(os.environ.get("LOCKSTEP_ORDERED") or os.environ.get("PYTEST_CURRENT_TEST"))
+        self.lines: list[list[str]] = [[] for _ in range(world_size)]
+        self.unfinished: dict[tuple[int, str], str] = {}
+
+    def take(self, rank: int, stream: str, chunk: str) -> None:
+        """Called with each piece of text as it arrives."""
+        *complete, rest = (self.unfinished.pop((rank, stream), "") + chunk).split("\n")
+        if rest:
+            self.unfinished[rank, stream] = rest
+        self.lines[rank] += complete
+        self.began = self.began or time.monotonic()
+        if not self.ordered and time.monotonic() - self.began > HOLD_BACK_SECONDS:
+            self.show()
+
+    def show(self) -> None:
+        """Print what is held back, rank by rank."""
+        for rank, lines in enumerate(self.lines):
+            for line in lines:
+                print(f"[rank {rank}] {line}")
+            lines.clear()
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Print everything that is left, unfinished lines too."""
+        for (rank, _), rest in sorted(self.unfinished.items()):
+            self.lines[rank].append(rest)
+        self.unfinished.clear()
+        self.show()
+
+
+@magics_class
+class RanksMagic(Magics):
+    """The cell magic."""
+
+    @cell_magic("ranks")
+    def ranks(self, line: str, cell: str) -> None:
+        """Run this cell on N ranks: `%%ranks 4`."""
+        try:
+            options = parser().parse_args(shlex.split(line))
+        except ValueError as error:
+            raise UsageError(f"%%ranks: {error}") from None
+        if options.save:
+            self._save(cell, options)
+        output = Output(options.ranks if options.ranks > 0 else 0)
+        environment = dict(os.environ) | dict(pair.partition("=")[::2] for pair in options.env)
+        try:
+            result = ranks.run(
+                ranks.Source(cell),
+                options.ranks,
+                device=options.device,
+                nodes=options.nodes,
+                deadline=options.timeout,
+                timeline=options.timeline,
+                environment=environment,
+                on_output=None if options.quiet else output.take,
+            )
+        except ValueError as error:
+            raise UsageError(f"%%ranks: {error}") from None
+        output.close()
+        if options.into:
+            self.shell.user_ns[options.into] = result
+        self._conclude(result, (options.expect or "").replace("-", " "))
+
+    def _save(self, cell: str, options: argparse.Namespace) -> None:
+        Path(options.save).write_text(cell, encoding="utf-8")
+        print(f"Saved. The same ranks from a terminal: torchrun --nproc-per-node={options.ranks} {options.save}")
+
+    def _conclude(self, result: ranks.Run, expected: str) -> None:
+        if result.cause is not None:
+            print(text.describe(result))
+        kind = result.cause.kind if result.cause else ""
+        if expected and kind != expected:
+            raise RanksFailed(f"expected {expected}, and the run {'ended as: ' + kind if kind else 'ended well'}")
+        if kind and not expected:
+            raise RanksFailed(result.cause.headline if result.cause else "")

@@ -1,0 +1,81 @@
+"""A run's cause as plain text: the same words in the terminal, in a notebook cell and in a check's evidence."""
+
+from __future__ import annotations
+
+from .report import Frame, Run, Waiting
+
+TITLES = {
+    "hang": "HANG",
+    "mismatch": "MISMATCH",
+    "raised": "ERROR",
+    "exited": "ENDED EARLY",
+    "crashed": "CRASH",
+    "timed out": "NO END",
+    "out of memory": "OUT OF MEMORY",
+    "too much output": "TOO MUCH OUTPUT",
+    "interrupted": "INTERRUPTED",
+}
+
+
+def describe(run: Run) -> str:
+    """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did."""
+    if run.cause is None:
+        return ""
+    parts = [headline(run)]
+    if run.cause.rows:
+        parts.append(table(run.cause.rows))
+    if run.cause.error is not None and run.cause.error.traceback:
+        parts.append(run.cause.error.traceback.rstrip())
+    elif run.cause.frame is not None and not run.cause.rows:
+        parts.append(f"  {place(run.cause.frame)}")
+    closing = list(run.cause.notes)
+    if run.cause.read:
+        closing.append(f"Read: {run.cause.read}")
+    if closing:
+        parts.append("\n".join(closing))
+    return "\n\n".join(parts)
+
+
+def headline(run: Run) -> str:
+    """The first line, which is enough for the one who knows."""
+    cause = run.cause
+    assert cause is not None
+    title = TITLES.get(cause.kind, cause.kind.upper())
+    after = f" after {run.seconds:.1f} s" if cause.kind in ("hang", "timed out") else ""
+    if cause.kind == "interrupted":
+        return cause.headline[0].upper() + cause.headline[1:]
+    return f"{title}{after}: {cause.headline}"
+
+
+def table(rows: tuple[Waiting, ...]) -> str:
+    """One line a rank: what it waits in, with what tensor, since when, and where."""
+    cells = [["rank", "waits in", "tensor", "since", "at", ""]]
+    for row in rows:
+        cells.append([
+            str(row.rank),
+            row.what,
+            row.tensor,
+            f"{row.since:.1f} s" if row.since is not None else "",
+            _short(row.frame),
+            (row.frame.text if row.frame else "") + ("   ← differs" if row.differs else ""),
+        ])  # fmt: skip
+    used = [column for column in range(6) if column in (0, 1) or any(line[column] for line in cells[1:])]
+    widths = {column: max(len(line[column]) for line in cells) for column in used}
+    return "\n".join(
+        "  " + "   ".join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells
+    )
+
+
+def place(frame: Frame) -> str:
+    """`cell line 6   dist.all_reduce(t)`."""
+    return f"{_short(frame)}   {frame.text}".rstrip()
+
+
+def _short(frame: Frame | None) -> str:
+    if frame is None:
+        return ""
+    if frame.is_cell:
+        return str(frame)
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}"
+
+
