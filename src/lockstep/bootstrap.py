@@ -22,7 +22,9 @@ auto. The choice holds until another is made.
 import sys
 
 if sys.version_info < (3, 10):  # For this line to be seen, the whole file must parse on any Python 3.
-    print(f"lockstep: Python {sys.version.split()[0]} is too old: install 3.10 or newer, then run this again.")
+    sys.stderr.write(
+        f"lockstep: Python {sys.version.split()[0]} is too old: install 3.10 or newer and run this again.\n"
+    )
     sys.exit(3)
 
 import ast
@@ -46,6 +48,7 @@ from typing import NoReturn, TextIO
 
 EXIT_TROUBLE = 3
 GIGABYTE = 1_000_000_000
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Trouble(Exception):
@@ -68,7 +71,7 @@ def main(arguments: list[str]) -> NoReturn:
     """Leave a finished environment behind and become the command line in it."""
     place = Place(Path(__file__).resolve().parents[2])
     screen = Screen(sys.stderr)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, means it
             signal.signal(number, interrupt)
     try:
@@ -228,7 +231,7 @@ def make(place: Place, torch_request: str, screen: "Screen") -> None:
 
 TITLES = {
     Condition.MISSING: "Making the environment (once, about a minute)",
-    Condition.BROKEN: "Making the environment anew, about a minute (it was interrupted or moved, or is for another torch)",
+    Condition.BROKEN: "Making the environment anew, about a minute (interrupted, moved, or for another torch)",
     Condition.OUTDATED: "Bringing the environment up to date",
 }
 
@@ -268,10 +271,10 @@ class Work:
     screen: "Screen"
     lock: int
 
-    def run(self, command: list[str], watch: Callable[[str], None] = lambda line: None) -> str:
+    def run(self, command: list[str], output: "InstallerOutput | None" = None) -> str:
         """Run a program to its end, its output in the log, the bar alive; Trouble if it fails.
 
-        Returns its output. `watch` sees each line as it comes.
+        Returns what it said, and lets `output` read each line as it comes.
         """
         process = subprocess.Popen(
             command,
@@ -281,28 +284,22 @@ class Work:
             env=environment_for_pip(),
             pass_fds=(self.lock,),
         )
-        lines: list[str] = []
-        try:
-            with self.place.log.open("a", encoding="utf-8", errors="replace") as log:
-                log.write(f"$ {' '.join(command)}\n")
-                for line in lines_of(process, self.screen.tick):
-                    lines.append(line)
-                    watch(line)
-                    if not line.startswith("Progress "):
-                        log.write(line + "\n")
-        except BaseException:
-            for line in stop(process):
-                watch(line)
-            raise
-        output = "\n".join(lines)
+        with self.place.log.open("a", encoding="utf-8", errors="replace") as log:
+            log.write(f"$ {' '.join(command)}\n")
+            lines = Lines(log, output.read if output else lambda line: None)
+            try:
+                follow(process, lines, output.tick if output else self.screen.tick)
+            except BaseException:
+                lines.feed(stop(process) + b"\n")
+                raise
         if process.wait() != 0:
-            raise explain(output, self.place)
-        return output
+            raise explain("\n".join(lines.seen), self.place)
+        return "\n".join(lines.seen)
 
     def pip(self, *arguments: str, share: float, packages: int = 1, progress: str = "raw") -> None:
         """Install with pip: about this number of packages, which fill this share of the bar."""
         command = [*self.module("pip"), "install", "--no-input", "--progress-bar", progress, *arguments]
-        self.install(command, InstallerOutput(self.screen, share, packages))
+        self.install(command, InstallerOutput(self, share, packages))
 
     def module(self, name: str) -> list[str]:
         """How to run a module with the environment's Python, whatever PYTHONPATH and the like say."""
@@ -316,7 +313,7 @@ class Work:
         """
         self.place.writing.touch()
         try:
-            self.run(command, output.read)
+            self.run(command, output)
         except (Trouble, Interrupted):
             if not output.has_written:
                 self.place.writing.unlink()
@@ -380,7 +377,7 @@ def install(work: Work, choice: str) -> None:
     requirements = place.state / "requirements.txt"
     requirements.write_text("\n".join(rest) + "\n", encoding="utf-8")
     screen.phase("JupyterLab and the rest")
-    work.pip("--requirement", str(requirements), share=0.5, packages=110)
+    work.pip("--requirement", str(requirements), share=0.5, packages=130)
     (interpreter.packages / "lockstep.pth").write_text(f"{place.root / 'src'}\n", encoding="utf-8")
 
 
@@ -498,11 +495,12 @@ def check_space(place: Place, plan: TorchPlan) -> None:
 def install_torch(work: Work, plan: TorchPlan, uv: str) -> None:
     """Without its dependencies where that is one file: they come with the rest, and the bar tells the truth."""
     if plan.source is Source.NOTHING:
+        work.screen.open_share(0.4)
+        work.screen.settle()
         return
     work.screen.phase("torch")
     if plan.source is Source.CPU_INDEX:
-        work.pip(uv, share=0.05)
-        if install_from_cpu_index(work, plan):
+        if install_from_cpu_index(work, plan, uv):
             return
         work.screen.line(
             "  PyTorch's own index gave no CPU build: taking the one with CUDA, about 3 GB"
@@ -518,14 +516,13 @@ def install_torch(work: Work, plan: TorchPlan, uv: str) -> None:
         work.pip("--no-deps", plan.requirement, share=0.4)
 
 
-def install_from_cpu_index(work: Work, plan: TorchPlan) -> bool:
-    """False if uv did not get it."""
+def install_from_cpu_index(work: Work, plan: TorchPlan, uv: str) -> bool:
+    """False if uv did not get it, or pip did not get uv."""
     python = str(work.place.python)
     target = ["--python", python, "--torch-backend", "cpu"]
     try:
-        work.install(
-            [*work.module("uv"), "pip", "install", *target, plan.requirement], InstallerOutput(work.screen, 0.4, 12)
-        )
+        work.pip(uv, share=0.05)
+        work.install([*work.module("uv"), "pip", "install", *target, plan.requirement], InstallerOutput(work, 0.4, 12))
     except DiskFull:
         raise
     except Trouble:
@@ -545,23 +542,56 @@ def environment_for_pip() -> dict[str, str]:
     return {**environment, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_USER": "0", "LC_ALL": "C.UTF-8"}
 
 
-def lines_of(process: "subprocess.Popen[bytes]", tick: Callable[[], None]) -> Iterator[str]:
-    """Each line of a program's output as it comes; `tick` is called a few times a second meanwhile."""
+class Lines:
+    """Takes a program's output as it comes, and hands it on to the log and to a reader in whole lines."""
+
+    def __init__(self, log: TextIO, read: Callable[[str], None]) -> None:
+        self.log = log
+        self.read = read
+        self.seen: list[str] = []
+        self.rest = b""
+
+    def feed(self, chunk: bytes) -> None:
+        *whole, self.rest = (self.rest + chunk).split(b"\n")
+        for line in whole:
+            self.note(line.decode(errors="replace").rstrip("\r"))
+
+    def note(self, line: str) -> None:
+        self.seen.append(line)
+        self.read(line)
+        if not line.startswith("Progress "):
+            self.log.write(line + "\n")
+
+
+def follow(process: "subprocess.Popen[bytes]", lines: Lines, tick: Callable[[], None]) -> None:
+    """Read a program's output to its end; `tick` is called a few times a second meanwhile."""
     assert process.stdout is not None
-    descriptor, rest = process.stdout.fileno(), b""
+    descriptor = process.stdout.fileno()
     while True:
         tick()
         if not select.select([descriptor], [], [], 0.2)[0]:
             continue
-        chunk = os.read(descriptor, 65536)
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole if chunk else [*whole, rest]:
-            yield line.decode(errors="replace").rstrip("\r")
+        with undisturbed():
+            chunk = os.read(descriptor, 65536)
+            lines.feed(chunk or b"\n")
         if not chunk:
             return
 
 
-def stop(process: "subprocess.Popen[bytes]") -> list[str]:
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals wait, so that no line is lost between being read and being noted.
+
+    On the line that says that writing begins depends whether an interrupted environment is trusted.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stop(process: "subprocess.Popen[bytes]") -> bytes:
     """End a program we started, wait until it has, and return what it still had to say."""
     process.terminate()
     try:
@@ -569,36 +599,52 @@ def stop(process: "subprocess.Popen[bytes]") -> list[str]:
     except subprocess.TimeoutExpired:
         process.kill()
         rest, _ = process.communicate()
-    return rest.decode(errors="replace").splitlines()
+    return rest
 
 
 class InstallerOutput:
     """Reads the lines of pip or uv: how far it is, and whether it has begun to write packages."""
 
-    def __init__(self, screen: "Screen", share: float, packages: int) -> None:
-        self.screen = screen
+    def __init__(self, work: Work, share: float, packages: int) -> None:
+        self.screen = work.screen
+        self.venv = work.place.venv
         self.expected = packages
         self.collected = 0
         self.has_written = False
-        screen.open_share(share)
+        self.to_write = 0
+        self.there_before = self.there()
+        self.screen.open_share(share)
 
     def read(self, line: str) -> None:
         first, _, rest = line.strip().partition(" ")
         if first in ("Collecting", "Processing") or line.startswith("Requirement already satisfied"):
             self.collected += 1
-            self.advance(0.0, "")
+            self.advance(0.0, re.split(r"[\s=<>!~;\[]", Path(rest).name)[0] if first == "Collecting" else "")
         elif first == "Progress":
             done, _, total = rest.partition(" of ")
             if done.isdigit() and total.isdigit():
                 self.advance(int(done) / max(1, int(total)), f"{int(done) / 1e6:.0f} of {int(total) / 1e6:.0f} MB")
-        elif line.startswith("Installing collected packages") or first == "Resolved":  # pip's word, and uv's
+        elif line.startswith("Installing collected packages"):
+            self.has_written, self.to_write = True, line.count(",") + 1
+        elif first == "Resolved":  # uv's word before it fetches and writes
             self.has_written = True
-            self.screen.advance(0.6, "writing files")
 
     def advance(self, of_this_file: float, detail: str) -> None:
-        """Downloads are the first 0.6 of a share; writing the files is the rest, and pip does not say how far."""
+        """Finding and fetching is the first half of a share, writing the second."""
         done = max(0, self.collected - 1) + of_this_file
-        self.screen.advance(0.6 * min(1.0, done / self.expected), detail)
+        self.screen.advance(0.5 * min(1.0, done / self.expected), detail)
+
+    def tick(self) -> None:
+        """pip does not say how far it has come in writing, but what it has written can be counted."""
+        if self.to_write:
+            written = min(self.to_write, self.there() - self.there_before)
+            detail = f"{written} of {self.to_write} packages" if self.to_write > 1 else "writing its files"
+            self.screen.advance(0.5 + 0.5 * written / self.to_write, detail)
+        else:
+            self.screen.tick()
+
+    def there(self) -> int:
+        return sum(1 for _ in self.venv.glob("lib/python*/site-packages/*.dist-info"))
 
 
 # ---------------------------------------------------------------- saying what happens
