@@ -307,7 +307,8 @@ def test_runs_through_symlinks_from_anywhere(checkout: Checkout) -> None:
     elsewhere.mkdir()
     (elsewhere / "absolute").symlink_to(checkout.root / "lockstep")
     (elsewhere / "relative").symlink_to("absolute")
-    for command in ([str(elsewhere / "absolute")], ["./relative"], ["sh", "relative"]):
+    (checkout.machine / "from above").symlink_to("else where/relative")
+    for command in ([str(elsewhere / "absolute")], ["./relative"], ["sh", "relative"], ["../from above"]):
         answer = subprocess.run(
             command,
             cwd=elsewhere,
@@ -672,6 +673,12 @@ def test_pypis_build_where_pytorchs_index_does_not_answer(checkout: Checkout, st
     last_torch = [entry for entry in checkout.journal() if entry[-1] == "torch==2.13.0"][-1]
     assert last_torch[0] == "pip"
     assert "--no-deps" not in last_torch
+
+
+def test_a_full_disk_is_no_reason_to_try_the_bigger_build(checkout: Checkout) -> None:
+    outcome = checkout.run(FAKE_OFFER=CUDA_OFFER, FAKE_TROUBLE="uv:say error: No space left on device (os error 28)")
+    assert outcome.is_trouble("disk is full")
+    assert tools(checkout.journal())[-1] == "uv"
 
 
 def test_cuda_build_where_a_driver_answers(checkout: Checkout) -> None:
