@@ -1,0 +1,155 @@
+"""On the ranks: `setup_ddp` and `cleanup_ddp` under the launchers that there are. Nothing is judged here.
+
+`dist.init_process_group` is watched: what it was given, and what the launcher's variables said at that moment. When the
+address was changed, nobody would ever answer there, so the call ends with an error instead of waiting half an hour.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+
+import torch
+import torch.distributed as dist
+
+from lockstep.grading.on_rank import rank, world_size
+from lockstep.ranks import observe
+
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+             "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # fmt: skip
+
+calls: list[str] = []
+given: list[dict[str, object]] = []
+address: dict[str, str | None] = {}
+stand_in = False
+_init = dist.init_process_group
+
+
+class AddressChanged(RuntimeError):
+    """The submission replaced the launcher's MASTER_ADDR or MASTER_PORT."""
+
+
+def _where() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+
+
+def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="",
+                       pg_options=None, device_id=None, **kwargs):  # fmt: skip
+    """`torch.distributed.init_process_group`, watched."""
+    calls.append("init_process_group")
+    given.append({"backend": backend, "rank": rank, "world_size": world_size, "device_id": str(device_id or ""),
+                  "init_method": init_method, "own_store": store is not None})  # fmt: skip
+    moved = {name: value for name, value in _where().items() if address.get(name) is not None and value != address[name]}
+    if init_method and init_method.startswith("tcp://") and address.get("MASTER_PORT") not in init_method:
+        moved["init_method"] = init_method
+    if moved and store is None:
+        name, value = next(iter(moved.items()))
+        raise AddressChanged(f"{name}|{address.get(name) or address.get('MASTER_PORT')}|{value}")
+    if stand_in:
+        backend, device_id = "gloo", None
+    return _init(backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id=device_id, **kwargs)
+
+
+def before() -> None:
+    """Put the watch in place ahead of the submission's import."""
+    address.update(_where())
+    dist.init_process_group = init_process_group
+    dist.distributed_c10d.init_process_group = init_process_group
+
+
+def _port_of_rank_0() -> int:
+    """A free port that rank 0 chose, told to the others through the launcher's store."""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False,
+                          timeout=datetime.timedelta(seconds=60))  # fmt: skip
+    if rank() == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            store.set("lockstep/port", str(probe.getsockname()[1]))
+    return int(store.get("lockstep/port"))
+
+
+def _like_spawn() -> tuple[int, int]:
+    """Leave only what a launcher built on mp.spawn sets."""
+    me, world, port = rank(), world_size(), _port_of_rank_0()
+    for name in list(os.environ):
+        if name in LAUNCHERS or name.startswith(("TORCHELASTIC", "ROLE_", "GROUP_")):
+            del os.environ[name]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    address.update(_where())
+    return me, world
+
+
+def _use(label: str, me: int, world: int) -> None:
+    """What a caller sees of the group."""
+    seen: dict[str, object] = {"initialized": dist.is_initialized()}
+    if dist.is_initialized():
+        seen |= {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
+        total = torch.tensor([float(me + 1)])
+        dist.all_reduce(total)
+        seen["sum"] = float(total)
+    observe(label, seen)
+
+
+def joins(submission, under: str) -> None:
+    """Set up, use the group, clean up, and all of it once more."""
+    me, world = _like_spawn() if under == "spawn" else (rank(), world_size())
+    environment = {name: os.environ.get(name) for name in LAUNCHERS}
+    returned = submission.setup_ddp(me, world)
+    observe("returned_value", repr(returned))
+    observe("changed", {name: [old, os.environ.get(name)] for name, old in environment.items() if os.environ.get(name) != old
+                        and old is not None})
+    observe("given", given)
+    _use("first", me, world)
+    submission.cleanup_ddp()
+    observe("open_after_cleanup", dist.is_initialized())
+
+
+def twice(submission) -> None:
+    """Clean up without a group, set up and clean up two times over."""
+    me, world = _like_spawn()
+    errors: dict[str, str] = {}
+
+    def attempt(label: str, call, *arguments) -> None:
+        try:
+            call(*arguments)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            errors[label] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+    attempt("cleanup without a group", submission.cleanup_ddp)
+    attempt("setup", submission.setup_ddp, me, world)
+    _use("first", me, world)
+    attempt("cleanup", submission.cleanup_ddp)
+    attempt("second cleanup", submission.cleanup_ddp)
+    observe("open_between", dist.is_initialized())
+    if not errors and not dist.is_initialized():
+        attempt("second setup", submission.setup_ddp, me, world)
+        if "second setup" not in errors:
+            _use("second", me, world)
+            attempt("last cleanup", submission.cleanup_ddp)
+    observe("errors", errors)
+
+
+def with_devices(submission, devices: int) -> None:
+    """Set up on a machine that seems to have so many GPUs: a stand-in that notes what is chosen, and when."""
+    global stand_in
+    stand_in = True
+    chosen: list[str] = []
+
+    def set_device(device) -> None:
+        calls.append("set_device")
+        index = device.index if isinstance(device, torch.device) else device
+        chosen.append(str(index))
+
+    torch.cuda.is_available = lambda: devices > 0
+    torch.cuda.device_count = lambda: devices
+    torch.cuda.set_device = set_device
+    torch.cuda.init = lambda: None
+    submission.setup_ddp(rank(), world_size())
+    observe("calls", calls)
+    observe("chosen", chosen)
+    observe("given", given)
+    observe("local_rank", int(os.environ["LOCAL_RANK"]))
+    submission.cleanup_ddp()

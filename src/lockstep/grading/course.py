@@ -1,0 +1,134 @@
+"""Where the course's content lies, read from the content itself: no exercise is known here by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+
+class CourseError(Exception):
+    """The course is not there, or something asked for is not in it. The message says what to do."""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter and its exercises, in reading order."""
+
+    name: str
+    title: str
+    exercises: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the catalogue knows about one diagnosis."""
+
+    id: str
+    title: str
+    why: str
+    read: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """A checkout of the course, or a learner's copy of it, which has no solutions."""
+
+    root: Path
+
+    @property
+    def autograder(self) -> Path:
+        """The checks."""
+        return self.root / "autograder"
+
+    @property
+    def exercises(self) -> Path:
+        """What the learner edits."""
+        return self.root / "exercises"
+
+    @property
+    def solutions(self) -> Path:
+        """The same files, complete."""
+        return self.root / "solutions"
+
+    @property
+    def workspace(self) -> Path:
+        """Progress, backups and hints taken; never part of the course itself."""
+        return self.root / ".lockstep"
+
+    @cached_property
+    def chapters(self) -> tuple[Chapter, ...]:
+        """The table of contents, from `autograder/course.toml`."""
+        raw = _read_toml(self.autograder / "course.toml")
+        return tuple(Chapter(item["name"], item["title"], tuple(item.get("exercises", ()))) for item in raw["chapter"])
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All exercises that have checks, in reading order."""
+        listed = [name for chapter in self.chapters for name in chapter.exercises]
+        return tuple(name for name in listed if self.checks(name).is_file())
+
+    @cached_property
+    def catalogue(self) -> dict[str, Entry]:
+        """Every diagnosis, from `autograder/diagnoses.toml`."""
+        raw = _read_toml(self.autograder / "diagnoses.toml")
+        return {key: Entry(key, item["title"], item["why"], item.get("read", "")) for key, item in raw.items()}
+
+    def checks(self, name: str) -> Path:
+        """The pytest file of an exercise."""
+        return self.autograder / f"test_{name}.py"
+
+    def scenario(self, name: str) -> Path:
+        """What runs on the ranks for that exercise."""
+        return self.autograder / "scenarios" / f"{name}.py"
+
+    def chapter_of(self, name: str) -> Chapter | None:
+        """The chapter that an exercise belongs to."""
+        return next((chapter for chapter in self.chapters if name in chapter.exercises), None)
+
+    def require(self, names: list[str]) -> list[str]:
+        """These exercises, checked to exist; raises CourseError naming what there is instead."""
+        for name in names:
+            if name not in self.names:
+                near = _nearest(name, self.names)
+                hint = f" Did you mean {near}?" if near else ""
+                raise CourseError(f"there is no exercise {name!r}.{hint} There are: {', '.join(self.names)}")
+        return [name for name in self.names if name in names]
+
+
+def find(start: Path | None = None) -> Course:
+    """The course around `start` (default: LOCKSTEP_COURSE, the current folder, then this installation's own checkout).
+
+    Raises CourseError when there is none.
+    """
+    named = os.environ.get("LOCKSTEP_COURSE")
+    places = [Path(named)] if named else []
+    here = (start or Path.cwd()).resolve()
+    places += [here, *here.parents, Path(__file__).resolve().parents[3]]
+    for place in places:
+        if (place / "autograder" / "course.toml").is_file():
+            return Course(place.resolve())
+    raise CourseError("this is not a Lockstep course: go to the folder that has autograder/ and exercises/")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CourseError(f"{path} is missing: restore it with git checkout -- {path.name}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"{path} cannot be read: {error}") from None
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")

@@ -1,0 +1,165 @@
+"""The pytest side of the grader. `autograder/conftest.py` takes its hooks from here.
+
+A test is a check. Its docstring's first line is its name. It ends by returning (passed), by `grader.fail` (failed, with
+a diagnosis) or by `NotRun`. Anything else that it raises is a fault of ours, and is never charged to the submission.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import course as courses
+from .course import Course, CourseError
+from .grader import Failed, Grader, NotRun
+from .submission import prepare
+from .verdict import CheckOutcome, CheckResult, ExerciseResult
+
+
+class Session:
+    """What a grading shares between its checks, and what has come out so far."""
+
+    def __init__(self, course: Course, given: Path | None, seed: int, device: str) -> None:
+        self.course, self.given, self.seed, self.device = course, given, seed, device
+        self.scratch = Path(tempfile.mkdtemp(prefix="lockstep-grade-"))
+        self.graders: dict[str, Grader] = {}
+        self.results: dict[str, list[CheckResult]] = {}
+        self.faults: list[str] = []
+        self.began: dict[str, float] = {}
+
+    def grader(self, name: str) -> Grader:
+        """The grader of one exercise."""
+        if name not in self.graders:
+            submission = prepare(self.course, name, self.given, self.scratch)
+            self.graders[name] = Grader(self.course, submission, self.scratch, self.seed, self.device)
+        return self.graders[name]
+
+    def exercises(self) -> tuple[ExerciseResult, ...]:
+        """The results so far."""
+        done = []
+        for name, checks in self.results.items():
+            shown = self.graders[name].submission.shown if name in self.graders else ""
+            done.append(ExerciseResult(name, tuple(checks), sum(check.seconds for check in checks), shown))
+        return tuple(done)
+
+    def outcome(self, exercise: str, check: str) -> CheckOutcome | None:
+        """How an earlier check of this exercise ended."""
+        return next((result.outcome for result in self.results.get(exercise, []) if result.id == check), None)
+
+    def close(self) -> None:
+        """Remove the scratch folder."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+SESSION = pytest.StashKey[Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The grader's options, for plain `pytest autograder` as well."""
+    group = parser.getgroup("lockstep")
+    group.addoption("--submission", help="file or folder to grade (default: exercises/)")
+    group.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where the ranks compute")
+    group.addoption("--seed", type=int, help="what the inputs are drawn from; a report names its own")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Open the grading."""
+    config.addinivalue_line("markers", "needs(check, ...): not run unless these checks of the same file have passed")
+    given = config.getoption("--submission")
+    seed = config.getoption("--seed")
+    session = Session(
+        courses.find(Path(__file__).parent if config.rootpath is None else config.rootpath),
+        Path(given).resolve() if given else None,
+        secrets.randbelow(1 << 31) if seed is None else seed,
+        config.getoption("--device"),
+    )
+    config.stash[SESSION] = session
+    config.add_cleanup(session.close)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the seed, so that a run can be repeated."""
+    return f"lockstep: seed {config.stash[SESSION].seed}, device {config.stash[SESSION].device}"
+
+
+@pytest.fixture(scope="module")
+def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
+    """The submission under test, for the exercise that the module's name says."""
+    try:
+        one = request.config.stash[SESSION].grader(_exercise(request.module.__name__))
+    except CourseError as error:
+        pytest.fail(str(error), pytrace=False)
+    if hasattr(request.module, "read_failure") and not one._readers:
+        one.reads(lambda run: request.module.read_failure(one, run))
+    yield one
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Hold back a check whose premises have not passed."""
+    session = item.config.stash[SESSION]
+    exercise = _exercise(item.module.__name__)  # type: ignore[attr-defined]
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if session.outcome(exercise, name) is not CheckOutcome.PASSED:
+                title = next((r.name for r in session.results.get(exercise, []) if r.id == name), name)
+                raise NotRun(f"needs “{title}”")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+    """Turn how a test ended into a check's result."""
+    outcome = yield
+    report = outcome.get_result()
+    session = item.config.stash[SESSION]
+    exercise = _exercise(item.module.__name__)  # type: ignore[attr-defined]
+    if call.when == "setup":
+        session.began[exercise] = time.monotonic()
+    if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
+        if call.when == "teardown" and call.excinfo is not None:
+            session.faults.append(f"{item.nodeid}: {call.excinfo.value!r}")
+        return
+    result = _conclude(item, call, session, exercise)
+    if result is None:
+        session.faults.append(f"{item.nodeid}: {report.longreprtext}")
+        return
+    session.results.setdefault(exercise, []).append(result)
+    if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
+        from .text import check_text
+
+        report.longrepr = check_text(result)
+    elif result.outcome is CheckOutcome.NOT_RUN:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.reportinfo()[1] or 0, f"not run: {result.reason}")
+
+
+def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, exercise: str) -> CheckResult | None:
+    one = session.graders.get(exercise)
+    output, seconds = "", time.monotonic() - session.began.get(exercise, time.monotonic())
+    if one is not None:
+        output, one.output = one.output, ""
+    name = (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
+
+    def result(outcome: CheckOutcome, **more: Any) -> CheckResult:
+        return CheckResult(name, item.name, outcome, output=output, seconds=seconds, **more)
+
+    error = call.excinfo.value if call.excinfo is not None else None
+    if error is None:
+        return result(CheckOutcome.PASSED)
+    if isinstance(error, Failed):
+        return result(CheckOutcome.FAILED, diagnosis=error.diagnosis)
+    if isinstance(error, NotRun):
+        return result(CheckOutcome.NOT_RUN, reason=str(error))
+    if isinstance(error, pytest.skip.Exception):
+        return result(CheckOutcome.NOT_RUN, reason=str(error))
+    return None
+
+
+def _exercise(module: str) -> str:
+    return module.rsplit(".", 1)[-1].removeprefix("test_")

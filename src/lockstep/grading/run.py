@@ -1,0 +1,97 @@
+"""`grade`: run the checks of some exercises on a submission and return what they conclude."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import ranks
+from .course import Course
+from .plugin import SESSION, Session
+from .verdict import CheckResult, Report
+
+Progress = Callable[[str, CheckResult], None]
+
+
+class _Witness:
+    """Takes the results out of a pytest session."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.session: Session | None = None
+        self.told = 0
+
+    def pytest_sessionstart(self, session: Any) -> None:
+        self.session = session.config.stash[SESSION]
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if self.progress is None or self.session is None or report.when == "teardown":
+            return
+        results = [(name, check) for name, checks in self.session.results.items() for check in checks]
+        for name, check in results[self.told :]:
+            self.progress(name, check)
+        self.told = len(results)
+
+
+def grade(
+    course: Course,
+    names: list[str],
+    submission: Path | None = None,
+    *,
+    device: str = "cpu",
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Grade these exercises of a submission (a file, a folder, or None for `exercises/`).
+
+    `progress(exercise, check)` is called as checks conclude. Raises CourseError for an exercise that is not in the
+    course. What breaks on our side comes back in `Report.faults`.
+    """
+    import pytest
+
+    ranks.warm()
+    names = course.require(names)
+    arguments = [str(course.checks(name)) for name in names]
+    arguments += ["-q", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "-c", os.devnull,
+                  "--rootdir", str(course.root), "--import-mode=importlib", "--device", device]  # fmt: skip
+    if submission is not None:
+        arguments += ["--submission", str(submission)]
+    if seed is not None:
+        arguments += ["--seed", str(seed)]
+    witness = _Witness(progress)
+    said = io.StringIO()
+    before = set(sys.modules)
+    sys.dont_write_bytecode, bytecode = True, sys.dont_write_bytecode
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            status = pytest.main(arguments, plugins=[witness])
+    finally:
+        sys.dont_write_bytecode = bytecode
+        for name in set(sys.modules) - before:
+            if name.rsplit(".", 1)[-1].startswith(("test_", "conftest")) or name.startswith("autograder"):
+                del sys.modules[name]
+    session = witness.session
+    faults = list(session.faults) if session else []
+    if status == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if session is None or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or (
+        status == pytest.ExitCode.TESTS_FAILED and not session.results and not faults
+    ):
+        faults.append(said.getvalue().strip() or f"pytest ended with status {status}")
+    return Report(session.seed if session else seed or 0, session.exercises() if session else (), device, tuple(faults),
+                  versions())  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """What a regrade needs to know of this machine."""
+    from importlib.metadata import version
+
+    from .. import __version__
+
+    return {"lockstep": __version__, "torch": version("torch"), "python": platform.python_version()}

@@ -1,0 +1,121 @@
+"""From what somebody hands in to a clean folder that ranks can import from.
+
+Only the exercise's own file is taken, under its own name. What it imports of other exercises comes from the reference,
+so that one mistake is not counted twice; a learner's own version of such a file is taken only when the submission
+needs a name from it that the reference does not have. Nothing else that lies beside it has any effect.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from .course import Course, CourseError
+
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One exercise's file, ready to run. `original` is the file that the learner edits, `file` the copy that runs."""
+
+    name: str
+    original: Path
+    file: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the ranks import from."""
+        return self.file.parent
+
+    @property
+    def text(self) -> str:
+        """The submission's source."""
+        return self.file.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def shown(self) -> str:
+        """The original's path, short where it lies below the current folder."""
+        try:
+            return str(self.original.relative_to(Path.cwd()))
+        except ValueError:
+            return str(self.original)
+
+    def to_original(self, text: str) -> str:
+        """The same text with the copy's path replaced by the original's."""
+        return text.replace(str(self.file), self.shown).replace(str(self.folder) + os.sep, "")
+
+
+def locate(course: Course, name: str, given: Path | None) -> Path:
+    """The file to grade for this exercise. Raises CourseError when it is not there."""
+    default = os.environ.get("LOCKSTEP_SUBMISSION")
+    place = given or (Path(default) if default else course.exercises)
+    if place.is_dir():
+        place = place / f"{name}.py"
+    if not place.is_file():
+        remedy = f"./lockstep reset {name} brings the stub back" if given is None else "give a file or a folder"
+        raise CourseError(f"there is no {place}: {remedy}")
+    if place.stat().st_size > MAX_BYTES:
+        raise CourseError(f"{place} has more than 1 MiB; a submission is one Python file")
+    return place.resolve()
+
+
+def prepare(course: Course, name: str, given: Path | None, scratch: Path) -> Submission:
+    """Copy the submission and what it imports into a folder of its own below `scratch`."""
+    original = locate(course, name, given)
+    folder = scratch / name
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.py"
+    shutil.copyfile(original, file)
+    _add_imports(course, original, file, folder, {name})
+    return Submission(name, original, file)
+
+
+def _add_imports(course: Course, original: Path, file: Path, folder: Path, taken: set[str]) -> None:
+    for module, names in _imports(file).items():
+        if module in taken or module not in course.names:
+            continue
+        taken.add(module)
+        own = original.parent / f"{module}.py"
+        reference = course.solutions / f"{module}.py"
+        source = reference if reference.is_file() else own
+        if own.is_file() and source is reference and not names <= _defined(reference) and names <= _defined(own):
+            source = own
+        if source.is_file():
+            shutil.copyfile(source, folder / f"{module}.py")
+            _add_imports(course, original, folder / f"{module}.py", folder, taken)
+
+
+def _parse(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _imports(file: Path) -> dict[str, set[str]]:
+    """Module name to the names taken from it."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(_parse(file)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.setdefault(alias.name, set())
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.setdefault(node.module, set()).update(alias.name for alias in node.names)
+    return found
+
+
+def _defined(file: Path) -> set[str]:
+    names = {"*"}
+    for node in _parse(file).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names

@@ -1,0 +1,57 @@
+"""A grading as plain text; the terminal adds colour, a notebook cell shows it as it is."""
+
+from __future__ import annotations
+
+import textwrap
+
+from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+
+WIDTH = 100
+MARKS = {CheckOutcome.PASSED: "✓", CheckOutcome.FAILED: "✗", CheckOutcome.NOT_RUN: "–"}
+
+
+def report_text(report: Report) -> str:
+    """All exercises of a grading, and our own faults when there are any."""
+    parts = [exercise_text(exercise) for exercise in report.exercises]
+    for fault in report.faults:
+        parts.append("A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n"
+                     + textwrap.indent(fault, "    "))
+    return "\n\n".join(parts)
+
+
+def exercise_text(exercise: ExerciseResult) -> str:
+    """One exercise: its score, then its checks."""
+    head = f"{exercise.score} of {exercise.max_score} · {exercise.seconds:.1f} s"
+    lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
+    lines += [check_text(check, exercise.name) for check in exercise.checks]
+    return "\n".join(lines)
+
+
+def check_text(check: CheckResult, exercise: str = "") -> str:
+    """One check: a line, and for a failed one what was seen, where, why, and what to read."""
+    mark = MARKS[check.outcome]
+    if check.outcome is CheckOutcome.NOT_RUN:
+        return f"  {mark} {check.name}".ljust(60) + f"  not run: {check.reason}"
+    if check.diagnosis is None:
+        return f"  {mark} {check.name}"
+    diagnosis = check.diagnosis
+    lines = [f"  {mark} {check.name}".ljust(WIDTH - len(diagnosis.id)) + diagnosis.id]
+    lines += _wrapped(diagnosis.message)
+    if diagnosis.line:
+        lines.append(f"      {diagnosis.file}:{diagnosis.line}   {diagnosis.source}")
+    if diagnosis.evidence:
+        lines += ["", textwrap.indent(diagnosis.evidence, "      "), ""]
+    lines += _wrapped(diagnosis.why)
+    todo = [f"Read: {diagnosis.read}"] if diagnosis.read else []
+    todo += [f"./lockstep hint {exercise}"] if exercise else []
+    if todo:
+        lines.append("      " + " · ".join(todo))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    return [
+        line
+        for paragraph in text.strip().splitlines()
+        for line in textwrap.wrap(paragraph, WIDTH - 6, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    ]
