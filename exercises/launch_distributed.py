@@ -1,0 +1,67 @@
+"""Exercise launch_distributed: start the ranks from Python, and bring the trained weights home.
+
+Chapter 2, "Launching from Python". To see it start two ranks:
+
+    python exercises/launch_distributed.py
+"""
+
+from collections.abc import Callable
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn as nn
+from torch.utils.data import TensorDataset
+from train_ddp import train_ddp
+
+
+def launch_distributed(
+    world_size: int, model_class: Callable[[], nn.Module], data: TensorDataset, epochs: int
+) -> dict[str, torch.Tensor]:
+    """Run `train_ddp(rank, world_size, model_class, data, epochs)` on `world_size` new processes of this machine.
+
+    It waits until they have ended and leaves nothing behind: no process, no file, no variable in the environment. It
+    uses a free port, so that any number of launches can run at once.
+
+    Args:
+        world_size: how many ranks, 1 or more.
+        model_class: as for train_ddp. The new processes import it, so it lives at the top level of a module.
+        data: as for train_ddp.
+        epochs: as for train_ddp.
+
+    Returns:
+        The trained model's state_dict: tensors on the CPU by their names in the model, without "module." before them.
+
+    Raises:
+        ValueError: world_size is less than 1.
+        RuntimeError (or another Exception): a rank failed. What the rank raised is part of the message. It comes soon
+            after the failure, not when the other ranks have waited in vain.
+    """
+    raise NotImplementedError("launch_distributed: start the ranks, wait for them, return the weights")
+
+
+class SmallNet(nn.Module):
+    """64 pixels in, 10 classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.layers(pixels)
+
+
+def digits() -> TensorDataset:
+    """1797 handwritten digits: pixels (1797, 64) between 0 and 1, classes (1797,)."""
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    return TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(classes))
+
+
+if __name__ == "__main__":
+    pixels, classes = digits().tensors
+    weights = launch_distributed(2, SmallNet, TensorDataset(pixels[:1500], classes[:1500]), epochs=20)
+    model = SmallNet()
+    model.load_state_dict(weights)
+    right = (model(pixels[1500:]).argmax(dim=1) == classes[1500:]).float().mean().item()
+    print(f"right on {right:.1%} of the digits that it had not seen")

@@ -1,0 +1,114 @@
+"""The stubs and the solutions belong together. What a learner writes in `exercises/` is never read here."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.authoring.stubs import END, SOLUTION, SOLUTION_ONLY, MarkerError, make_stub, write_stubs
+
+ROOT = Path(__file__).resolve().parents[1]
+SOLUTIONS = sorted((ROOT / "solutions").glob("*.py"))
+every_solution = pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda path: path.stem)
+
+
+def taken_out(text: str) -> list[str]:
+    """The lines between the markers."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        if END.match(line):
+            inside = False
+        elif SOLUTION.match(line) or SOLUTION_ONLY.match(line):
+            inside = True
+        elif inside and line.strip():
+            lines.append(line)
+    return lines
+
+
+@every_solution
+def test_a_stub_compiles_and_gives_nothing_away(solution: Path) -> None:
+    text = solution.read_text(encoding="utf-8")
+    stub = make_stub(text, solution.stem)
+    compile(stub, solution.name, "exec")
+    assert "--- solution" not in stub and "--- end" not in stub
+    # A line such as `try:` may stand in the rest of the file too; none may come from the part that was taken out.
+    outside = text.splitlines()
+    for line in taken_out(text):
+        outside.remove(line)
+    assert [line for line in taken_out(text) if line in stub.splitlines() and line not in outside] == []
+
+
+@every_solution
+def test_every_function_to_write_raises_and_names_its_exercise(solution: Path) -> None:
+    text = solution.read_text(encoding="utf-8")
+    tasks = [line for line in text.splitlines() if SOLUTION.match(line)]
+    stub = ast.parse(make_stub(text, solution.stem))
+    raising = 0
+    for function in ast.walk(stub):
+        if not isinstance(function, ast.FunctionDef) or not isinstance(function.body[-1], ast.Raise):
+            continue
+        raising += 1
+        assert len(function.body) == 2 and ast.get_docstring(function), f"{function.name}: a contract, then the raise alone"
+        assert function.returns is not None, f"{function.name} has no type for what it returns"
+        assert ast.unparse(function.body[-1]).startswith(f"raise NotImplementedError('{solution.stem}: ")
+    assert raising == len(tasks) > 0
+
+
+@every_solution
+def test_the_committed_stub_is_the_one_that_the_solution_gives(solution: Path) -> None:
+    name = f"exercises/{solution.stem}.py"
+    shown = subprocess.run(["git", "show", f"HEAD:{name}"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    if shown.returncode:
+        pytest.skip("no such file in git's HEAD (a copy without git, or a new exercise)")
+    assert shown.stdout == make_stub(solution.read_text(encoding="utf-8"), solution.stem), (
+        f"{name} as committed is not what solutions/{solution.stem}.py gives: render it with `lockstep author stubs`, commit both"
+    )
+
+
+@every_solution
+def test_a_stub_starts_like_a_script(solution: Path, tmp_path: Path) -> None:
+    """Run on its own it ends with the NotImplementedError, not with some other error before it."""
+    if "__main__" not in solution.read_text(encoding="utf-8"):
+        pytest.skip("it is no script")
+    write_stubs(solution.parent, tmp_path)
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / solution.name)], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert "NotImplementedError: " in ran.stderr.splitlines()[-1]
+
+
+def test_writing_tells_what_changed(tmp_path: Path) -> None:
+    solutions, exercises = tmp_path / "solutions", tmp_path / "exercises"
+    solutions.mkdir()
+    (solutions / "one.py").write_text("def f() -> int:\n    # --- solution: count ---\n    return 1\n    # --- end ---\n")
+    assert write_stubs(solutions, exercises) == [exercises / "one.py"]
+    assert write_stubs(solutions, exercises) == []
+    (exercises / "one.py").write_text("def f() -> int:\n    return 2\n")
+    assert write_stubs(solutions, exercises) == [exercises / "one.py"]
+
+
+def test_the_gap_around_a_removed_part_is_the_longer_of_the_two() -> None:
+    text = (
+        "import os\n# --- solution-only ---\nimport re\n# --- end ---\n\nX = 1\n\n\n# --- solution-only ---\ndef helper(): ...\n\n\n"
+        "# --- end ---\ndef f():\n    # --- solution: say \"so\" ---\n    pass\n    # --- end ---\n"
+    )
+    assert make_stub(text, "n") == 'import os\n\nX = 1\n\n\ndef f():\n    raise NotImplementedError("n: say \\"so\\"")\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("x = 1\n", "no part is marked"),
+        ("# --- solution: a ---\n", "has no end"),
+        ("# --- end ---\n", "nothing that this could end"),
+        ("# --- solution: a ---\n# --- solution-only ---\n# --- end ---\n", "has not ended"),
+        ("# --- solution ---\n# --- end ---\n", "no such marker"),
+    ],
+)
+def test_broken_markers_are_named(text: str, complaint: str) -> None:
+    with pytest.raises(MarkerError, match=complaint):
+        make_stub(text, "n")
