@@ -5,17 +5,13 @@ Chapter 2, "Launching from Python". To see it start two ranks:
     python exercises/launch_distributed.py
 """
 
-# --- solution-only ---
-import os
-import sys
-import tempfile
-import traceback
-# --- end ---
+import os  # solution-only
+import sys  # solution-only
+import tempfile  # solution-only
+import traceback  # solution-only
 from collections.abc import Callable
-# --- solution-only ---
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-# --- end ---
+from multiprocessing.process import BaseProcess  # solution-only
+from pathlib import Path  # solution-only
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp

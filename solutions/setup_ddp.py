@@ -5,9 +5,7 @@ Chapter 2, "The process group". To see it at work on two ranks:
     torchrun --nproc-per-node=2 exercises/setup_ddp.py
 """
 
-# --- solution-only ---
-import itertools
-# --- end ---
+import itertools  # solution-only
 import os
 import sys
 

@@ -7,9 +7,7 @@ Chapter 2, "Sharding" to "Cleanup". To see it at work on two ranks:
 
 import os
 import sys
-# --- solution-only ---
-import traceback
-# --- end ---
+import traceback  # solution-only
 from collections.abc import Callable
 
 import torch

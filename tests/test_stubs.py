@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.authoring.stubs import END, SOLUTION, SOLUTION_ONLY, MarkerError, make_stub, write_stubs
+from lockstep.authoring.stubs import (
+    END,
+    SOLUTION,
+    SOLUTION_ONLY,
+    SOLUTION_ONLY_LINE,
+    MarkerError,
+    make_stub,
+    write_stubs,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = sorted((ROOT / "solutions").glob("*.py"))
@@ -17,14 +25,14 @@ every_solution = pytest.mark.parametrize("solution", SOLUTIONS, ids=lambda path:
 
 
 def taken_out(text: str) -> list[str]:
-    """The lines between the markers."""
+    """The lines that a stub has not."""
     lines, inside = [], False
     for line in text.splitlines():
         if END.match(line):
             inside = False
         elif SOLUTION.match(line) or SOLUTION_ONLY.match(line):
             inside = True
-        elif inside and line.strip():
+        elif (inside and line.strip()) or SOLUTION_ONLY_LINE.match(line):
             lines.append(line)
     return lines
 
@@ -34,7 +42,7 @@ def test_a_stub_compiles_and_gives_nothing_away(solution: Path) -> None:
     text = solution.read_text(encoding="utf-8")
     stub = make_stub(text, solution.stem)
     compile(stub, solution.name, "exec")
-    assert "--- solution" not in stub and "--- end" not in stub
+    assert "# solution-only" not in stub and "--- solution" not in stub and "--- end" not in stub
     # A line such as `try:` may stand in the rest of the file too; none may come from the part that was taken out.
     outside = text.splitlines()
     for line in taken_out(text):
@@ -52,7 +60,7 @@ def test_every_function_to_write_raises_and_names_its_exercise(solution: Path) -
         if not isinstance(function, ast.FunctionDef) or not isinstance(function.body[-1], ast.Raise):
             continue
         raising += 1
-        assert len(function.body) == 2 and ast.get_docstring(function), f"{function.name}: a contract, then the raise alone"
+        assert len(function.body) == 2 and ast.get_docstring(function), f"{function.name}: docstring, raise"
         assert function.returns is not None, f"{function.name} has no type for what it returns"
         assert ast.unparse(function.body[-1]).startswith(f"raise NotImplementedError('{solution.stem}: ")
     assert raising == len(tasks) > 0
@@ -65,7 +73,7 @@ def test_the_committed_stub_is_the_one_that_the_solution_gives(solution: Path) -
     if shown.returncode:
         pytest.skip("no such file in git's HEAD (a copy without git, or a new exercise)")
     assert shown.stdout == make_stub(solution.read_text(encoding="utf-8"), solution.stem), (
-        f"{name} as committed is not what solutions/{solution.stem}.py gives: render it with `lockstep author stubs`, commit both"
+        f"solutions/{solution.stem}.py gives another stub: render it with `lockstep author stubs`, commit both"
     )
 
 
@@ -84,19 +92,52 @@ def test_a_stub_starts_like_a_script(solution: Path, tmp_path: Path) -> None:
 def test_writing_tells_what_changed(tmp_path: Path) -> None:
     solutions, exercises = tmp_path / "solutions", tmp_path / "exercises"
     solutions.mkdir()
-    (solutions / "one.py").write_text("def f() -> int:\n    # --- solution: count ---\n    return 1\n    # --- end ---\n")
+    (solutions / "one.py").write_text(
+        "def f() -> int:\n    # --- solution: count ---\n    return 1\n    # --- end ---\n"
+    )
     assert write_stubs(solutions, exercises) == [exercises / "one.py"]
     assert write_stubs(solutions, exercises) == []
     (exercises / "one.py").write_text("def f() -> int:\n    return 2\n")
     assert write_stubs(solutions, exercises) == [exercises / "one.py"]
 
 
+WITH_GAPS = """\
+import os
+import re  # solution-only
+
+# --- solution-only ---
+X = 1
+# --- end ---
+
+
+def helper() -> None: ...
+
+
+# --- solution-only ---
+def another() -> None: ...
+
+
+# --- end ---
+def f() -> None:
+    # --- solution: say "so" ---
+    pass
+    # --- end ---
+"""
+
+WITHOUT = """\
+import os
+
+
+def helper() -> None: ...
+
+
+def f() -> None:
+    raise NotImplementedError("n: say \\"so\\"")
+"""
+
+
 def test_the_gap_around_a_removed_part_is_the_longer_of_the_two() -> None:
-    text = (
-        "import os\n# --- solution-only ---\nimport re\n# --- end ---\n\nX = 1\n\n\n# --- solution-only ---\ndef helper(): ...\n\n\n"
-        "# --- end ---\ndef f():\n    # --- solution: say \"so\" ---\n    pass\n    # --- end ---\n"
-    )
-    assert make_stub(text, "n") == 'import os\n\nX = 1\n\n\ndef f():\n    raise NotImplementedError("n: say \\"so\\"")\n'
+    assert make_stub(WITH_GAPS, "n") == WITHOUT
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 `solutions/NAME.py` is what authors write. Comments, each alone on its line, say what a learner does not get:
 
     # --- solution: join the process group ---    becomes  raise NotImplementedError("NAME: join the process group")
-    # --- solution-only ---                       goes, with the blank lines after it
+    # --- solution-only ---                       begins a part that goes
     # --- end ---                                 ends either
+    import traceback  # solution-only             goes
 
 Stubs are made from the solutions and never read back: what a learner wrote in `exercises/` is looked at by nobody here.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 
 SOLUTION = re.compile(r"^(?P<indent> *)# --- solution: (?P<task>.+?) ---$")
 SOLUTION_ONLY = re.compile(r"^ *# --- solution-only ---$")
+SOLUTION_ONLY_LINE = re.compile(r"^.*\S  # solution-only$")
 END = re.compile(r"^ *# --- end ---$")
 ANY_MARKER = re.compile(r"^\s*#\s*-{2,}\s*(solution|end)\b")
 
@@ -51,7 +53,7 @@ def make_stub(solution_text: str, name: str) -> str:
             opened = 0
         elif ANY_MARKER.match(line):
             raise MarkerError(f"{name}, line {number}: no such marker is known: {line.strip()}")
-        elif not opened:
+        elif not opened and not SOLUTION_ONLY_LINE.match(line):
             if line.strip() and blank_before is not None:
                 # Where a part has gone, the longer one of the two gaps around it is left.
                 surplus = min(blank_before, _blank_lines(stub) - blank_before)
