@@ -399,6 +399,13 @@ LOSS_MISTAKES = (
 )
 
 
+OTHER_OPTIMIZERS = {
+    "adam": lambda values, rate: torch.optim.Adam(values, rate),
+    "adamw": lambda values, rate: torch.optim.AdamW(values, rate),
+    "momentum": lambda values, rate: torch.optim.SGD(values, rate, momentum=0.9),
+}
+
+
 class Net(nn.Module):
     """The scenario's classifier, for one process."""
 
@@ -424,10 +431,7 @@ def replay(training: Training, how: str, losses: list[list[float]] | None = None
     steps = min(len(rank) for rank in training.batches)
     rate = {"default rate": 0.1, "rate times world": training.rate * world}.get(how, training.rate)
     trainable = [value for value in net.parameters() if value.requires_grad]
-    optimizer: torch.optim.Optimizer = {
-        "adam": lambda: torch.optim.Adam(trainable, rate), "adamw": lambda: torch.optim.AdamW(trainable, rate),
-        "momentum": lambda: torch.optim.SGD(trainable, rate, momentum=0.9),
-    }.get(how, lambda: torch.optim.SGD(trainable, rate))()  # fmt: skip
+    optimizer = OTHER_OPTIMIZERS[how](trainable, rate) if how in OTHER_OPTIMIZERS else None
     kept = [torch.zeros_like(value) for value in trainable]
     each_epoch = max(1, steps // training.epochs)
     for step in range(steps):
@@ -445,7 +449,10 @@ def replay(training: Training, how: str, losses: list[list[float]] | None = None
             continue
         for value, gradient in zip(trainable, kept, strict=True):
             value.grad = gradient.clone()
-        optimizer.step()
+            if optimizer is None:
+                value.data -= rate * gradient
+        if optimizer is not None:
+            optimizer.step()
     return {name: value.detach() for name, value in net.state_dict().items()}
 
 

@@ -58,7 +58,7 @@ def grade(
     ranks.warm()
     names = course.require(names)
     arguments = [str(course.checks(name)) for name in names]
-    arguments += ["-q", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "-c", os.devnull,
+    arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "-c", os.devnull,
                   "--rootdir", str(course.root), "--import-mode=importlib", "--device", device]  # fmt: skip
     if submission is not None:
         arguments += ["--submission", str(submission)]
@@ -68,11 +68,17 @@ def grade(
     said = io.StringIO()
     before = set(sys.modules)
     sys.dont_write_bytecode, bytecode = True, sys.dont_write_bytecode
+    # Other people's pytest plugins have no say in a grade, and nbval's would import all of Jupyter.
+    autoload = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said):
             status = pytest.main(arguments, plugins=[witness])
     finally:
         sys.dont_write_bytecode = bytecode
+        os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+        if autoload is not None:
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = autoload
         for name in set(sys.modules) - before:
             if name.rsplit(".", 1)[-1].startswith(("test_", "conftest")) or name.startswith("autograder"):
                 del sys.modules[name]

@@ -1,0 +1,82 @@
+"""`check` and `watch`: grade in the terminal, and remember what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from . import ranks
+from .grading import progress
+from .grading.course import Course, CourseError
+from .grading.run import grade
+from .grading.submission import locate
+from .grading.verdict import CheckResult, Report
+
+
+def check(course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, as_json: bool) -> int:
+    """Grade, show, record; returns the exit code."""
+    ranks.warm()
+    for name in names:
+        locate(course, name, submission)  # say what is missing before anything runs
+    report = grade(course, names, submission, device=device, seed=seed, progress=None if as_json else _Shower())
+    if submission is None and device == "cpu":
+        for result in report.exercises:
+            progress.record(course, result)
+    if as_json:
+        sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
+    else:
+        _conclude(report)
+    return report.exit_code
+
+
+class _Shower:
+    """Shows checks as they conclude, under their exercise's name."""
+
+    def __init__(self) -> None:
+        self.exercise = ""
+
+    def __call__(self, exercise: str, result: CheckResult) -> None:
+        from .terminal import console, show_check
+
+        if exercise != self.exercise:
+            console().print(f"\n[bold]{exercise}[/bold]")
+            self.exercise = exercise
+        show_check(result, exercise)
+
+
+def _conclude(report: Report) -> None:
+    from .terminal import show_score
+
+    for result in report.exercises:
+        show_score(result)
+    for fault in report.faults:
+        print(f"A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n{fault}", file=sys.stderr)
+
+
+def watch(course: Course, names: list[str]) -> int:
+    """Grade once, and again each time one of the files is saved, until Ctrl-C."""
+    from watchfiles import watch as changes
+
+    from .terminal import console
+
+    ranks.warm()
+    files = {str((course.exercises / f"{name}.py").resolve()): name for name in names}
+    pending = names if len(names) == 1 else []
+    try:
+        while True:
+            for name in pending:
+                console().clear()
+                try:
+                    check(course, [name], None, "cpu", None, False)
+                except CourseError as error:
+                    print(f"lockstep: {error}", file=sys.stderr)
+            console().print(f"\n[dim]watching {', '.join(names)}: save a file to check it, Ctrl-C to stop[/dim]")
+            for batch in changes(course.exercises, debounce=150, raise_interrupt=True):
+                pending = sorted({files[path] for _, path in batch if path in files})
+                if pending:
+                    break
+            else:
+                return 0
+    except KeyboardInterrupt:
+        return 0

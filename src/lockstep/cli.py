@@ -1,0 +1,265 @@
+"""`lockstep …`: every command, each a few lines that hand over to the room that does the work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+from .grading.course import Course, CourseError, find
+
+app = typer.Typer(
+    name="lockstep",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Distributed training with PyTorch DDP, taught by running it.",
+)
+author = typer.Typer(no_args_is_help=True, help="For those who write the course.")
+app.add_typer(author, name="author")
+
+Names = Annotated[Optional[list[str]], typer.Argument(help="exercises, such as train_ddp", show_default=False)]
+Name = Annotated[str, typer.Argument(help="an exercise, such as train_ddp")]
+
+
+class Device(str, Enum):
+    """Where ranks compute."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(context: typer.Context) -> None:
+    """Open the course in JupyterLab. Options such as --no-browser and --port are JupyterLab's."""
+    from .lab import open_lab
+
+    raise typer.Exit(open_lab(_course(), context.args))
+
+
+@app.command()
+def check(
+    exercises: Names = None,
+    every: Annotated[bool, typer.Option("--all", help="all exercises of the course")] = False,
+    submission: Annotated[Optional[Path], typer.Option(help="a file, or a folder of files named after exercises")] = None,
+    device: Annotated[Device, typer.Option(help="where the ranks compute")] = Device.cpu,
+    seed: Annotated[Optional[int], typer.Option(help="repeat a grading with the seed that it reported")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")] = False,
+) -> None:
+    """Grade exercises: 0 all passed, 1 something failed, 2 usage, 3 our own fault."""
+    from .checking import check as run_check
+
+    course = _course()
+    names = _choose(course, exercises, every, submission)
+    if submission is not None and not submission.exists():
+        _usage(f"there is no {submission}")
+    if submission is not None and submission.is_file() and len(names) != 1:
+        _usage(f"{submission} is one file: name the exercise that it solves")
+    raise typer.Exit(run_check(course, names, submission, device.value, seed, as_json))
+
+
+@app.command()
+def watch(exercises: Names = None) -> None:
+    """Check an exercise again each time its file is saved. Ctrl-C stops."""
+    from .checking import watch as run_watch
+
+    course = _course()
+    raise typer.Exit(run_watch(course, _choose(course, exercises, not exercises, None)))
+
+
+@app.command()
+def hint(exercise: Name) -> None:
+    """Show the next hint, one more each time."""
+    from .grading.help import next_hint
+
+    course = _course()
+    number, of, text = _asked(lambda: next_hint(course, *course.require([exercise])))
+    from .terminal import show_markdown
+
+    show_markdown(f"**Hint {number} of {of}**\n\n{text}")
+
+
+@app.command()
+def solution(exercise: Name, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False) -> None:
+    """Show the reference solution; asks first unless the exercise has passed."""
+    from .grading import help, progress
+
+    course = _course()
+    name = _asked(lambda: course.require([exercise]))[0]
+    if not yes and not progress.of(course, name).get("passed"):
+        left = f"./lockstep hint {name} has hints left. " if progress.of(course, name).get("hints", 0) < 3 else ""
+        if not typer.confirm(f"{name} has not passed yet. {left}Show the solution?"):
+            raise typer.Exit(1)
+    from .terminal import show_code
+
+    show_code(_asked(lambda: help.solution(course, name)))
+
+
+@app.command()
+def reset(exercise: Name) -> None:
+    """Put the stub back; what you wrote is kept as a backup."""
+    from .grading import help
+
+    course = _course()
+    name = _asked(lambda: course.require([exercise]))[0]
+    kept = _asked(lambda: help.reset(course, name))
+    where = _short(course.exercises / f"{name}.py")
+    typer.echo(f"{where} is the stub again. Yours is kept at {_short(kept)}." if kept else f"{where} is the stub.")
+
+
+@app.command()
+def status() -> None:
+    """A table of chapters and exercises: what has passed, how often it was tried."""
+    from .terminal import show_status
+
+    show_status(_course())
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine has, what runs here and what does not, with remedies."""
+    from .doctor import State, examine
+    from .terminal import show_finding
+
+    bad = False
+    for finding in examine():
+        show_finding(finding)
+        bad = bad or finding.state is State.BAD
+    raise typer.Exit(1 if bad else 0)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def run(context: typer.Context) -> None:
+    """Run any script on N ranks, with torchrun's flags, and explain its hangs and failures: run -n 4 train.py …"""
+    from .running import main as run_script
+
+    raise typer.Exit(_guarded(lambda: run_script(context.args)))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def test(context: typer.Context) -> None:
+    """Run the course's own tests. Options are pytest's."""
+    course = _course()
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    whole = not [argument for argument in context.args if not argument.startswith("-")]
+    commands = [[sys.executable, "-m", "pytest", *context.args, *(["tests"] if whole else [])]]
+    if whole:
+        commands.append([sys.executable, "-m", "pytest", "--nbval", "chapters", "-q"])
+    worst = 0
+    for command in commands:
+        try:
+            worst = subprocess.call(command, cwd=course.root, env=environment) or worst
+        except KeyboardInterrupt:
+            worst = 130
+            break
+    raise typer.Exit(worst)
+
+
+@author.command()
+def stubs() -> None:
+    """Write the stubs anew from the solutions."""
+    from .authoring.stubs import write_stubs
+
+    for path in write_stubs(_course()):
+        typer.echo(_short(path))
+
+
+@author.command()
+def chapters(
+    names: Names = None,
+    back: Annotated[bool, typer.Option("--back", help="take edits made in JupyterLab into the sources")] = False,
+) -> None:
+    """Build the chapters: run their sources and store the outputs."""
+    from .authoring import chapters as building
+
+    done = building.update_sources(names) if back else building.build(names)
+    for path in done or ():
+        typer.echo(_short(path))
+
+
+def main() -> NoReturn:
+    """Entry point. Whatever goes wrong on our side is one line, not a traceback; LOCKSTEP_DEBUG=1 shows the rest."""
+    sys.exit(_guarded(_run_app))
+
+
+def _run_app() -> int:
+    try:
+        result = app(standalone_mode=False)
+    except typer.Exit as exit:
+        return exit.exit_code
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
+            error.show()
+            return int(error.exit_code)
+        raise
+    return int(result or 0)
+
+
+def _guarded(action) -> int:  # type: ignore[no-untyped-def]
+    try:
+        return int(action() or 0)
+    except KeyboardInterrupt:
+        return 130
+    except CourseError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 1
+    except Exception as error:
+        if os.environ.get("LOCKSTEP_DEBUG"):
+            raise
+        print(f"lockstep: {type(error).__name__}: {error}", file=sys.stderr)
+        print("This is Lockstep's fault. LOCKSTEP_DEBUG=1 shows where; ./lockstep doctor looks at this machine.", file=sys.stderr)
+        return 3
+
+
+def _course() -> Course:
+    return find()
+
+
+def _choose(course: Course, names: list[str] | None, every: bool, submission: Path | None) -> list[str]:
+    if names and every:
+        _usage("name exercises, or give --all, not both")
+    if names:
+        return _asked(lambda: course.require(names))
+    if submission is not None and submission.is_file() and submission.stem in course.names:
+        return [submission.stem]
+    if submission is not None and submission.is_dir():
+        found = [name for name in course.names if (submission / f"{name}.py").is_file()]
+        if not found:
+            _usage(f"{submission} has no file named after an exercise ({', '.join(course.names)})")
+        return found
+    if not every:
+        _usage(f"which exercise? {', '.join(course.names)}, or --all")
+    return list(course.names)
+
+
+def _asked(action):  # type: ignore[no-untyped-def]
+    try:
+        return action()
+    except CourseError as error:
+        _usage(str(error))
+
+
+def _usage(message: str) -> NoReturn:
+    print(f"lockstep: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def _short(path: Path | str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+

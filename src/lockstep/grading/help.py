@@ -1,0 +1,66 @@
+"""Hints, solutions and fresh stubs: what a learner can ask for besides a verdict."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from . import progress
+from .course import Course, CourseError
+
+
+def hints(course: Course, name: str) -> list[str]:
+    """All hints of an exercise, from a nudge to almost the answer."""
+    file = course.autograder / "hints" / f"{name}.md"
+    if not file.is_file():
+        raise CourseError(f"there are no hints for {name}")
+    return [part.strip() for part in file.read_text(encoding="utf-8").split("\n---\n") if part.strip()]
+
+
+def next_hint(course: Course, name: str) -> tuple[int, int, str]:
+    """One more hint each time: (its number, how many there are, its text). After the last, the last again."""
+    every = hints(course, name)
+    taken = min(int(progress.of(course, name).get("hints", 0)) + 1, len(every))
+    progress.note(course, name, hints=taken)
+    return taken, len(every), every[taken - 1]
+
+
+def solution(course: Course, name: str) -> str:
+    """The reference solution's text; raises CourseError in a copy of the course that has none."""
+    file = course.solutions / f"{name}.py"
+    if not file.is_file():
+        raise CourseError("this copy of the course has no solutions")
+    progress.note(course, name, solution_seen=True)
+    return file.read_text(encoding="utf-8")
+
+
+def reset(course: Course, name: str) -> Path | None:
+    """Put the stub back. The file that was there is kept; returns where, or None when there was none."""
+    file = course.exercises / f"{name}.py"
+    stub = _stub(course, name)
+    kept = None
+    if file.is_file():
+        if file.read_text(encoding="utf-8", errors="replace") == stub:
+            return None
+        folder = course.workspace / "backups"
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+        number = 1
+        while kept.exists():
+            kept = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{(number := number + 1)}.py"
+        kept.write_bytes(file.read_bytes())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(stub, encoding="utf-8")
+    return kept
+
+
+def _stub(course: Course, name: str) -> str:
+    solved = course.solutions / f"{name}.py"
+    if solved.is_file():
+        from ..authoring.stubs import make_stub
+
+        return make_stub(solved.read_text(encoding="utf-8"), name)
+    stored = course.autograder / "stubs" / f"{name}.py"
+    if stored.is_file():
+        return stored.read_text(encoding="utf-8")
+    raise CourseError(f"this copy of the course has no stub for {name}")

@@ -1,0 +1,180 @@
+"""`lockstep run`: any script under torchrun's flags, with its hangs and failures explained."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from . import ranks
+from .ranks import text
+
+COLOURS = (36, 33, 35, 32, 34, 31)
+IGNORED = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--log-dir", "--tee", "-t",
+           "--redirects", "-r", "--start-method", "--monitor-interval", "--role", "--local-addr", "--master-addr",
+           "--master-port", "--node-rank")  # fmt: skip
+FLAGS_ONLY = ("--standalone",)
+
+
+def parser() -> argparse.ArgumentParser:
+    """torchrun's flags that mean something on one machine, and ours."""
+    options = argparse.ArgumentParser(
+        prog="lockstep run",
+        description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
+        epilog="torchrun's other flags (rendezvous, logging) are accepted and have no effect here.",
+    )
+    options.add_argument("-n", "--nproc-per-node", "--nproc_per_node", default="2", metavar="N",
+                         help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")
+    options.add_argument("--nnodes", default="1", metavar="K", help="tell the ranks that they are on K nodes of N ranks each")
+    options.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as with python -m")
+    options.add_argument("--max-restarts", "--max_restarts", type=int, default=0, metavar="R",
+                         help="start all ranks again after a failure, at most R times")
+    options.add_argument("--device", choices=("cpu", "cuda"), default=None,
+                         help="cpu hides the GPUs from the ranks (default: what the machine has)")
+    options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
+    options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
+    options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
+    options.add_argument("script", help="the Python file to run")
+    options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    return options
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and explain. Exit codes: 0 all ranks ended well, 1 one did not, 2 usage, 3 our own fault, 130 Ctrl-C."""
+    options = parser().parse_args(_without_ignored(list(arguments)))
+    try:
+        per_node, nodes = _count(options.nproc_per_node), _nodes(options.nnodes)
+    except ValueError as error:
+        parser().error(str(error))
+    if not options.module and not os.path.isfile(options.script):
+        parser().error(f"there is no file {options.script}")
+    print(f"As torchrun: {torchrun(options, per_node, nodes)}", file=sys.stderr)
+    for restart in range(options.max_restarts + 1):
+        result = _once(options, per_node, nodes, restart)
+        if result.cause is None:
+            return 0
+        sys.stdout.flush()
+        print("\n" + text.describe(result), file=sys.stderr)
+        if result.cause.kind == "interrupted":
+            return 130
+        if restart < options.max_restarts:
+            print(f"\nRestart {restart + 1} of {options.max_restarts}: all ranks begin again.", file=sys.stderr)
+    return 1
+
+
+def _once(options: argparse.Namespace, per_node: int, nodes: int, restart: int) -> ranks.Run:
+    printer = Printer(per_node * nodes, prefix=not options.no_prefix)
+    result = ranks.run(
+        ranks.Script(options.script, tuple(options.arguments), module=options.module),
+        per_node * nodes,
+        nodes=nodes,
+        device=options.device or ("cuda" if gpu_count() else "cpu"),
+        deadline=options.deadline,
+        idle_limit=None,
+        memory_limit=int(options.memory * (1 << 30)) if options.memory else None,
+        output_limit=None,
+        restart=restart,
+        max_restarts=options.max_restarts,
+        on_output=printer.take,
+    )
+    printer.close()
+    return result
+
+
+def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
+    """The command that does the same without Lockstep."""
+    parts = ["torchrun", f"--nproc-per-node={per_node}"]
+    parts[1:1] = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    if options.max_restarts:
+        parts.append(f"--max-restarts={options.max_restarts}")
+    if options.module:
+        parts.append("-m")
+    command = shlex.join([*parts, options.script, *options.arguments])
+    return command + ("   (on every node)" if nodes > 1 else "")
+
+
+class Printer:
+    """Shows whole lines as they come, each with its rank, on the stream that the rank wrote them to."""
+
+    def __init__(self, world_size: int, prefix: bool) -> None:
+        self.world_size, self.prefix = world_size, prefix
+        self.unfinished: dict[tuple[int, str], str] = {}
+
+    def take(self, rank: int, stream: str, chunk: str) -> None:
+        """Called with each piece of text."""
+        *lines, rest = (self.unfinished.pop((rank, stream), "") + chunk).split("\n")
+        if rest:
+            self.unfinished[rank, stream] = rest
+        for line in lines:
+            self._show(rank, stream, line)
+
+    def close(self) -> None:
+        """Show unfinished lines too."""
+        for (rank, stream), rest in sorted(self.unfinished.items()):
+            self._show(rank, stream, rest)
+        self.unfinished.clear()
+
+    def _show(self, rank: int, stream: str, line: str) -> None:
+        out = sys.stdout if stream == "stdout" else sys.stderr
+        mark = f"[rank {rank}] " if self.prefix else ""
+        if mark and out.isatty():
+            mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
+        try:
+            print(mark + line, file=out, flush=True)
+        except BrokenPipeError:
+            sys.exit(141)
+
+
+def gpu_count() -> int:
+    """How many NVIDIA GPUs the driver names, without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([item for item in visible.split(",") if item.strip() not in ("", "-1")])
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+def _count(text_: str) -> int:
+    if text_ in ("cpu", "auto", "gpu"):
+        count = gpu_count() if text_ != "cpu" else 0
+        if text_ == "gpu" and not count:
+            raise ValueError("--nproc-per-node=gpu, and this machine has no GPU: give a number")
+        return count or os.cpu_count() or 1
+    if not text_.isdigit() or int(text_) < 1:
+        raise ValueError(f"--nproc-per-node is {text_!r}; it must be a number from 1 on")
+    return int(text_)
+
+
+def _nodes(text_: str) -> int:
+    first = text_.split(":")[0]
+    if not first.isdigit() or int(first) < 1:
+        raise ValueError(f"--nnodes is {text_!r}; it must be a number from 1 on")
+    return int(first)
+
+
+def _without_ignored(arguments: list[str]) -> list[str]:
+    """Take torchrun's flags away that say how to rendezvous or log, up to the script's name."""
+    kept: list[str] = []
+    at = 0
+    takes_value = {"-n", "--nproc-per-node", "--nproc_per_node", "--nnodes", "--max-restarts", "--max_restarts", "--device",
+                   "--deadline", "--memory"}  # fmt: skip
+    while at < len(arguments):
+        argument = arguments[at]
+        name = argument.split("=")[0].replace("_", "-")
+        if not argument.startswith("-"):
+            return kept + arguments[at:]
+        if name in IGNORED:
+            at += 1 if "=" in argument or name in FLAGS_ONLY else 2
+            continue
+        kept.append(argument)
+        at += 1
+        if argument in takes_value and at < len(arguments):
+            kept.append(arguments[at])
+            at += 1
+    return kept
+
+
