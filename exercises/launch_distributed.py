@@ -6,6 +6,7 @@ Chapter 2, "Launching from Python". To see it start two ranks:
 """
 
 from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp

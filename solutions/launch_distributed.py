@@ -12,6 +12,7 @@ import traceback  # solution-only
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess  # solution-only
 from pathlib import Path  # solution-only
+
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
