@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import linecache
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ class Server:
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
+            if self._control is not None:
+                self._control.close()
             ours, theirs = socket.socketpair()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno())],
@@ -88,8 +93,20 @@ class Server:
                     self._process.wait(5)
             self._process = self._control = None
 
+    def forget(self) -> None:
+        """In a child that was forked from this client: the process is the parent's."""
+        self._lock = threading.Lock()
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.returncode = 0
+        self._process = self._control = None
+
 
 _server = Server()
+atexit.register(_server.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_server.forget)
 
 
 def warm() -> None:
@@ -140,6 +157,7 @@ def run(
     deadline: float | None = 60.0,
     cpu_limit: float | None = None,
     idle_limit: float | None = 10.0,
+    patience: float = 0.3,
     memory_limit: int | None = 4 << 30,
     output_limit: int | None = 8 << 20,
     environment: dict[str, str] | None = None,
@@ -170,7 +188,8 @@ def run(
     tree, blob = encode(kwargs)
     job = Job(
         world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher, deadline=deadline,
-        cpu_limit=cpu_limit, idle_limit=idle_limit, memory_limit=memory_limit, output_limit=output_limit,
+        cpu_limit=cpu_limit, idle_limit=idle_limit, patience=patience, memory_limit=memory_limit,
+        output_limit=output_limit,
         environment=dict(os.environ) if environment is None else dict(environment),
         directory=str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, restart=restart, max_restarts=max_restarts,
@@ -196,27 +215,50 @@ class _Listener:
         self.interrupts = 0
 
     def listen(self) -> Run:
+        """Take messages until the supervisor's last. Ctrl-C stops the run; the third is one too many for patience."""
+        with self._on_interrupt():
+            run = self._listen()
+        if self.interrupts and self.on_interrupt == "raise":
+            raise KeyboardInterrupt
+        return run
+
+    @contextlib.contextmanager
+    def _on_interrupt(self) -> Iterator[None]:
+        """Count interrupts instead of having them raised between any two steps of ours."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        usual = signal.getsignal(signal.SIGINT)
+
+        def note(number: int, frame: Any) -> None:
+            self.interrupts += 1
+            if self.interrupts > 2 and callable(usual):
+                usual(number, frame)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, usual)
+
+    def _listen(self) -> Run:
+        said = 0
         selector = selectors.DefaultSelector()
         selector.register(self.channel, selectors.EVENT_READ)
         with selector:
             while True:
-                try:
-                    if not selector.select(0.2):
-                        continue
-                    messages = self.channel.receive()
-                    if messages is None:
-                        raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
-                    for message, blob in messages:
-                        run = self._take(message, blob)
-                        if run is not None:
-                            if self.interrupts and self.on_interrupt == "raise":
-                                raise KeyboardInterrupt
-                            return run
-                except KeyboardInterrupt:
-                    if self.interrupts and self.on_interrupt == "raise":
-                        raise
-                    self.interrupts += 1
+                if self.interrupts > said:
+                    said = self.interrupts
                     self.channel.send({"do": "stop"})
+                if not selector.select(0.1):
+                    continue
+                messages = self.channel.receive()
+                if messages is None:
+                    raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
+                for message, blob in messages:
+                    run = self._take(message, blob)
+                    if run is not None:
+                        return run
 
     def _take(self, message: dict[str, Any], blob: bytes) -> Run | None:
         match message.get("event"):
@@ -260,6 +302,7 @@ class _Listener:
             peak_memory=raw["peak_memory"],
             cpu_seconds=raw["cpu"],
             ended=raw["ended"],
+            stopped=raw["stopped"],
             observations=self.observations.get(index, {}),
         )
         if error is not None:
@@ -273,29 +316,63 @@ class _Listener:
         return report
 
 
+# What follows reads what a rank has said, and a rank may say anything.
+
+
 def _frame(raw: Any) -> Frame | None:
-    return Frame(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
+    with contextlib.suppress(TypeError, ValueError, LookupError):
+        return Frame(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
+    return None
 
 
 def _frames(raw: Any) -> tuple[Frame, ...]:
-    return tuple(frame for item in raw or () if (frame := _frame(item)))
+    return tuple(frame for item in (raw if isinstance(raw, list) else ()) if (frame := _frame(item)))
 
 
 def _stack(raw: dict[str, Any]) -> Stack:
-    return Stack(_frame(raw.get("frame")), raw.get("call", ""), raw.get("operation"), tuple(raw.get("pending", ())),
-                 raw.get("threads", 0), raw.get("detail", {}) | {"innermost": raw.get("innermost", "")})
+    detail = raw.get("detail")
+    operation = raw.get("operation")
+    pending = raw.get("pending")
+    threads = raw.get("threads")
+    return Stack(
+        _frame(raw.get("frame")),
+        str(raw.get("call", "")),
+        operation if isinstance(operation, int) else None,
+        tuple(number for number in pending if isinstance(number, int)) if isinstance(pending, list) else (),
+        threads if isinstance(threads, int) else 0,
+        (detail if isinstance(detail, dict) else {}) | {"innermost": str(raw.get("innermost", ""))},
+    )
 
 
 def _place_events(report: RankReport, events: list[dict[str, Any]], began: float) -> None:
-    ends = {event["number"]: event["time"] / 1e9 - began for event in events if event["event"] == "end"}
+    ends: dict[int, float] = {}
     for event in events:
-        at = event["time"] / 1e9 - began
-        if event["event"] == "mark":
-            report.marks.append(Mark(report.rank, event["number"], event["name"], at))
-        elif event["event"] == "begin":
-            report.collectives.append(Collective(
-                report.rank, event["number"], event["kind"], event["group"], event["group_number"], event["nbytes"],
-                tuple(event["shape"]), event["dtype"], at, _frame(event["frame"]), event["inside"], event["reduce_op"],
-                event["peer"], ends.get(event["number"]),
-            ))  # fmt: skip
+        with contextlib.suppress(TypeError, ValueError, LookupError):
+            at = event["time"] / 1e9 - began
+            if event["event"] == "end":
+                ends[event["number"]] = at
+            elif event["event"] == "mark":
+                report.marks.append(Mark(report.rank, int(event["number"]), str(event["name"]), at))
+            elif event["event"] == "begin":
+                report.collectives.append(_collective(report.rank, event, at))
+    if ends:
+        report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 
+
+def _collective(rank: int, event: dict[str, Any], at: float) -> Collective:
+    return Collective(
+        rank=rank,
+        number=int(event["number"]),
+        kind=str(event["kind"]),
+        group=str(event["group"]),
+        group_number=int(event["group_number"]),
+        nbytes=int(event["nbytes"]),
+        shape=tuple(int(extent) for extent in event["shape"]),
+        dtype=str(event["dtype"]),
+        start=at,
+        frame=_frame(event["frame"]),
+        inside=str(event["inside"]),
+        reduce_op=str(event["reduce_op"]),
+        peer=event["peer"] if isinstance(event["peer"], int) else None,
+        members=tuple(int(member) for member in event["members"]),
+    )

@@ -467,6 +467,11 @@ def _interrupted(run: Run) -> Cause:
     return Cause("interrupted", f"interrupted: {who}.", tuple(alive), None, _rows(run, members))
 
 
+def latest(workers: Sequence[RankReport]) -> list[RankReport]:
+    """The workers of a launcher's last launch: for each rank the one that was started last."""
+    return list({report.rank: report for report in workers}.values())
+
+
 # Words -----------------------------------------------------------------------------------------------------------
 
 

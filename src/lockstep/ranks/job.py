@@ -57,7 +57,8 @@ class Job:
 
     `deadline` is wall time for the whole run. `cpu_limit` counts processor time, so that a loaded machine is not
     mistaken for an endless loop. `idle_limit` ends a run in which nothing at all has moved for so long, though not
-    everybody waits in a collective (somebody sleeps). None switches a limit off.
+    everybody waits in a collective (somebody sleeps). None switches a limit off. `patience` is for how long nothing may
+    have moved before ranks that all wait for each other are said to hang: more than a message takes on a slow link.
 
     `launcher` runs the target in one process without torchrun's variables; the ranks are those that it starts itself
     through `torch.multiprocessing`. `nodes` tells the ranks that they are spread over so many nodes, in equal parts.
@@ -71,6 +72,7 @@ class Job:
     deadline: float | None = 60.0
     cpu_limit: float | None = None
     idle_limit: float | None = 10.0
+    patience: float = 0.3
     memory_limit: int | None = 4 << 30
     output_limit: int | None = 8 << 20
     observation_limit: int = 256 << 20

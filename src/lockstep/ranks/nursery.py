@@ -6,6 +6,9 @@ and nothing done. `spawn` is then served from there with the semantics it promis
 launcher and unpickled by the child, the child gets the launcher's environment and folder of that moment, it imports
 the target by name, and it has no state but that. Each child is watched as a rank is, and leaves by `os._exit`.
 
+It builds on parts of `multiprocessing` that are its own business. Where one is missing (another Python), `available` says
+so, and `spawn` stays what it is: slower, and its children are not watched.
+
 Pickle is used here between a launcher and its own children, as `multiprocessing` does: both are the learner's.
 """
 
@@ -21,10 +24,10 @@ import signal
 import socket
 import struct
 import sys
-from multiprocessing import context, forkserver, popen_forkserver, spawn, util
+from multiprocessing import context, resource_tracker, spawn, util
 from typing import Any
 
-from . import processes
+from . import processes, rank
 from .channel import Channel
 from .job import Job
 
@@ -32,8 +35,26 @@ _SIZE = struct.Struct("q")
 _MOST_DESCRIPTORS = 240
 
 
+def available() -> bool:
+    """True when this Python's `multiprocessing` has all that a nursery needs (3.10 to 3.14 have)."""
+    try:
+        from multiprocessing import forkserver, popen_forkserver
+    except ImportError:
+        return False
+    needed = (
+        (popen_forkserver, "Popen"), (popen_forkserver, "_DupFd"), (forkserver, "_forkserver"), (spawn, "_main"),
+        (spawn, "get_preparation_data"), (context, "SpawnProcess"), (context, "reduction"),
+        (context, "set_spawning_popen"), (util, "Finalize"), (util, "close_fds"), (os, "memfd_create"),
+    )  # fmt: skip
+    return all(hasattr(module, name) for module, name in needed) and hasattr(context.SpawnProcess, "_Popen")
+
+
 def open_nursery(channel: Channel, directory: str, job: Job) -> None:
     """Fork the nursery of this launcher, which speaks over `channel`, and have `spawn` served from it from now on."""
+    if not available():
+        return
+    from multiprocessing import popen_forkserver
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
@@ -61,7 +82,7 @@ def open_nursery(channel: Channel, directory: str, job: Job) -> None:
                 context.reduction.dump(process_obj, buffer)
             finally:
                 context.set_spawning_popen(None)
-            self.sentinel, write = _ask(ours, self._fds)
+            self.sentinel, write = _ask(ours, self._fds, _number(process_obj))
             self.finalizer = util.Finalize(self, util.close_fds, (write, self.sentinel))
             with open(write, "wb", closefd=False) as stream:
                 stream.write(buffer.getbuffer())
@@ -70,14 +91,26 @@ def open_nursery(channel: Channel, directory: str, job: Job) -> None:
     context.SpawnProcess._Popen = staticmethod(Popen)  # type: ignore[method-assign, assignment]
 
 
-def _ask(nursery: socket.socket, descriptors: list[int]) -> tuple[int, int]:
+def _number(process_obj: Any) -> int | None:
+    """Which of its processes this is to `mp.spawn`: the rank that it will most likely be."""
+    arguments = getattr(process_obj, "_args", ())
+    if getattr(getattr(process_obj, "_target", None), "__module__", "") == "torch.multiprocessing.spawn":
+        return next((argument for argument in arguments if type(argument) is int), None)
+    return None
+
+
+def _ask(nursery: socket.socket, descriptors: list[int], number: int | None) -> tuple[int, int]:
+    """Order a child; returns the pipe that tells of its end and the one that takes what was pickled for it."""
+    tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
     status_read, status_write = os.pipe()
     data_read, data_write = os.pipe()
     try:
-        order = json.dumps({"environment": dict(os.environ), "directory": os.getcwd()}).encode()
-        memory = os.memfd_create("order") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        order = json.dumps({"environment": dict(os.environ), "directory": os.getcwd(), "number": number,
+                            "tracker": tracker is not None}).encode()
+        memory = os.memfd_create("order")
         os.write(memory, order)
-        sent = array.array("i", [memory, data_read, status_write, *descriptors])
+        shared = [] if tracker is None else [tracker]
+        sent = array.array("i", [memory, data_read, status_write, *shared, *descriptors])
         nursery.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
         os.close(memory)
     finally:
@@ -103,6 +136,7 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    supervisor = rank.attach(directory, "nursery", None)
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     selector.register(wake_read, selectors.EVENT_READ)
@@ -116,7 +150,7 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
                 received = array.array("i")
                 for _, _, payload in ancillary:
                     received.frombytes(payload)
-                pid, status = _fork_child(requests, directory, job, list(received), (wake_read, wake_write))
+                pid, status = _fork_child(requests, directory, job, list(received), (wake_read, wake_write, supervisor.fileno()))
                 children[pid] = status
             else:
                 os.read(wake_read, 4096)
@@ -127,13 +161,16 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
                     break
                 status = children.pop(pid, -1)
                 if status >= 0:
+                    code = os.waitstatus_to_exitcode(raw)
                     with contextlib.suppress(OSError):
-                        os.write(status, _SIZE.pack(os.waitstatus_to_exitcode(raw)))
+                        supervisor.send({"event": "ended", "pid": pid, "code": code})
+                    with contextlib.suppress(OSError):
+                        os.write(status, _SIZE.pack(code))
                     os.close(status)
 
 
 def _fork_child(requests: socket.socket, directory: str, job: Job, received: list[int],
-                wake: tuple[int, int]) -> tuple[int, int]:
+                inherited: tuple[int, ...]) -> tuple[int, int]:
     memory, data_read, status_write, *descriptors = received
     pid = os.fork()
     if pid:
@@ -148,7 +185,7 @@ def _fork_child(requests: socket.socket, directory: str, job: Job, received: lis
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         requests.close()
-        for descriptor in (*wake, status_write):
+        for descriptor in (*inherited, status_write):
             os.close(descriptor)
         code = _child(directory, job, memory, data_read, descriptors)
     except BaseException:  # noqa: BLE001
@@ -163,18 +200,19 @@ def _fork_child(requests: socket.socket, directory: str, job: Job, received: lis
 
 
 def _child(directory: str, job: Job, memory: int, data_read: int, descriptors: list[int]) -> int:
-    from . import rank
+    from multiprocessing import forkserver
 
     os.lseek(memory, 0, os.SEEK_SET)
     with open(memory, "rb") as stream:
         order = json.loads(stream.read())
+    if order["tracker"]:
+        resource_tracker._resource_tracker._fd = descriptors.pop(0)  # type: ignore[attr-defined]
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["directory"])
     rank.reseed()
     rank.open_streams()
     rank.fault_file(directory)
-    number = os.environ.get("RANK", "")
-    rank.record(rank.attach(directory, "worker", int(number) if number.isdigit() else None), job)
-    forkserver._forkserver._inherited_fds = descriptors  # where `DupFd` looks for what came along
+    rank.record(rank.attach(directory, "worker", order["number"]), job)
+    forkserver._forkserver._inherited_fds = descriptors  # type: ignore[attr-defined]  # where `DupFd` looks for them
     return int(spawn._main(data_read, os.dup(data_read)) or 0)

@@ -75,6 +75,36 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def is_stopped(pid: int) -> bool:
+    """True when a signal (SIGSTOP, Ctrl-Z) holds the process until another lets it go on."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return stat[stat.rindex(")") + 2] in "Tt"
+    return False
+
+
+def command_line(pid: int) -> str:
+    """The process's command line; empty when it is gone, or where /proc is missing."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(300).replace(bytes(1), b" ").decode(errors="replace").strip()
+    return ""
+
+
+def is_helper(pid: int) -> bool:
+    """True for a process that the runtime itself put beside a rank."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip() == HELPER_NAME
+    return False
+
+
+def is_janitor(pid: int) -> bool:
+    """True for the helpers of Python and torch that remove shared memory when the process that made it has ended."""
+    command = command_line(pid)
+    return "multiprocessing.resource_tracker" in command or command.split(" ")[0].endswith("torch_shm_manager")
+
+
 def reap(statuses: dict[int, int]) -> None:
     """Collect every child that has ended into `statuses`: process id to exit code, negative for a signal."""
     while True:
@@ -88,16 +118,20 @@ def reap(statuses: dict[int, int]) -> None:
 
 
 def end_all(root: int, statuses: dict[int, int], patience: float = 2.5) -> list[int]:
-    """SIGKILL all descendants of `root` (this process) until none is left; returns those that would not go."""
-    give_up = time.monotonic() + patience
+    """SIGKILL all descendants of `root` (this process) until none is left; returns those that would not go.
+
+    Janitors get a moment more than the others: they clean up and leave by themselves when the others are gone.
+    """
+    began = time.monotonic()
     while True:
         reap(statuses)
         left = descendants(root)
+        waited = time.monotonic() - began
         if not left:
             return []
-        if time.monotonic() > give_up:
+        if waited > patience:
             return left
-        kill(left)
+        kill(pid for pid in left if waited > patience / 3 or not is_janitor(pid))
         time.sleep(0.002)
 
 
@@ -110,20 +144,26 @@ somebody shows in the bytes that their process has read and written."""
 class Movement:
     """How often each thread of some processes was given the processor, and how many bytes each process has moved.
 
-    Equal twice, with everybody asleep, means that nothing happened in between.
+    Equal twice, with nobody awake, means that nothing happened in between. Keys are process id and thread id, with
+    thread 0 for the bytes; `awake` and `pollers_awake` are process ids.
     """
 
     turns: dict[tuple[int, int], int]
-    asleep: bool
-    pollers_asleep: bool
+    awake: frozenset[int]
+    pollers_awake: frozenset[int]
 
     def still(self, later: Movement) -> bool:
         """True when every thread slept at both moments and none ran in between."""
-        return self.asleep and later.asleep and self.turns == later.turns
+        return not self.awake and not later.awake and self.turns == later.turns
 
     def settled(self, later: Movement) -> bool:
         """True when moreover no poller had anything to look at: nothing is on its way to anybody."""
-        return self.still(later) and self.pollers_asleep and later.pollers_asleep
+        return self.still(later) and not self.pollers_awake and not later.pollers_awake
+
+    def without(self, pid: int) -> Movement:
+        """The same without one process."""
+        turns = {key: count for key, count in self.turns.items() if key[0] != pid}
+        return Movement(turns, self.awake - {pid}, self.pollers_awake - {pid})
 
 
 def movement(pids: Iterable[int], ignore: Iterable[int] = ()) -> Movement | None:
@@ -131,7 +171,8 @@ def movement(pids: Iterable[int], ignore: Iterable[int] = ()) -> Movement | None
     if not LINUX:
         return None
     turns: dict[tuple[int, int], int] = {}
-    asleep = pollers_asleep = True
+    awake: set[int] = set()
+    pollers_awake: set[int] = set()
     passed_over = set(ignore)
     for pid in pids:
         try:
@@ -149,12 +190,14 @@ def movement(pids: Iterable[int], ignore: Iterable[int] = ()) -> Movement | None
                 continue
             state, count, polls = _thread(text)
             if polls:
-                pollers_asleep = pollers_asleep and state == b"S"
+                if state != b"S":
+                    pollers_awake.add(pid)
                 continue
             turns[pid, thread] = count
-            asleep = asleep and state in b"STZXI"
+            if state not in b"STtZXI":
+                awake.add(pid)
         turns[pid, 0] = bytes_moved(pid)
-    return Movement(turns, asleep, pollers_asleep)
+    return Movement(turns, frozenset(awake), frozenset(pollers_awake))
 
 
 def _thread(status: bytes) -> tuple[bytes, int, bool]:
@@ -168,6 +211,35 @@ def _thread(status: bytes) -> tuple[bytes, int, bool]:
         elif b"voluntary_ctxt_switches:" in line:
             count += int(line.split()[1])
     return state, count, polls
+
+
+def in_flight(pids: Iterable[int]) -> str:
+    """`tcp` when one of these processes has sent or been sent what has not been taken yet, `udp` when it waits for an
+    answer by UDP (a name server's), else empty.
+
+    A process in flight may move though every thread sleeps. A slow link keeps its bytes in the sockets' queues.
+    """
+    found = ""
+    for pid in pids:
+        inodes = set()
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(entry.path)
+                    if target.startswith("socket:["):
+                        inodes.add(target[8:-1])
+        for protocol in ("tcp", "tcp6", "udp", "udp6") if inodes else ():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{pid}/net/{protocol}") as table:
+                    for line in table:
+                        fields = line.split()
+                        if fields[9] not in inodes or fields[3] != "01":
+                            continue
+                        if protocol.startswith("udp"):
+                            return "udp"
+                        if fields[4] != "00000000:00000000":
+                            found = "tcp"
+    return found
 
 
 def bytes_moved(pid: int) -> int:

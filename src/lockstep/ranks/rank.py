@@ -72,6 +72,9 @@ def prepare(job: Job, rank: int, port: int, directory: str) -> None:
     os.environ["TMPDIR"] = os.path.join(directory, "tmp")
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for number in (signal.SIGTERM, signal.SIGCHLD):  # Those before us had their own use for them.
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job.directory)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     reseed()
@@ -147,7 +150,7 @@ def _run(recorder: Any, target: dict[str, Any], kwargs: dict[str, Any]) -> None:
     sys.argv = [target["file"], *target.get("arguments", ())]
     if kind == "function":
         returned = getattr(load(target["file"]), target["name"])(**kwargs)
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, ValueError):
             recorder.observe("returned", returned)
     elif kind == "script":
         sys.path.insert(0, str(Path(target["file"]).parent))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .channel import Channel, encode
+from .channel import Channel, ChannelError, encode
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -53,6 +54,7 @@ _PEER = {"send": "dst", "recv": "src", "broadcast": "root_rank", "reduce": "root
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _current: Recorder | None = None
@@ -78,7 +80,7 @@ class Recorder:
         # A DDP wrapper that outlives its destroyed group deadlocks at random: its destructor joins gloo's thread while
         # it holds the interpreter lock. The usual way to write a training function is hit by it, through no fault of
         # its writer, so no group that was used goes before this process does.
-        self.keep_alive: dict[int, Any] = {}
+        self.keep_alive: dict[int, tuple[Any, str, list[int]]] = {}
 
     # What the learner's code does ------------------------------------------------------------------------------
 
@@ -86,11 +88,7 @@ class Recorder:
         """Report that the calling thread starts an operation; returns its number."""
         by_name = dict(zip(names, values, strict=False))
         tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
-        group = "?"
-        with contextlib.suppress(Exception):
-            process_group = dist.ProcessGroup.unbox(by_name["process_group"])
-            group = process_group.group_name
-            self.keep_alive[id(process_group)] = process_group
+        group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
         frame, inside, reduce_op = self._caller()
         with self._lock:
@@ -109,6 +107,7 @@ class Recorder:
                 "number": number,
                 "kind": kind,
                 "group": group,
+                "members": members,
                 "group_number": group_number,
                 "nbytes": 0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
                 "shape": list(first.shape) if first is not None and not barrier else [],
@@ -121,6 +120,20 @@ class Recorder:
             }
             self._send(message)
         return number
+
+    def _group(self, boxed: Any) -> tuple[str, list[int]]:
+        """The name and the global ranks of a process group; it is kept from now on."""
+        try:
+            process_group = dist.ProcessGroup.unbox(boxed)
+            known = self.keep_alive.get(id(process_group))
+            if known is None:
+                members = dist.get_process_group_ranks(process_group)
+                if not self.keep_alive and dist.is_initialized():
+                    self._send({"event": "rank", "rank": dist.get_rank()})
+                known = self.keep_alive[id(process_group)] = (process_group, process_group.group_name, members)
+            return known[1], known[2]
+        except Exception:
+            return "?", []
 
     def launched(self, number: int, result: Any) -> None:
         """Remember the operation's Work, to know later whether it has completed."""
@@ -148,23 +161,24 @@ class Recorder:
             self._send({"event": "mark", "number": self._number, "name": str(name), "time": time.monotonic_ns()})
 
     def observe(self, name: str, value: Any) -> None:
-        """Send one observation."""
+        """Send one observation. Raises TypeError for what cannot be one, ValueError for one that is too large."""
         tree, blob = encode(value)
-        self.channel.send({"event": "observe", "name": str(name), "value": tree}, blob)
+        try:
+            self.channel.send({"event": "observe", "name": str(name), "value": tree}, blob)
+        except ChannelError as error:
+            raise ValueError(f"observation {name!r}: {error}") from None
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ChannelError):
             self.channel.send(message)
 
     # Where the code stands -------------------------------------------------------------------------------------
 
     def is_learners(self, filename: str) -> bool:
-        """True for code that is neither torch's, Python's nor ours."""
+        """True for code that is neither Python's, nor an installed library's, nor ours."""
         if filename.startswith("<frozen") or filename == "<string>":
             return False
-        if filename.startswith(self._hidden):
-            return False
-        return not (filename.startswith(_PYTHON) and "site-packages" not in filename)
+        return not filename.startswith((*self._hidden, _PYTHON)) and not _INSTALLED.search(filename)
 
     def _caller(self) -> tuple[list[Any] | None, str, str]:
         """The learner's frame below this call, the part of DDP in between, and the reduce operation."""
@@ -224,10 +238,30 @@ class Recorder:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
+        return {"frame": frame, "call": call, "operation": operation, "pending": pending,
+                "threads": self._own_threads(), "detail": detail, "innermost": innermost}
+
+    def _own_threads(self) -> int:
+        """How many threads of the learner's might do something by themselves: no lock or queue holds them."""
+        frames = sys._current_frames()
         ours = {self._main, self.watcher}
-        threads = sum(1 for thread in threading.enumerate() if thread.ident not in ours)
-        return {"frame": frame, "call": call, "operation": operation, "pending": pending, "threads": threads,
-                "detail": detail, "innermost": innermost}
+        return sum(
+            isinstance(thread, threading.Timer) or self._may_act(frames.get(thread.ident or 0))
+            for thread in threading.enumerate()
+            if thread.ident not in ours
+        )
+
+    def _may_act(self, frame: FrameType | None) -> bool:
+        if frame is not None and _is_passive(frame.f_code.co_filename, frame):
+            return False
+        starts_with_c = frame is not None and frame.f_code.co_name == "run"  # Thread(target=time.sleep)
+        while frame is not None:
+            if _communicates(frame.f_code.co_filename, frame.f_code.co_name):
+                return False
+            if self.is_learners(frame.f_code.co_filename):
+                return True
+            frame = frame.f_back
+        return starts_with_c
 
     def _number_of(self, work: Any) -> int | None:
         return next((number for known, number in list(self._outstanding) if known is work), None)
@@ -290,6 +324,16 @@ def _inside(filename: str, name: str) -> str:
     return ""
 
 
+def _is_passive(filename: str, frame: FrameType) -> bool:
+    """True for a wait in Python's library that another thread of this process has to end, without a time limit."""
+    return (
+        filename.startswith(_PYTHON)
+        and "site-packages" not in filename
+        and frame.f_code.co_name in ("wait", "get", "join", "_wait_for_tstate_lock", "acquire", "_worker")
+        and frame.f_locals.get("timeout", None) in (None, -1)
+    )
+
+
 def _communicates(filename: str, name: str) -> bool:
     return name == "_engine_run_backward" or (
         filename.startswith(_TORCH) and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]
@@ -301,6 +345,7 @@ def _detail(name: str, frame: FrameType) -> dict[str, Any]:
     if name != "init_process_group":
         return {}
     known = {key: frame.f_locals.get(key) for key in ("rank", "world_size", "backend", "init_method")}
+    known["again"] = bool(_current and _current.keep_alive)
     return {key: value for key, value in known.items() if isinstance(value, (int, str))}
 
 

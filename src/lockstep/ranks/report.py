@@ -55,7 +55,8 @@ class Collective:
 
     `number` counts a rank's calls from 1. `group_number` counts the collectives of one process group from 1: the ranks
     of a group meet when theirs are equal. `nbytes` is what this rank put in (for a receive: what it asked for).
-    `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline.
+    `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline. `members` are
+    the ranks of the group, as the default group numbers them.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class Collective:
     reduce_op: str = ""
     peer: int | None = None
     end: float | None = None
+    members: tuple[int, ...] = ()
 
     @property
     def is_point_to_point(self) -> bool:
@@ -138,7 +140,10 @@ class Error:
 
 @dataclass
 class RankReport:
-    """One rank's story. `code` is its exit status (negative: the signal that ended it)."""
+    """One rank's story. `code` is its exit status (negative: the signal that ended it).
+
+    `stopped` tells that a signal (SIGSTOP) held the process, so that it could not go on.
+    """
 
     rank: int
     outcome: Outcome = Outcome.STOPPED
@@ -149,6 +154,7 @@ class RankReport:
     stdout: str = ""
     stderr: str = ""
     fault: str = ""
+    stopped: bool = False
     peak_memory: int = 0
     cpu_seconds: float = 0.0
     ended: float = 0.0
@@ -219,6 +225,17 @@ class Run:
     def outcomes(self) -> list[Outcome]:
         """The outcome of each rank, in order."""
         return [report.outcome for report in self.ranks]
+
+    @property
+    def silent_mismatch(self) -> dict[int, Collective]:
+        """The first collective in which ranks met with different calls, sizes, types or reductions: {rank: its call}.
+
+        Also when the run ended well: gloo mixes unrelated tensors of equal size without a word (claims X09, X11).
+        Empty when there is none.
+        """
+        from .explain import first_mismatch, latest
+
+        return first_mismatch([*self.ranks, *latest(self.workers)]) or {}
 
     def observed(self, name: str) -> list[Any]:
         """What each rank observed under this name, in rank order; None for a rank that did not."""

@@ -21,6 +21,7 @@ import sys
 import warnings
 
 from . import processes
+from .folder import remove_left_folders
 
 NEEDED = (
     "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch.utils.data.distributed",
@@ -40,8 +41,41 @@ def warm_up() -> None:
         from . import recorder
 
         recorder.install()
+        never_ask_for_names()
     gc.collect()
     gc.freeze()
+
+
+def never_ask_for_names() -> None:
+    """Keep torch, in this process and all that are forked from it, from asking a name server who its neighbours are.
+
+    To name it in a message that is hardly ever printed, torch 2.13 looks up the name of each address that it connects
+    to. For `::ffff:127.0.0.1` that goes to a name server, and where none answers, each rank stands still for 5 s and
+    more before it has joined its group. torch gives up the habit for good after the first look-up that fails; so it
+    gets to make one, here, while no further file can be opened. (A socket takes the last free descriptor.)
+    """
+    import datetime
+
+    import torch.distributed as dist
+
+    with contextlib.suppress(Exception), socket.socket() as deaf:
+        import resource
+
+        deaf.bind(("127.0.0.1", 0))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stderr = os.dup(2)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        try:
+            last = os.dup(nothing)
+            os.close(last)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+            dist.TCPStore("127.0.0.1", deaf.getsockname()[1], 2, False, timeout=datetime.timedelta(milliseconds=1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            os.close(nothing)
 
 
 def serve(control: socket.socket) -> None:
@@ -49,6 +83,7 @@ def serve(control: socket.socket) -> None:
     from . import supervisor
 
     processes.adopt_orphans()
+    remove_left_folders()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -97,10 +132,13 @@ def _tidy(supervisors: set[int]) -> None:
     """Collect supervisors that have ended, and end what one that was killed has left."""
     statuses: dict[int, int] = {}
     processes.reap(statuses)
+    killed = any(statuses.get(pid) for pid in supervisors)
     supervisors.difference_update(statuses)
     orphans = [pid for pid in _children() if pid not in supervisors]
     for orphan in orphans:
         processes.kill([*processes.descendants(orphan), orphan])
+    if killed or orphans:
+        remove_left_folders()
 
 
 def _children() -> list[int]:
@@ -113,6 +151,8 @@ def _children() -> list[int]:
 
 def main() -> None:
     """`python -m lockstep.ranks.server FD`: serve the client at the other end of that socket."""
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # The folder in which the client was started, put there by -m; no rank's business.
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -125,3 +165,4 @@ def main() -> None:
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         main()
+    os._exit(0)

@@ -1,0 +1,203 @@
+"""Decides whether a run can still move: a hang is found, not waited for.
+
+Two kinds of evidence are needed. The operating system says how often each thread was given the processor and how many
+bytes each process has moved: nothing has happened for a while. The ranks say where they stand: each is inside a
+communication call or has finished, and the same again a moment later. Either alone proves nothing, on a loaded machine
+or for somebody who sleeps; both together, with nothing on its way between them, leave nobody who could move the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import processes
+from .member import Member
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+TICK = 0.1
+LAUNCHER_STILL = 1.0
+"""Seconds of stillness that are needed where a launcher polls its workers."""
+IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
+"""... where bytes lie in a socket's queue (nobody reads them, or the link is slow), or a name server may answer."""
+UNPROVEN_STILL = 15.0
+"""... where the system does not tell whether a process moves: no /proc, or the work is on an accelerator."""
+ANSWER_SECONDS = 0.7
+_LAUNCHER_WAITS = ("wait", "join", "select", "poll", "_wait_for_tstate_lock", "sleep", "_recv", "monitor", "_poll", "get")
+
+
+class Clock:
+    """Since when some processes have not moved."""
+
+    def __init__(self) -> None:
+        self.before: processes.Movement | None = None
+        self.since: float | None = None
+        self.settled = False
+
+    def reset(self) -> None:
+        """Something moved."""
+        self.before, self.since, self.settled = None, None, False
+
+    def look(self, later: processes.Movement, now: float) -> bool:
+        """Compare with the observation before: true when nothing has moved between the two."""
+        same = self.before is not None and self.before.still(later)
+        self.settled = same and self.before is not None and self.before.settled(later)
+        self.before = later
+        self.since = (self.since if self.since is not None else now) if same else None
+        return same
+
+    def guess(self, same: bool, now: float) -> bool:
+        """For where the system does not tell: `same` says that no rank has begun a communication call meanwhile."""
+        self.settled = same
+        self.since = (self.since if self.since is not None else now) if same else None
+        return same
+
+    def seconds(self) -> float:
+        """For how long nothing has moved, as far as is known."""
+        return time.monotonic() - self.since if self.since is not None else 0.0
+
+
+class Stillness:
+    """Watches one run for its supervisor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+        self.clock = Clock()
+        self.everyone = Clock()  # In launcher mode the launcher too, which may poll while its workers hang.
+        self.looked = 0.0
+        self.asked = 0
+        self.stacks: list[Any] | None = None
+        self.ask_again = 0.0
+        self.operations: list[int] = []
+        self.found_after: float | None = None
+
+    def seconds(self) -> float:
+        """For how long nothing at all has moved in this run, as far as is known."""
+        return self.everyone.seconds()
+
+    def look(self) -> bool:
+        """Observe, at most once every TICK. True when the run hangs; its members are then marked."""
+        supervisor = self.supervisor
+        now = time.monotonic()
+        if now - self.looked < TICK:
+            return False
+        if now - supervisor.last_word < TICK or any(member.channel is None for member in supervisor.ranks):
+            self._moved()
+            return False
+        self.looked = now
+        if not self._nothing_moves():
+            self.stacks = None
+            return False
+        if self.clock.seconds() < 2 * TICK or now < self.ask_again:
+            return False
+        self.ask_again = now + 2 * TICK
+        waiting = self._waiting()
+        stacks = self.ask(supervisor.unfinished())
+        if stacks is None or not self._all_communicate(waiting):
+            self.stacks = None
+            self.ask_again = now + 5 * TICK
+            return False
+        if self.stacks != stacks:
+            self.stacks = stacks
+            return False
+        if not self.clock.settled or self.clock.seconds() < self._needed(waiting):
+            return False
+        self.mark(waiting)
+        return True
+
+    def look_once_more(self) -> bool:
+        """At the limit for stillness: true when all wait for each other, though a thread of theirs might have moved."""
+        waiting = self._waiting()
+        return self.ask(self.supervisor.unfinished()) is not None and self._all_communicate(waiting)
+
+    def mark(self, waiting: list[Member] | None = None) -> None:
+        """These members hang where they stand."""
+        for member in self._waiting() if waiting is None else waiting:
+            member.stop_here("hung", self.supervisor.elapsed())
+        self.found_after = self.clock.seconds()
+
+    def for_now(self) -> bool:
+        """True when nothing has moved between the last two looks."""
+        return self._nothing_moves() and self.clock.settled and self.clock.seconds() > TICK / 2
+
+    def _moved(self) -> None:
+        self.clock.reset()
+        self.everyone.reset()
+        self.stacks = None
+
+    def _waiting(self) -> list[Member]:
+        """The ranks whose code has not ended: with a launcher its workers, else the ranks themselves."""
+        launcher = self.supervisor.job.launcher
+        return [member for member in self.supervisor.unfinished() if not (launcher and member.role == "rank")]
+
+    def _nothing_moves(self) -> bool:
+        supervisor = self.supervisor
+        now = time.monotonic()
+        everybody = processes.descendants(os.getpid())
+        ignore = {member.watcher for member in supervisor.members if member.watcher}
+        operations = [member.operations for member in supervisor.members]
+        same_operations, self.operations = operations == self.operations, operations
+        movement = processes.movement(everybody, ignore)
+        if movement is None or supervisor.job.device != "cpu":
+            self.everyone.guess(same_operations, now)
+            return self.clock.guess(same_operations, now)
+        self.everyone.look(movement, now)
+        if supervisor.job.launcher:
+            movement = movement.without(supervisor.ranks[0].pid)
+        return self.clock.look(movement, now)
+
+    def _needed(self, waiting: list[Member]) -> float:
+        job = self.supervisor.job
+        if self.clock.before is None or job.device != "cpu":
+            return max(job.patience, UNPROVEN_STILL)
+        pids = [member.pid for member in self.supervisor.members if not member.gone]
+        needed = max(job.patience, IN_FLIGHT_STILL[processes.in_flight([*pids, os.getpid()])])
+        return max(needed, LAUNCHER_STILL) if job.launcher else needed
+
+    def _all_communicate(self, waiting: list[Member]) -> bool:
+        """True when every process whose code has not ended is inside a communication call, and somebody is."""
+        if self.supervisor.job.launcher and not self._launcher_waits():
+            return False
+        unable = self.clock.seconds() < (self.supervisor.job.idle_limit or float("inf"))
+        for member in waiting:
+            stack = member.sample or {}
+            if not stack.get("call") or (unable and stack.get("threads")):
+                return False
+        return bool(waiting)
+
+    def _launcher_waits(self) -> bool:
+        launcher = self.supervisor.ranks[0]
+        return launcher.done or (launcher.sample or {}).get("innermost") in _LAUNCHER_WAITS
+
+    def ask(self, members: list[Member]) -> list[Any] | None:
+        """Ask where these members stand; their answers are kept as `sample`. None when one did not answer."""
+        self.asked += 1
+        for member in members:
+            member.sample = None
+            if member.channel is not None:
+                with contextlib.suppress(OSError):
+                    member.channel.send({"do": "sample", "id": self.asked})
+        silent: Callable[[], list[Member]] = lambda: [one for one in members if one.sample is None and not one.done]
+        give_up = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < give_up and silent():
+            self.supervisor.hear(0.02)
+        for member in silent():
+            if not processes.is_stopped(member.pid):
+                _ask_without_lock(member)
+        if any(member.sample is None for member in members):
+            return None
+        return [(member.pid, member.sample) for member in members]
+
+
+def _ask_without_lock(member: Member) -> None:
+    """A thread that holds the interpreter lock keeps the listener from answering; a signal handler needs no lock."""
+    number = getattr(signal, "SIGRTMAX", None)
+    if number is not None and member.channel is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, number)
