@@ -58,26 +58,28 @@ def before() -> None:
     dist.distributed_c10d.init_process_group = init_process_group
 
 
-def _port_of_rank_0() -> int:
-    """A free port that rank 0 chose, told to the others through the launcher's store."""
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False,
-                          timeout=datetime.timedelta(seconds=60))  # fmt: skip
-    if rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            store.set("lockstep/port", str(probe.getsockname()[1]))
-    return int(store.get("lockstep/port"))
+class Launcher:
+    """Plays a launcher built on mp.spawn: sets an address and nothing else, a new one for each job."""
 
+    def __init__(self) -> None:
+        self.rank, self.world_size = rank(), world_size()
+        self.store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False,
+                                   timeout=datetime.timedelta(seconds=60))  # fmt: skip
+        self.jobs = 0
+        for name in list(os.environ):
+            if name in LAUNCHERS or name.startswith(("TORCHELASTIC", "ROLE_", "GROUP_")):
+                del os.environ[name]
 
-def _like_spawn() -> tuple[int, int]:
-    """Leave only what a launcher built on mp.spawn sets."""
-    me, world, port = rank(), world_size(), _port_of_rank_0()
-    for name in list(os.environ):
-        if name in LAUNCHERS or name.startswith(("TORCHELASTIC", "ROLE_", "GROUP_")):
-            del os.environ[name]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    address.update(_where())
-    return me, world
+    def new_job(self) -> None:
+        """Tell all ranks of a free port that rank 0 chose."""
+        self.jobs += 1
+        key = f"lockstep/port/{self.jobs}"
+        if self.rank == 0:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.store.set(key, str(probe.getsockname()[1]))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=self.store.get(key).decode())
+        address.update(_where())
 
 
 def _use(label: str, me: int, world: int) -> None:
@@ -93,7 +95,9 @@ def _use(label: str, me: int, world: int) -> None:
 
 def joins(submission, under: str) -> None:
     """Set up, use the group, clean up, and all of it once more."""
-    me, world = _like_spawn() if under == "spawn" else (rank(), world_size())
+    me, world = rank(), world_size()
+    if under == "spawn":
+        Launcher().new_job()
     environment = {name: os.environ.get(name) for name in LAUNCHERS}
     returned = submission.setup_ddp(me, world)
     observe("returned_value", repr(returned))
@@ -106,8 +110,10 @@ def joins(submission, under: str) -> None:
 
 
 def twice(submission) -> None:
-    """Clean up without a group, set up and clean up two times over."""
-    me, world = _like_spawn()
+    """Clean up without a group; set up, clean up twice; set up and clean up once more, as a second job would."""
+    me, world = rank(), world_size()
+    launcher = Launcher()
+    launcher.new_job()
     errors: dict[str, str] = {}
 
     def attempt(label: str, call, *arguments) -> None:
@@ -125,6 +131,7 @@ def twice(submission) -> None:
     attempt("second cleanup", submission.cleanup_ddp)
     observe("open_between", dist.is_initialized())
     if not errors and not dist.is_initialized():
+        launcher.new_job()
         attempt("second setup", submission.setup_ddp, me, world)
         if "second setup" not in errors:
             _use("second", me, world)

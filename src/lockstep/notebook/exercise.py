@@ -1,8 +1,19 @@
-"""`%check` and `%hint`: the grader in a cell."""
+"""`%check`, `%hint` and `%exercise`: the grader in a cell."""
 
 from __future__ import annotations
 
+import os
+
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
+
+from ..grading import help, progress
+from ..grading.course import Course, CourseError, find
+from ..grading.text import report_text
+from ..grading.worker import Worker
+from ..ranks import RanksError
+
+_worker = Worker()
 
 
 @magics_class
@@ -11,10 +22,35 @@ class ExerciseMagics(Magics):
 
     @line_magic
     def check(self, line: str) -> None:
-        """Grade an exercise: `%check train_ddp`."""
-        print("not built yet", line)
+        """Grade exercises: `%check train_ddp`."""
+        course, names = _asked(line, "%check")
+        try:
+            report = _worker.grade(course, names)
+        except CourseError as error:
+            raise UsageError(str(error)) from None
+        except RanksError as error:
+            raise UsageError(f"Lockstep could not run this check: {error}") from None
+        if not os.environ.get("LOCKSTEP_SUBMISSION"):
+            for result in report.exercises:
+                progress.record(course, result)
+        print(report_text(report))
 
     @line_magic
     def hint(self, line: str) -> None:
         """Show the next hint: `%hint train_ddp`."""
-        print("not built yet", line)
+        from IPython.display import Markdown, display
+
+        course, names = _asked(line, "%hint")
+        number, of, text = help.next_hint(course, names[0])
+        display(Markdown(f"**Hint {number} of {of}**\n\n{text}"))
+
+
+def _asked(line: str, magic: str) -> tuple[Course, list[str]]:
+    try:
+        course = find()
+        names = course.require(line.split())
+    except CourseError as error:
+        raise UsageError(str(error)) from None
+    if not names:
+        raise UsageError(f"{magic} which exercise? {', '.join(course.names)}")
+    return course, names

@@ -1,0 +1,97 @@
+"""`quiz("02_setup/set_epoch")`: one multiple-choice question in a cell.
+
+It is a box of plain ipywidgets, so that it works with the keyboard and takes JupyterLab's colours, light or dark. Where
+no kernel runs (GitHub, a page made by nbconvert), the same output carries the question as text. Feedback goes into an
+HTML widget, never an output area: nbval cannot see into those.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from ipywidgets import HTML, Button, Layout, RadioButtons, VBox
+
+from ..grading import course, progress
+from .quizfile import Question, QuizError, read
+
+STYLE = """<style>
+.lockstep-quiz { border-left: 3px solid var(--jp-brand-color1, #1976d2); padding: 4px 12px; max-width: 46em }
+.lockstep-quiz .widget-html-content, .lockstep-quiz label { line-height: 1.5; white-space: normal; height: auto;
+  color: var(--jp-content-font-color1, inherit); font-size: var(--jp-content-font-size1, 14px) }
+.lockstep-quiz .widget-radio-box label { display: flex; align-items: baseline; gap: 6px; margin: 3px 0 }
+.lockstep-quiz .lockstep-right { border-left: 3px solid var(--jp-success-color1, #388e3c); padding-left: 8px }
+.lockstep-quiz .lockstep-wrong { border-left: 3px solid var(--jp-warn-color1, #f57c00); padding-left: 8px }
+</style>"""
+
+
+class Quiz(VBox):
+    """The question as a widget. Its repr says only which question it is, so that outputs can be compared."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self._choices = RadioButtons(
+            options=[(choice.text, index) for index, choice in enumerate(question.choices)],
+            value=None,
+            layout=Layout(width="auto"),
+        )
+        self._button = Button(description="Check", disabled=True, tooltip="Check this answer")
+        self._feedback = HTML()
+        super().__init__([HTML(STYLE + f"<b>{_rich(question.text)}</b>"), self._choices, self._button, self._feedback])
+        self.add_class("lockstep-quiz")
+        self._choices.observe(self._on_choice, names="value")
+        self._button.on_click(self._on_check)
+        if _answers().get(question.key) == "right":
+            self._feedback.value = "You have answered this one before."
+
+    def __repr__(self) -> str:
+        return f"Quiz({self.question.key})"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        bundle = dict(super()._repr_mimebundle_(**kwargs) or {})
+        bundle["text/plain"] = repr(self)
+        bundle["text/markdown"] = as_text(self.question)
+        return bundle
+
+    def _on_choice(self, _: Any) -> None:
+        self._button.disabled = self._choices.value is None
+        self._feedback.value = ""
+
+    def _on_check(self, _: Any) -> None:
+        if self._choices.value is None:
+            return
+        choice = self.question.choices[self._choices.value]
+        verdict, style = ("Right.", "lockstep-right") if choice.is_right else ("Not so.", "lockstep-wrong")
+        # role=status: a screen reader reads the feedback out without the focus leaving the button
+        self._feedback.value = f'<div role="status" class="{style}"><b>{verdict}</b> {_rich(choice.because)}</div>'
+        if choice.is_right or _answers().get(self.question.key) != "right":
+            progress.update("quizzes", self.question.key, "right" if choice.is_right else "wrong")
+
+
+def quiz(key: str) -> Quiz:
+    """The question `<chapter>/<name>`, as the value of a cell. Raises QuizError, which names what there is instead."""
+    chapter, _, name = key.partition("/")
+    questions = read(course.find().root / "chapters" / "quizzes" / f"{chapter}.toml")
+    if name not in questions:
+        raise QuizError(f"there is no question {key!r}. There are: {', '.join(one.key for one in questions.values())}")
+    return Quiz(questions[name])
+
+
+def as_text(question: Question) -> str:
+    """The question in Markdown, folded, without its answer."""
+    choices = "\n".join(f"<li>{_rich(choice.text)}</li>" for choice in question.choices)
+    return (f"<details><summary><b>Question.</b> {_rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
+            "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
+
+
+def _rich(text: str) -> str:
+    """The text as HTML; `code` between backticks."""
+    parts = html.escape(text, quote=False).split("`")
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
+
+
+def _answers() -> dict[str, Any]:
+    return dict(progress.load().get("quizzes", {}))
+
+
+__all__ = ["Quiz", "QuizError", "as_text", "quiz"]
