@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 from . import ranks
-from .grading import progress
+from .grading import progress as records
 from .grading.course import Course, CourseError
-from .grading.run import grade
+from .grading.run import Progress, grade
 from .grading.submission import locate
 from .grading.verdict import CheckResult, Report
 
 
 def check(course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, as_json: bool) -> int:
     """Grade, show, record; returns the exit code."""
-    ranks.warm()
     for name in names:
         locate(course, name, submission)  # say what is missing before anything runs
-    report = grade(course, names, submission, device=device, seed=seed, progress=None if as_json else _Shower())
+    report = _grade(course, names, submission, device, seed, None if as_json else _Shower())
     if submission is None and device == "cpu":
         for result in report.exercises:
-            progress.record(course, result)
+            records.record(course, result)
     if as_json:
         sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
     else:
         _conclude(report)
     return report.exit_code
+
+
+def _grade(course: Course, names: list[str], submission: Path | None, device: str, seed: int | None,
+           progress: Progress | None) -> Report:
+    """At a terminal in the process that stays warm, elsewhere (CI, a pipe) in this one. LOCKSTEP_WARM=0 or 1 decides."""
+    if os.environ.get("LOCKSTEP_WARM", "1" if sys.stdout.isatty() else "0") == "1":
+        from .grading.worker import shared
+
+        report = shared(course, names, submission, device, seed, progress)
+        if report is not None:
+            return report
+    ranks.warm()
+    return grade(course, names, submission, device=device, seed=seed, progress=progress)
 
 
 class _Shower:

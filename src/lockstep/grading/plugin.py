@@ -58,6 +58,7 @@ class Session:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+BROKEN = "this check of ours broke"
 SESSION = pytest.StashKey[Session]()
 
 
@@ -128,13 +129,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     result = _conclude(item, call, session, exercise)
     if result is None:
         session.faults.append(f"{item.nodeid}: {report.longreprtext}")
-        return
+        result = CheckResult(_title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
     session.results.setdefault(exercise, []).append(result)
     if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
         from .text import check_text
 
         report.longrepr = check_text(result)
-    elif result.outcome is CheckOutcome.NOT_RUN:
+    elif result.outcome is CheckOutcome.NOT_RUN and result.reason != BROKEN:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.reportinfo()[1] or 0, f"not run: {result.reason}")
 
@@ -144,7 +145,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     output, seconds = "", time.monotonic() - session.began.get(exercise, time.monotonic())
     if one is not None:
         output, one.output = one.output, ""
-    name = (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
+    name = _title(item)
 
     def result(outcome: CheckOutcome, **more: Any) -> CheckResult:
         return CheckResult(name, item.name, outcome, output=output, seconds=seconds, **more)
@@ -159,6 +160,11 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     if isinstance(error, pytest.skip.Exception):
         return result(CheckOutcome.NOT_RUN, reason=str(error))
     return None
+
+
+def _title(item: pytest.Item) -> str:
+    """The check's name in the learner's words."""
+    return (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
 
 
 def _exercise(module: str) -> str:

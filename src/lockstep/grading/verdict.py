@@ -123,19 +123,29 @@ def _exercise_json(exercise: ExerciseResult) -> dict[str, Any]:
         "max_score": exercise.max_score,
         "seconds": round(exercise.seconds, 3),
         "submission": exercise.submission,
-        "checks": [
-            {
-                "name": check.name,
-                "id": check.id,
-                "outcome": check.outcome.value,
-                "diagnosis": _diagnosis_json(check.diagnosis),
-                "reason": check.reason,
-                "output": check.output,
-                "seconds": round(check.seconds, 3),
-            }
-            for check in exercise.checks
-        ],
+        "checks": [check_json(check) for check in exercise.checks],
     }
+
+
+def check_json(check: CheckResult) -> dict[str, Any]:
+    """One check as plain data."""
+    return {
+        "name": check.name,
+        "id": check.id,
+        "outcome": check.outcome.value,
+        "diagnosis": _diagnosis_json(check.diagnosis),
+        "reason": check.reason,
+        "output": check.output,
+        "seconds": round(check.seconds, 3),
+    }
+
+
+def check_from_json(raw: dict[str, Any]) -> CheckResult:
+    """The inverse of `check_json`."""
+    known = raw["diagnosis"]
+    diagnosis = Diagnosis(**{**known, "ranks": tuple(known["ranks"]), "file": known["file"] or ""}) if known else None
+    return CheckResult(raw["name"], raw.get("id", ""), CheckOutcome(raw["outcome"]), diagnosis, raw.get("reason", ""),
+                       raw["output"], raw.get("seconds", 0.0))
 
 
 def _diagnosis_json(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
@@ -150,15 +160,7 @@ def from_json(raw: dict[str, Any]) -> Report:
         raise ValueError(f"this report has schema {raw.get('schema')}, not {SCHEMA}")
     exercises = []
     for item in raw["exercises"]:
-        checks = tuple(
-            CheckResult(
-                check["name"], check.get("id", ""), CheckOutcome(check["outcome"]),
-                Diagnosis(**{**check["diagnosis"], "ranks": tuple(check["diagnosis"]["ranks"]),
-                             "file": check["diagnosis"]["file"] or ""}) if check["diagnosis"] else None,
-                check.get("reason", ""), check["output"], check.get("seconds", 0.0),
-            )
-            for check in item["checks"]
-        )  # fmt: skip
+        checks = tuple(check_from_json(check) for check in item["checks"])
         exercises.append(ExerciseResult(item["name"], checks, item["seconds"], item.get("submission", "")))
     return Report(raw["seed"], tuple(exercises), raw.get("device", "cpu"), tuple(raw.get("faults", ())),
                   raw.get("versions", {}))

@@ -1,0 +1,88 @@
+"""The grader's own exam: each wrong submission fails for its own reason, each right one passes, on any seed.
+
+A wrong one names in its first lines the diagnosis that it must get (`# diagnosis: missing-set-epoch`). That diagnosis
+must come first, and no other may stand beside it unless the file says so (`# also: …`), so that nothing hides it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.authoring.stubs import make_stub
+from lockstep.grading.course import Course
+from lockstep.grading.text import report_text
+from lockstep.grading.verdict import CheckOutcome
+from lockstep.grading.worker import Worker
+
+BANK = Path(__file__).resolve().parents[1] / "submissions"
+NAMES = Course(BANK.parents[1]).names
+WRONG = sorted(path for path in BANK.glob("wrong/*/*.py"))
+RIGHT = sorted(path for path in BANK.glob("right/*/*.py"))
+
+
+def said(path: Path, key: str) -> list[str]:
+    """What the file's head says under this key, split at commas."""
+    found = re.search(rf"^# {key}: *(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return [item.strip() for item in found.group(1).split(",")] if found else []
+
+
+def label(path: Path) -> str:
+    """`train_ddp/no_set_epoch`."""
+    return f"{path.parent.name}/{path.stem}"
+
+
+@pytest.mark.parametrize("path", WRONG, ids=label)
+def test_wrong_fails_for_its_own_reason(path: Path, worker: Worker, course: Course, tmp_path: Path) -> None:
+    """The named diagnosis comes first and alone, with a message in which something was seen."""
+    expected = said(path, "diagnosis")
+    assert len(expected) == 1, f"{path} does not say which diagnosis it must get"
+    assert expected[0] in course.catalogue, f"{expected[0]} is not in autograder/diagnoses.toml"
+    report = worker.grade(course, [path.parent.name], path)
+    assert not report.faults, report.faults
+    (result,) = report.exercises
+    shown = report_text(report)
+    assert not result.passed, f"it passed\n{shown}"
+    found = [diagnosis.id for diagnosis in result.diagnoses]
+    assert found, f"it was not graded at all\n{shown}"
+    assert found[0] == expected[0], f"the first diagnosis is {found[0]}\n{shown}"
+    assert set(found) <= {*expected, *said(path, "also")}, f"other diagnoses beside it: {found}\n{shown}"
+    first = result.diagnoses[0]
+    assert first.message and first.why and first.read, shown
+    assert "Traceback" not in first.message and "lockstep-grade-" not in shown, shown
+    if first.line is not None:
+        assert 1 <= first.line <= len(path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("path", RIGHT, ids=label)
+def test_right_passes(path: Path, worker: Worker, course: Course) -> None:
+    """Another style is no mistake."""
+    report = worker.grade(course, [path.parent.name], path)
+    assert report.passed, report_text(report)
+
+
+def test_solutions_pass_together(worker: Worker, course: Course) -> None:
+    """The reference passes everything, as a folder."""
+    report = worker.grade(course, list(NAMES), course.solutions)
+    assert report.passed and [result.name for result in report.exercises] == list(NAMES), report_text(report)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stub_is_recognised(name: str, worker: Worker, course: Course, tmp_path: Path) -> None:
+    """The untouched stub fails as such, once; its other checks are not run, and no point is given."""
+    stub = tmp_path / f"{name}.py"
+    stub.write_text(make_stub((course.solutions / f"{name}.py").read_text(encoding="utf-8"), name), encoding="utf-8")
+    report = worker.grade(course, [name], stub)
+    (result,) = report.exercises
+    assert not report.faults and result.score == 0, report_text(report)
+    assert {diagnosis.id for diagnosis in result.diagnoses} == {"not-implemented"}, report_text(report)
+    assert result.checks[0].outcome is CheckOutcome.FAILED
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bank_is_large_enough(name: str) -> None:
+    """At least 12 wrong and 4 right ones for an exercise, and every diagnosis only for what has a wrong one."""
+    assert len([path for path in WRONG if path.parent.name == name]) >= 12
+    assert len([path for path in RIGHT if path.parent.name == name]) >= 4

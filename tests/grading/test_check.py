@@ -1,0 +1,193 @@
+"""The `check` command: its exit codes, its JSON, what a submission may be, and what has no effect on a grade."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine, only
+
+from lockstep.grading.course import Course
+from lockstep.grading.text import report_text
+from lockstep.grading.verdict import CheckOutcome, from_json
+from lockstep.grading.worker import Worker
+
+CHECK_KEYS = {"name", "outcome", "diagnosis", "output"}
+DIAGNOSIS_KEYS = {"id", "message", "evidence", "ranks", "file", "line", "read"}
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    """A submission."""
+    file = folder / f"{name}.py"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_json_is_one_object_of_schema_1(lockstep: CommandLine, course: Course) -> None:
+    """Exit 0 for the solutions; the names of the schema are all there."""
+    done = lockstep("check", "setup_ddp", "--submission", str(course.solutions), "--json", "--seed", "7")
+    assert done.returncode == 0, done.stderr
+    raw = only(done.stdout)
+    assert (raw["schema"], raw["seed"]) == (1, 7)
+    (exercise,) = raw["exercises"]
+    assert exercise["name"] == "setup_ddp" and exercise["passed"] is True
+    assert exercise["score"] == exercise["max_score"] == len(exercise["checks"]) > 3
+    assert exercise["seconds"] > 0
+    for check in exercise["checks"]:
+        assert CHECK_KEYS <= set(check) and check["outcome"] == "passed" and check["diagnosis"] is None
+    assert from_json(raw).to_json() == raw
+
+
+def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:
+    """A failed check carries its diagnosis, with the submission's own line."""
+    text = (course.solutions / "train_ddp.py").read_text(encoding="utf-8")
+    broken = write(tmp_path, "train_ddp", text.replace("sampler.set_epoch(epoch)", "pass"))
+    assert broken.read_text() != text
+    done = lockstep("check", "train_ddp", "--submission", str(broken), "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = [check for check in only(done.stdout)["exercises"][0]["checks"] if check["outcome"] == "failed"]
+    assert [check["diagnosis"]["id"] for check in failed] == ["missing-set-epoch"]
+    diagnosis = failed[0]["diagnosis"]
+    assert DIAGNOSIS_KEYS <= set(diagnosis)
+    assert diagnosis["file"].endswith("train_ddp.py") and "epoch" in broken.read_text().splitlines()[diagnosis["line"] - 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([], "which exercise"),
+        (["train_dp"], "Did you mean train_ddp"),
+        (["train_ddp", "--submission", "/no/such/file.py"], "there is no"),
+        (["train_ddp", "--all"], "not both"),
+        (["--all", "--submission", "README.md"], "one file"),
+        (["train_ddp", "--device", "tpu"], "tpu"),
+        (["train_ddp", "--seed", "x"], "seed"),
+    ],
+)
+def test_usage_errors_are_exit_2(lockstep: CommandLine, arguments: list[str], word: str) -> None:
+    """One clear line on stderr, nothing on stdout, no traceback."""
+    done = lockstep("check", *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert word in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+def test_our_own_fault_is_exit_3(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:
+    """A check that breaks is our fault, says so, and gives the submission no failed check."""
+    copy = tmp_path / "course"
+    for folder in ("autograder", "solutions"):
+        shutil.copytree(course.root / folder, copy / folder)
+    checks = copy / "autograder" / "test_setup_ddp.py"
+    checks.write_text(checks.read_text() + '\n\ndef test_ours(grader):\n    """a check of ours that breaks"""\n    1 / 0\n')
+    done = lockstep("check", "setup_ddp", "--submission", str(course.solutions), "--json", LOCKSTEP_COURSE=str(copy))
+    assert done.returncode == 3, done.stdout + done.stderr
+    raw = only(done.stdout)
+    assert "ZeroDivisionError" in raw["faults"][0]
+    assert all(check["outcome"] == "passed" for check in raw["exercises"][0]["checks"])
+
+
+def test_plain_pytest_grades_too(course: Course, tmp_path: Path) -> None:
+    """`pytest autograder` works by itself, and shows the diagnosis instead of our frames."""
+    import os
+    import subprocess
+    import sys
+
+    text = (course.solutions / "setup_ddp.py").read_text(encoding="utf-8")
+    write(tmp_path, "setup_ddp", text.replace("dist.destroy_process_group()", "pass"))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "autograder/test_setup_ddp.py", "--submission", str(tmp_path), "-q", "-p", "no:cacheprovider"],
+        cwd=course.root, capture_output=True, text=True, timeout=180, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "cleanup-missing" in done.stdout and "raise Failed" not in done.stdout
+
+
+def test_same_seed_same_verdict(worker: Worker, course: Course, tmp_path: Path) -> None:
+    """A regrade from the recorded seed says the same, word for word."""
+    text = (course.solutions / "train_ddp.py").read_text(encoding="utf-8")
+    broken = write(tmp_path, "train_ddp", text.replace("sampler.set_epoch(epoch)", "pass"))
+
+    def words(seed: int | None) -> tuple[int, list[tuple[str, str, str]]]:
+        report = worker.grade(course, ["train_ddp"], broken, seed=seed)
+        return report.seed, [(c.name, c.outcome.value, c.diagnosis.message if c.diagnosis else c.reason)
+                             for c in report.exercises[0].checks]  # fmt: skip
+
+    seed, first = words(None)
+    assert words(seed) == (seed, first)
+    assert words(seed + 1)[1] != first, "the inputs do not depend on the seed"
+
+
+def test_broken_dependency_is_not_charged_twice(worker: Worker, course: Course, tmp_path: Path) -> None:
+    """A folder whose setup_ddp fails has train_ddp judged with the reference."""
+    write(tmp_path, "setup_ddp", "def setup_ddp(rank, world_size):\n    raise RuntimeError('mine is broken')\n\ndef cleanup_ddp():\n    pass\n")
+    shutil.copy(course.solutions / "train_ddp.py", tmp_path)
+    report = worker.grade(course, ["setup_ddp", "train_ddp"], tmp_path)
+    first, second = report.exercises
+    assert not first.passed and second.passed, report_text(report)
+
+
+def test_own_helper_in_a_dependency(worker: Worker, course: Course, tmp_path: Path) -> None:
+    """A learner's own setup_ddp is taken when train_ddp needs a name that only it has."""
+    own = (course.solutions / "setup_ddp.py").read_text() + "\n\ndef say_hello():\n    return 'hello'\n"
+    write(tmp_path, "setup_ddp", own)
+    text = (course.solutions / "train_ddp.py").read_text()
+    write(tmp_path, "train_ddp", text + "\n\nfrom setup_ddp import say_hello\nassert say_hello() == 'hello'\n")
+    report = worker.grade(course, ["train_ddp"], tmp_path)
+    assert report.passed, report_text(report)
+
+
+def test_what_lies_beside_has_no_effect(worker: Worker, course: Course, tmp_path: Path) -> None:
+    """torch.py, conftest.py, sitecustomize.py and others in the same folder are not taken along."""
+    shutil.copy(course.solutions / "setup_ddp.py", tmp_path)
+    for name in ("torch", "conftest", "sitecustomize", "pytest", "random", "numpy", "usercustomize", "lockstep"):
+        write(tmp_path, name, "raise SystemExit('this file must not be imported')\n")
+    report = worker.grade(course, ["setup_ddp"], tmp_path)
+    assert report.passed, report_text(report)
+
+
+ODD = {
+    "syntax error": ("def setup_ddp(rank, world_size:\n    pass\n", "import-error"),
+    "unknown import": ("import no_such_package\n", "import-error"),
+    "nothing defined": ("x = 1\n", "import-error"),
+    "leaves at import": ("raise SystemExit(0)\n", "exited-early"),
+    "os._exit at import": ("import os\nos._exit(0)\n", "exited-early"),
+    "another signature": ("def setup_ddp():\n    pass\n\ndef cleanup_ddp():\n    pass\n", "wrong-signature"),
+    "asks the keyboard": ("input('rank? ')\n", "raised"),
+    "kills itself": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "crashed"),
+    "prints without end": ("while True:\n    print('hello ' * 1000)\n", "too-much-output"),
+}
+
+
+@pytest.mark.parametrize("case", ODD, ids=str)
+def test_odd_submissions_have_plain_words(case: str, worker: Worker, course: Course, tmp_path: Path) -> None:
+    """Whatever the file does, the first diagnosis says it, and no trace of our own code is shown."""
+    text, expected = ODD[case]
+    report = worker.grade(course, ["setup_ddp"], write(tmp_path, "setup_ddp", text))
+    shown = report_text(report)
+    (result,) = report.exercises
+    assert not report.faults, report.faults
+    assert result.diagnoses[0].id == expected, shown
+    assert "lockstep/" not in shown and "lockstep-grade-" not in shown, shown
+    assert result.score == 0
+
+
+@pytest.mark.parametrize("prefix", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# caf\xe9\n"], ids=["byte order mark", "latin-1"])
+def test_encodings(prefix: bytes, worker: Worker, course: Course, tmp_path: Path) -> None:
+    """A file is read as Python reads it, Windows line ends included."""
+    text = (course.solutions / "setup_ddp.py").read_bytes().replace(b"\n", b"\r\n")
+    (tmp_path / "setup_ddp.py").write_bytes(prefix + text)
+    report = worker.grade(course, ["setup_ddp"], tmp_path)
+    assert report.passed, report_text(report)
+
+
+def test_not_run_is_not_passed(worker: Worker, course: Course, tmp_path: Path) -> None:
+    """Checks behind a failed one are not run, with the reason, and score nothing."""
+    text = (course.solutions / "train_ddp.py").read_text()
+    report = worker.grade(course, ["train_ddp"], write(tmp_path, "train_ddp", "raise ValueError('at import')\n" + text))
+    (result,) = report.exercises
+    outcomes = [check.outcome for check in result.checks]
+    assert outcomes.count(CheckOutcome.FAILED) >= 1 and CheckOutcome.PASSED not in outcomes
+    waiting = [check for check in result.checks if check.outcome is CheckOutcome.NOT_RUN]
+    assert waiting and all(check.reason.startswith("needs") for check in waiting)
+    assert result.score == 0 and not result.passed
