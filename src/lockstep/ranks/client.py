@@ -375,4 +375,5 @@ def _collective(rank: int, event: dict[str, Any], at: float) -> Collective:
         reduce_op=str(event["reduce_op"]),
         peer=event["peer"] if isinstance(event["peer"], int) else None,
         members=tuple(int(member) for member in event["members"]),
+        of_kind=int(event["of_kind"]),
     )

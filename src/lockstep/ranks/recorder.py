@@ -73,6 +73,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._number = 0
         self._in_group: dict[str, int] = {}
+        self._of_kind: dict[tuple[str, str], int] = {}
         self._point_to_point: dict[tuple[str, str, int | None], int] = {}
         self._outstanding: deque[tuple[Any, int]] = deque(maxlen=4096)
         self._main = threading.main_thread().ident
@@ -100,6 +101,7 @@ class Recorder:
                 group_number = self._point_to_point[key]
             else:
                 group_number = self._in_group[group] = self._in_group.get(group, 0) + 1
+            of_kind = self._of_kind[group, kind] = self._of_kind.get((group, kind), 0) + 1
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
             message = {
@@ -109,6 +111,7 @@ class Recorder:
                 "group": group,
                 "members": members,
                 "group_number": group_number,
+                "of_kind": of_kind,
                 "nbytes": 0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
                 "shape": list(first.shape) if first is not None and not barrier else [],
                 "dtype": str(first.dtype).removeprefix("torch.") if first is not None and not barrier else "",

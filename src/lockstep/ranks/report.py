@@ -56,7 +56,7 @@ class Collective:
     `number` counts a rank's calls from 1. `group_number` counts the collectives of one process group from 1: the ranks
     of a group meet when theirs are equal. `nbytes` is what this rank put in (for a receive: what it asked for).
     `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline. `members` are
-    the ranks of the group, as the default group numbers them.
+    the ranks of the group, as the default group numbers them. `of_kind` counts the group's calls of this kind from 1.
     """
 
     rank: int
@@ -74,6 +74,7 @@ class Collective:
     peer: int | None = None
     end: float | None = None
     members: tuple[int, ...] = ()
+    of_kind: int = 0
 
     @property
     def is_point_to_point(self) -> bool:
@@ -83,7 +84,7 @@ class Collective:
     @property
     def title(self) -> str:
         """`all_reduce #2`, with the kind's own count within its group, as a reader would count it."""
-        return f"{self.kind} #{self.group_number}"
+        return f"{self.kind} #{self.of_kind or self.group_number}"
 
     @property
     def tensor(self) -> str:
@@ -233,7 +234,8 @@ class Run:
         Also when the run ended well: gloo mixes unrelated tensors of equal size without a word (claims X09, X11).
         Empty when there is none.
         """
-        from .explain import first_mismatch, latest
+        from .explain import latest
+        from .mismatch import first_mismatch
 
         return first_mismatch([*self.ranks, *latest(self.workers)]) or {}
 

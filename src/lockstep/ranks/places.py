@@ -1,0 +1,93 @@
+"""Where each rank of a run stood: what it waited for, as a row of the report's table and in words."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from .report import Collective, Frame, Outcome, RankReport, Waiting
+
+_PYTHON = sysconfig.get_paths()["stdlib"]
+_HERE = str(Path(__file__).parent)
+
+
+def rows(members: Sequence[RankReport], differs: Sequence[int] = ()) -> tuple[Waiting, ...]:
+    """One row for each rank; `differs` are those to point at."""
+    return tuple(_row(report, report.rank in differs) for report in members)
+
+
+def _row(report: RankReport, differs: bool) -> Waiting:
+    operation = pending(report)
+    if report.outcome in (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED) and report.stack is not None:
+        frame = report.stack.frame or (operation.frame if operation else None)
+        since = max(0.0, report.ended - operation.start) if operation else None
+        return Waiting(report.rank, what(report), operation.tensor if operation else "", since, frame, differs)
+    last = report.last_collective
+    said = "finished" if has_finished(report) else report.outcome.value
+    if report.stopped:
+        said = "held by a signal (SIGSTOP)"
+    return Waiting(report.rank, f"{said} after {last.title}" if last else said, "", None, last.frame if last else None,
+                   differs)
+
+
+def has_finished(report: RankReport) -> bool:
+    """Its code came to an orderly end."""
+    return report.outcome is Outcome.RETURNED or (report.outcome is Outcome.EXITED and not report.code)
+
+
+def call(report: RankReport) -> str:
+    """What PyTorch was doing for this rank when it was last asked; empty when it was in its own code."""
+    return report.stack.call if report.stack is not None else ""
+
+
+def detail(report: RankReport) -> dict[str, object]:
+    """What else is known of that call."""
+    return report.stack.detail if report.stack is not None else {}
+
+
+def pending(report: RankReport) -> Collective | None:
+    """The operation that this rank waited for."""
+    if report.stack is None or report.stack.operation is None or call(report) == "init_process_group":
+        return None
+    return next((one for one in report.collectives if one.number == report.stack.operation), None)
+
+
+def what(report: RankReport) -> str:
+    """What this rank waited in: `all_reduce #2`, `backward, for DDP's gradient all-reduce #5`, `its own code`."""
+    operation = pending(report)
+    doing = call(report)
+    if report.stopped:
+        return "held by a signal (SIGSTOP)"
+    if operation is None:
+        return {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}.get(doing, doing) or "its own code"
+    return said_of(operation, doing)
+
+
+def said_of(operation: Collective, doing: str = "") -> str:
+    """The operation as a learner knows it: DDP's own are named by what they are for."""
+    inside = operation.inside or doing
+    if inside == "backward":
+        return f"backward, for DDP's gradient {operation.title.replace('_', '-')}"
+    if inside == "DDP()":
+        return f"the construction of DDP(), in its {operation.title}"
+    if inside == "forward":
+        return f"DDP's forward, in the {operation.title} of its buffers"
+    return operation.title
+
+
+def place(report: RankReport) -> Frame | None:
+    """Where a process stood when it was ended: from its crash dump, where it was last asked, or its last collective."""
+    found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', report.fault)
+    for file, line, function in found:
+        if is_learners(file):
+            return Frame(file, int(line), function)
+    if report.stack is not None and report.stack.frame is not None:
+        return report.stack.frame
+    return report.last_collective.frame if report.last_collective and not found else None
+
+
+def is_learners(file: str) -> bool:
+    """True for a file that is neither Python's, nor an installed library's, nor ours."""
+    return not file.startswith((_PYTHON, _HERE, "<frozen", "<string>")) and not re.search(r"(site|dist)-packages", file)
