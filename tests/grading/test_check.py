@@ -60,7 +60,7 @@ def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Cours
         (["train_dp"], "Did you mean train_ddp"),
         (["train_ddp", "--submission", "/no/such/file.py"], "there is no"),
         (["train_ddp", "--all"], "not both"),
-        (["--all", "--submission", "README.md"], "one file"),
+        (["--all", "--submission", "pyproject.toml"], "one file"),
         (["train_ddp", "--device", "tpu"], "tpu"),
         (["train_ddp", "--seed", "x"], "seed"),
     ],
@@ -83,7 +83,9 @@ def test_our_own_fault_is_exit_3(lockstep: CommandLine, course: Course, tmp_path
     assert done.returncode == 3, done.stdout + done.stderr
     raw = only(done.stdout)
     assert "ZeroDivisionError" in raw["faults"][0]
-    assert all(check["outcome"] == "passed" for check in raw["exercises"][0]["checks"])
+    *others, ours = raw["exercises"][0]["checks"]
+    assert all(check["outcome"] == "passed" for check in others) and others
+    assert ours["outcome"] == "not run" and ours["diagnosis"] is None and "ours" in ours["reason"]
 
 
 def test_plain_pytest_grades_too(course: Course, tmp_path: Path) -> None:
@@ -106,7 +108,8 @@ def test_plain_pytest_grades_too(course: Course, tmp_path: Path) -> None:
 def test_same_seed_same_verdict(worker: Worker, course: Course, tmp_path: Path) -> None:
     """A regrade from the recorded seed says the same, word for word."""
     text = (course.solutions / "train_ddp.py").read_text(encoding="utf-8")
-    broken = write(tmp_path, "train_ddp", text.replace("sampler.set_epoch(epoch)", "pass"))
+    broken = write(tmp_path, "train_ddp", text.replace("lr=lr", "lr=lr * 1.5"))
+    assert broken.read_text() != text
 
     def words(seed: int | None) -> tuple[int, list[tuple[str, str, str]]]:
         report = worker.grade(course, ["train_ddp"], broken, seed=seed)

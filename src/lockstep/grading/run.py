@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import ranks
+from . import plugin
 from .course import Course
 from .plugin import SESSION, Session
 from .verdict import CheckResult, Report
@@ -58,12 +59,12 @@ def grade(
     ranks.warm()
     names = course.require(names)
     arguments = [str(course.checks(name)) for name in names]
-    arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "-c", os.devnull,
+    arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "--noconftest", "-c", os.devnull,
                   "--rootdir", str(course.root), "--import-mode=importlib", "--device", device]  # fmt: skip
     if submission is not None:
-        arguments += ["--submission", str(submission)]
+        arguments.append(f"--submission={submission}")
     if seed is not None:
-        arguments += ["--seed", str(seed)]
+        arguments.append(f"--seed={seed}")
     witness = _Witness(progress)
     said = io.StringIO()
     before = set(sys.modules)
@@ -73,7 +74,7 @@ def grade(
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         with contextlib.redirect_stderr(said):
-            status = pytest.main(arguments, plugins=[witness])
+            status = pytest.main(arguments, plugins=[plugin, witness])
     finally:
         sys.dont_write_bytecode = bytecode
         os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
