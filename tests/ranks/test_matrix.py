@@ -1,0 +1,210 @@
+"""Every way in which a run may end, on 2 and on 4 ranks: each rank's outcome, and the cause that is named.
+
+Rank 1 is the one that misbehaves, unless a case says otherwise. A case's text runs below `PRELUDE` on every rank.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from lockstep import ranks
+from lockstep.ranks import Outcome
+
+PRELUDE = """\
+import ctypes, os, signal, subprocess, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+t = torch.ones(4) * rank
+"""
+ECHOES = {Outcome.RAISED, Outcome.STOPPED}
+HUNG = {Outcome.HUNG}
+DONE = {Outcome.RETURNED}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens (`text`), and what has to be found: the outcomes of rank 1 and of the others, and the cause."""
+
+    name: str
+    text: str
+    one: set[Outcome]
+    others: set[Outcome]
+    kind: str = ""
+    at_fault: tuple[int, ...] | None = (1,)
+    says: tuple[str, ...] = ()
+    line: str = ""
+    limits: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CASES = [
+    Case("all return", "dist.all_reduce(t)", DONE, DONE),
+    Case("one raises", "dist.all_reduce(t)\nif rank == 1:\n    raise ValueError('oops')\ndist.all_reduce(t)",
+         {Outcome.RAISED}, ECHOES, "raised", says=("rank 1 raised ValueError: oops",), line="raise ValueError('oops')"),
+    Case("all raise", "raise ValueError('oops')", {Outcome.RAISED}, {Outcome.RAISED, Outcome.STOPPED}, "raised", None,
+         ("raised ValueError: oops",), "raise ValueError('oops')"),
+    Case("sys.exit(0)", "if rank == 1:\n    sys.exit(0)\ndist.all_reduce(t)", {Outcome.EXITED}, HUNG, "hang",
+         says=("in all_reduce #1, which rank 1 never called", "it has finished without a single collective"),
+         line="dist.all_reduce(t)"),
+    Case("sys.exit(3)", "if rank == 1:\n    sys.exit(3)\ndist.all_reduce(t)", {Outcome.EXITED}, ECHOES, "exited",
+         says=("rank 1 left with status 3 (by sys.exit)",), line="sys.exit(3)"),
+    Case("os._exit(0)", "if rank == 1:\n    os._exit(0)\ndist.all_reduce(t)", {Outcome.EXITED}, ECHOES, "exited",
+         says=("rank 1 left by os._exit",)),
+    Case("SIGKILL", "dist.all_reduce(t)\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(t)",
+         {Outcome.CRASHED}, ECHOES, "crashed", says=("rank 1 was killed by SIGKILL.",), line="dist.all_reduce(t)"),
+    Case("SIGTERM", "dist.all_reduce(t)\nif rank == 1:\n    os.kill(os.getpid(), 15)\ndist.all_reduce(t)",
+         {Outcome.CRASHED}, ECHOES, "crashed", says=("rank 1 was killed by SIGTERM.",)),
+    Case("segfault", "if rank == 1:\n    ctypes.string_at(0)\ndist.all_reduce(t)", {Outcome.CRASHED}, ECHOES, "crashed",
+         says=("rank 1 was killed by SIGSEGV.",), line="ctypes.string_at(0)"),
+    Case("another collective", "dist.all_reduce(t)\nif rank == 1:\n    dist.barrier()\ndist.all_reduce(t)", HUNG, HUNG,
+         "hang", says=("all_reduce #2", "barrier #1"), line="dist.barrier()"),
+    Case("only rank 0", "if rank == 0:\n    dist.all_reduce(t)", DONE, {Outcome.HUNG, Outcome.RETURNED}, "hang", None,
+         ("rank 0 waits in all_reduce #1, which rank", "never called", "finished without a single collective")),
+    Case("only rank 0, then all", "if rank == 0:\n    dist.all_reduce(t)\ndist.barrier()", HUNG, HUNG, "hang", None,
+         ("all_reduce #1",)),
+    Case("uneven batches", "m = DDP(torch.nn.Linear(4, 4))\nfor _ in range(5 - (rank == 1)):\n"
+         "    m(t).sum().backward()", DONE, HUNG, "hang",
+         says=("in backward, for DDP's gradient all-reduce #5, which rank 1 never called",
+               "it has finished after all_reduce #4"), line="m(t).sum().backward()"),
+    Case("one constructs no DDP", "if rank != 1:\n    DDP(torch.nn.Linear(4, 4))\nelse:\n    dist.all_reduce(t)", HUNG,
+         HUNG, "hang", None, ("DDP",)),
+    Case("receive from each other", "dist.recv(t, src=rank ^ 1)", HUNG, HUNG, "hang", None,
+         ("rank 0 waits to receive from rank 1", "rank 1 waits to receive from rank 0")),
+    Case("receive from one who has left", "if rank == 0:\n    dist.recv(t, src=1)", DONE,
+         {Outcome.HUNG, Outcome.RETURNED}, "hang", says=("rank 0 waits to receive from rank 1, which has finished",)),
+    Case("busy loop", "if rank == 1:\n    while True: pass\ndist.barrier()", {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT},
+         "timed out", says=("rank 1 was still computing after 1.5 s of processor time", "waited in barrier #1"),
+         line="while True: pass", limits={"cpu_limit": 1.5}),
+    Case("long sleep", "if rank == 1:\n    time.sleep(100)\ndist.barrier()", {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT},
+         "timed out", says=("rank 1 did nothing for 1.5 s", "waited in barrier #1"), line="time.sleep(100)",
+         limits={"idle_limit": 1.5}),
+    Case("deadline", "while True: time.sleep(0.01)", {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT}, "timed out", None,
+         ("were still running after 1.5 s",), limits={"deadline": 1.5}),
+    Case("stopped by a signal", "if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\ndist.barrier()",
+         {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT}, "timed out",
+         says=("rank 1 was held by a signal (SIGSTOP)", "waited in barrier #1"), limits={"idle_limit": 2}),
+    Case("flood of output", "if rank == 1:\n    while True: print('x' * 1000)\ndist.barrier()",
+         {Outcome.TOO_MUCH_OUTPUT}, ECHOES, "too much output", says=("rank 1 was stopped", "printed"),
+         limits={"output_limit": 1 << 20}),
+    Case("memory", "hoard = []\nif rank == 1:\n    while True: hoard.append(torch.ones(1 << 20))\ndist.barrier()",
+         {Outcome.OUT_OF_MEMORY}, ECHOES, "out of memory", says=("rank 1 was stopped when it held", "of memory"),
+         limits={"memory_limit": 400 << 20}),
+    Case("input()", "input('name? ')", {Outcome.RAISED}, {Outcome.RAISED, Outcome.STOPPED}, "raised", None,
+         ("raised EOFError",), "input('name? ')"),
+    Case("a world of its own", "dist.destroy_process_group()\nos.environ.update(RANK='0', WORLD_SIZE='1')\n"
+         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+         "dist.all_reduce(torch.ones(rank + 1))\nprint(dist.get_world_size())", DONE, DONE),
+    Case("a child that has detached itself", "code = 'import os, signal, time; signal.signal(15, signal.SIG_IGN); "
+         "os.setsid(); os.fork() and os._exit(0); os.fork() and os._exit(0); time.sleep(300)'\n"
+         "if rank == 1:\n    subprocess.run([sys.executable, '-c', code])\ntime.sleep(0.1)\ndist.barrier()", DONE, DONE),
+    Case("a fork that goes on as a copy", "if rank == 1 and not os.fork():\n    os.setsid(); time.sleep(300)\n"
+         "dist.barrier()", DONE, DONE),
+    Case("DETAIL and DDP", "DDP(torch.nn.Linear(2, 2))", {Outcome.CRASHED, Outcome.STOPPED, Outcome.RAISED},
+         {Outcome.CRASHED, Outcome.STOPPED, Outcome.RAISED}, "crashed", None,
+         ("killed by SIGSEGV: DDP() on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_end_is_told(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.name.startswith("DETAIL"):
+        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    run = ranks.run(ranks.Source(PRELUDE + case.text, case.name), size, **{"deadline": 40.0, **case.limits})  # type: ignore[arg-type]
+    told = f"{run.cause}\n{[report.stderr for report in run.ranks]}"
+    assert run.ranks[1].outcome in case.one, told
+    assert {run.ranks[rank].outcome for rank in range(size) if rank != 1} <= case.others, told
+    if not case.kind:
+        assert run.cause is None, told
+        return
+    assert run.cause is not None
+    assert run.cause.kind == case.kind, told
+    for text in case.says:
+        assert text in run.cause.headline, told
+    if case.at_fault is not None:
+        assert run.cause.ranks == case.at_fault, told
+    if case.line:
+        assert run.cause.frame is not None, told
+        assert run.cause.frame.text.endswith(case.line), told
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("extents", ["4 if rank else 3", "3 if rank else 4"])
+def test_shapes_that_do_not_fit(size: int, extents: str) -> None:
+    """gloo may abort, raise or leave the larger one waiting (claim X10); the cause is one and the same."""
+    run = ranks.run(ranks.Source(PRELUDE + f"dist.all_reduce(torch.ones({extents}))"), size)
+    assert run.cause is not None
+    assert run.cause.kind in ("mismatch", "hang")
+    assert "in all_reduce #1" in run.cause.headline and "brought" in run.cause.headline
+    assert "4 × float32" in run.cause.headline and "3 × float32" in run.cause.headline
+    assert run.cause.frame is not None and "dist.all_reduce" in run.cause.frame.text
+    assert run.silent_mismatch[0].shape != run.silent_mismatch[1].shape
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ("torch.ones(1)", "torch.ones(1, dtype=torch.int32)"),
+    ("t, op=dist.ReduceOp.SUM", "t, op=dist.ReduceOp.MAX"),
+])  # fmt: skip
+def test_what_gloo_mixes_without_a_word_is_exposed(first: str, second: str) -> None:
+    """Claims X09 and X11: nobody fails, the numbers are wrong."""
+    text = f"if rank == 0:\n    dist.all_reduce({first})\nelse:\n    dist.all_reduce({second})"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.ok, run.cause
+    met = run.silent_mismatch
+    assert set(met) == {0, 1}
+    assert (met[0].dtype, met[0].reduce_op) != (met[1].dtype, met[1].reduce_op)
+
+
+def test_an_honest_run_has_no_mismatch() -> None:
+    text = """
+m = DDP(torch.nn.Linear(4, 4)); m(t).sum().backward()
+objects = [None] * size; dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+dist.gather(torch.ones(rank + 1), None) if False else dist.barrier()
+pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+dist.all_reduce(torch.ones(1 + (rank > 1)), group=pairs[rank // 2])
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 4)
+    assert run.ok, run.cause
+    assert run.silent_mismatch == {}
+
+
+def test_a_hang_in_a_subgroup_names_only_its_members() -> None:
+    text = "pair = dist.new_group([0, 1])\nif rank == 0:\n    dist.all_reduce(t, group=pair)"
+    run = ranks.run(ranks.Source(PRELUDE + text), 4)
+    assert run.cause is not None and run.cause.kind == "hang"
+    assert run.cause.ranks == (1,)
+    assert "which rank 1 never called" in run.cause.headline
+
+
+HINTS = {
+    "bind": ("import torch.distributed as dist, socket\ns = socket.socket(); s.bind(('', 0)); s.listen()\n"
+             "dist.TCPStore('127.0.0.1', s.getsockname()[1], 1, True)", "port is taken"),
+    "RANK": ("import os, torch.distributed as dist\nfor name in ('RANK', 'WORLD_SIZE'): os.environ.pop(name)\n"
+             "dist.init_process_group('gloo')", "torchrun sets RANK"),
+    "KeyError": ("import os\nos.environ.pop('LOCAL_RANK')\nint(os.environ['LOCAL_RANK'])", "torchrun sets RANK"),
+    "no group": ("import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))", "needs a group"),
+    "twice": ("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.init_process_group('gloo')",
+              "has a group already"),
+    "input": ("input()", "no keyboard"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_well_known_errors_come_with_one_note(name: str) -> None:
+    text, expected = HINTS[name]
+    run = ranks.run(ranks.Source(text), 2)
+    assert run.cause is not None and run.cause.kind == "raised"
+    assert sum(expected in note for note in run.cause.notes) == 1, run.cause
+
+
+def test_a_second_group_through_the_same_store_is_explained() -> None:
+    """Under torchrun it is a matter of luck too: the store still holds the first group's addresses."""
+    text = ("import torch, torch.distributed as dist\nfor _ in range(10):\n    dist.init_process_group('gloo')\n"
+            "    dist.all_reduce(torch.ones(1))\n    dist.destroy_process_group()\n")
+    run = ranks.run(ranks.Source(text), 3)
+    if run.cause is not None and run.cause.kind == "hang" and "init_process_group" in run.cause.headline:
+        assert any("has had a group before" in note for note in run.cause.notes)
