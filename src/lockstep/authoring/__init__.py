@@ -1,0 +1,1 @@
+"""For those who write the course: chapters and quizzes."""
