@@ -21,6 +21,7 @@ import runpy
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -70,6 +71,7 @@ def prepare(job: Job, rank: int, port: int, directory: str) -> None:
     os.environ.clear()
     os.environ.update(job.rank_environment(rank, port))
     os.environ["TMPDIR"] = os.path.join(directory, "tmp")
+    tempfile.tempdir = None  # It may have been asked for, and kept, before the fork.
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for number in (signal.SIGTERM, signal.SIGCHLD):  # Those before us had their own use for them.

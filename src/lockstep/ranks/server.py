@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import warnings
 
 from . import processes
@@ -30,6 +31,7 @@ NEEDED = (
 )  # fmt: skip
 WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint", "sklearn.datasets")
 IDLE_SECONDS = 0.3
+JANITOR_SECONDS = 1.5
 
 
 def warm_up() -> None:
@@ -91,16 +93,23 @@ def serve(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     supervisors: set[int] = set()
     later = list(WHEN_IDLE)
+    waiting_for_janitors: float | None = None
     while True:
-        ready, _, _ = select.select([control, wake_read], [], [], IDLE_SECONDS if later else None)
-        if not ready:
+        patience = IDLE_SECONDS if later or waiting_for_janitors else None
+        ready, _, _ = select.select([control, wake_read], [], [], patience)
+        if not ready and later and not waiting_for_janitors:
             with contextlib.suppress(Exception):
                 importlib.import_module(later.pop(0))
             continue
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake_read, 4096)
-            _tidy(supervisors)
+        if wake_read in ready or waiting_for_janitors:
+            spare = not waiting_for_janitors or time.monotonic() < waiting_for_janitors
+            if not _tidy(supervisors, spare):
+                waiting_for_janitors = None
+            elif waiting_for_janitors is None:
+                waiting_for_janitors = time.monotonic() + JANITOR_SECONDS
         if control in ready:
             data, descriptors, _, _ = socket.recv_fds(control, 16, 4)
             if not data:
@@ -128,17 +137,23 @@ def _become_supervisor(supervisor: object, control: socket.socket, descriptor: i
         os._exit(0)
 
 
-def _tidy(supervisors: set[int]) -> None:
-    """Collect supervisors that have ended, and end what one that was killed has left."""
+def _tidy(supervisors: set[int], spare_janitors: bool) -> bool:
+    """Collect supervisors that have ended, and end what one that was killed has left.
+
+    True while janitors are left, who are ended only when they do not leave by themselves.
+    """
     statuses: dict[int, int] = {}
     processes.reap(statuses)
     killed = any(statuses.get(pid) for pid in supervisors)
     supervisors.difference_update(statuses)
     orphans = [pid for pid in _children() if pid not in supervisors]
+    janitors = [pid for pid in orphans if spare_janitors and processes.is_janitor(pid)]
     for orphan in orphans:
-        processes.kill([*processes.descendants(orphan), orphan])
+        if orphan not in janitors:
+            processes.kill([*processes.descendants(orphan), orphan])
     if killed or orphans:
         remove_left_folders()
+    return bool(janitors)
 
 
 def _children() -> list[int]:
