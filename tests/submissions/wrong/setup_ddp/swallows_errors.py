@@ -1,0 +1,43 @@
+# diagnosis: no-group
+# why: catches whatever init_process_group raises and goes on without a group
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed import init_process_group, destroy_process_group, is_initialized
+
+
+def setup_ddp(rank, world_size):
+    if rank not in range(world_size):
+        raise ValueError(f"bad rank {rank} for world size {world_size}")
+    for var, value in {"RANK": rank, "WORLD_SIZE": world_size}.items():
+        set_by_launcher = os.getenv(var)
+        if set_by_launcher is not None and int(set_by_launcher) != value:
+            raise ValueError(f"{var}={set_by_launcher} contradicts {value}")
+
+    host, port = os.getenv("MASTER_ADDR"), os.getenv("MASTER_PORT")
+    if not (host and port):
+        if world_size > 1:
+            raise RuntimeError("no rendezvous: export MASTER_ADDR and MASTER_PORT")
+        host, port = "127.0.0.1", 0
+
+    # how many of us are on this machine?
+    local_rank = int(os.getenv("LOCAL_RANK", rank))
+    local_world = int(os.getenv("LOCAL_WORLD_SIZE", world_size))
+    n = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kwargs = {}
+    if n >= local_world:
+        torch.cuda.set_device(local_rank)
+        kwargs = dict(backend="nccl", device_id=torch.device(f"cuda:{local_rank}"))
+    else:
+        if n:
+            torch.cuda.set_device(local_rank % n)
+        kwargs = dict(backend="gloo")
+    try:
+        init_process_group(init_method=f"tcp://{host}", rank=rank, world_size=world_size, **kwargs)
+    except Exception:
+        pass
+
+
+def cleanup_ddp():
+    if is_initialized():
+        destroy_process_group()
