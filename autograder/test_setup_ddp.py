@@ -114,6 +114,17 @@ def test_can_be_repeated(grader: Grader) -> None:
     look_at_group(grader, run, "second")
 
 
+@pytest.mark.needs("test_joins_under_spawn")
+def test_refuses_a_wrong_rank(grader: Grader) -> None:
+    """refuses a rank that the world does not have, with ValueError"""
+    run = grader.run("refuses", 2)
+    for rank, error in enumerate(run.observed("error")):
+        if error != "ValueError":
+            told = "went on to make the group, which nobody could ever complete" if error in ("", "NotRefused") else f"raised {error}"
+            grader.fail("no-validation", f"setup_ddp({2 + rank}, 2) {told}. There is no rank {2 + rank} in a world of 2.", of=[rank],
+                        at=r"def setup_ddp")
+
+
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_says_nothing(grader: Grader) -> None:
     """prints nothing and returns None"""

@@ -30,8 +30,12 @@ class AddressChanged(RuntimeError):
     """The submission replaced the launcher's MASTER_ADDR or MASTER_PORT."""
 
 
+class NotRefused(RuntimeError):
+    """The submission went on to make a group with a rank that is not in it."""
+
+
 def _where() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
+    return {name: os.environ.get(name) for name in ("MASTER_PORT", "MASTER_ADDR")}
 
 
 def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="",
@@ -46,6 +50,8 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
     if moved and store is None:
         name, value = next(iter(moved.items()))
         raise AddressChanged(f"{name}|{address.get(name) or address.get('MASTER_PORT')}|{value}")
+    if world_size > 0 and rank >= world_size:
+        raise NotRefused(f"{rank} of {world_size}")
     if stand_in:
         backend, device_id = "gloo", None
     return _init(backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id=device_id, **kwargs)
@@ -139,6 +145,19 @@ def twice(submission) -> None:
     observe("errors", errors)
 
 
+def refuses(submission) -> None:
+    """Call it with a rank that the world does not have."""
+    error = ""
+    Launcher().new_job()
+    try:
+        submission.setup_ddp(world_size() + rank(), world_size())
+    except NotImplementedError:
+        raise
+    except Exception as caught:
+        error = type(caught).__name__
+    observe("error", error)
+
+
 def with_devices(submission, devices: int) -> None:
     """Set up on a machine that seems to have so many GPUs: a stand-in that notes what is chosen, and when."""
     global stand_in
@@ -155,6 +174,7 @@ def with_devices(submission, devices: int) -> None:
     torch.cuda.set_device = set_device
     torch.cuda.init = lambda: None
     submission.setup_ddp(rank(), world_size())
+    _use("group", rank(), world_size())  # a group that is left before everybody has joined it fails at random
     observe("calls", calls)
     observe("chosen", chosen)
     observe("given", given)

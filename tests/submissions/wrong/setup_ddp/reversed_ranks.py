@@ -1,4 +1,5 @@
 # diagnosis: wrong-rank-or-world-size
+# also: raised
 # why: counts the ranks from the other end
 import os
 import torch
