@@ -26,7 +26,6 @@ class ChannelError(Exception):
     """What came through the channel is no message, or is too large to be one."""
 
 
-
 def encode(value: Any) -> tuple[Any, bytes]:
     """Turn an observation into (JSON tree, blob).
 
@@ -49,7 +48,7 @@ def encode(value: Any) -> tuple[Any, bytes]:
         if isinstance(item, str):
             return str(item)
         if isinstance(item, dict):
-            return {str(key): walk(inner) for key, inner in item.items()}
+            return {_escape(str(key)): walk(inner) for key, inner in item.items()}
         if isinstance(item, (list, tuple, set, frozenset)):
             return [walk(inner) for inner in item]
         note, data = _tensor_bytes(item)
@@ -60,6 +59,11 @@ def encode(value: Any) -> tuple[Any, bytes]:
 
     tree = walk(value)
     return tree, b"".join(blobs)
+
+
+def _escape(key: str) -> str:
+    """Keys with a dollar sign get another, so that none is taken for a note."""
+    return f"${key}" if key.startswith("$") else key
 
 
 def _tensor_bytes(item: Any) -> tuple[dict[str, Any], bytes]:
@@ -87,7 +91,7 @@ def decode(tree: Any, blob: bytes) -> Any:
     if not isinstance(tree, dict):
         return tree
     if set(tree) != {_TENSOR}:
-        return {key: decode(item, blob) for key, item in tree.items()}
+        return {key[1:] if key.startswith("$") else key: decode(item, blob) for key, item in tree.items()}
     import torch
 
     note = tree[_TENSOR]

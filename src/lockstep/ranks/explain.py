@@ -246,20 +246,23 @@ def _workers_error(error: Error, stderr: str) -> tuple[int, Error] | None:
     started = re.search(r"Process (\d+) terminated with the following error:\n(.*)", error.message, re.DOTALL)
     if error.type == "ProcessRaisedException" and started:
         return int(started.group(1)), _parse(started.group(2))
-    root = re.search(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: 1\b.*?traceback : (.*?)\n=+", error.message + "\n==",
-                     re.DOTALL)
-    if error.type == "ChildFailedError" and root:
-        text = root.group(2)
-        if "Traceback (most recent call last)" not in text:  # without @record, the worker only printed it
-            printed = stderr.split("Traceback (most recent call last):")[1:]
-            text = printed[0] if printed else ""
-        return (int(root.group(1)), _parse(text)) if text else None
+    if error.type == "ChildFailedError":
+        found = [(int(rank), _parse(text)) for rank, text in _CHILD.findall(error.message + "\n==") if _TRACE in text]
+        if not found and _TRACE in stderr:  # Without @record a worker has only printed it.
+            rank = re.search(r"Root Cause.*?rank\s*: (\d+)", error.message, re.DOTALL)
+            found = [(int(rank.group(1)) if rank else 0, _parse(text)) for text in stderr.split(_TRACE)[1:]]
+        own = [one for one in found if not ECHO.search(str(one[1]))]  # Their times are whole seconds: echoes come first.
+        return next(iter([*own, *found]), None)
     return None
+
+
+_TRACE = "Traceback (most recent call last):"
+_CHILD = re.compile(r"^\[\d+\]:$.*?rank\s*: (\d+).*?traceback : (.*?)(?=^\[\d+\]:$|^[-=]{2})", re.DOTALL | re.MULTILINE)
 
 
 def _parse(printed: str) -> Error:
     """An exception from its printed traceback, the last of a chain."""
-    last = printed.split("Traceback (most recent call last):")[-1]
+    last = printed.split(_TRACE)[-1]
     frames = tuple(
         Frame(file, int(number), function)
         for file, number, function in re.findall(r'File "(.+?)", line (\d+), in (\S+)', last)

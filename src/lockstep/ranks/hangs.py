@@ -26,6 +26,8 @@ def hang(run: Run, job: Job) -> Cause:
     from .explain import latest
 
     members = latest(run.workers) if job.launcher else list(run.ranks)
+    if job.launcher and run.ranks[0].outcome is Outcome.HUNG:  # The launcher is a rank too.
+        members = latest([*run.workers, run.ranks[0]])
     waiting = [report for report in members if report.outcome is Outcome.HUNG]
     headline, at_fault, notes = _find(members, waiting)
     branch = _branch(waiting)

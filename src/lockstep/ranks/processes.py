@@ -83,6 +83,14 @@ def is_stopped(pid: int) -> bool:
     return False
 
 
+def catches(pid: int, number: int) -> bool:
+    """True when the process has a handler for the signal, so that the signal does not end it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
+    return False
+
+
 def command_line(pid: int) -> str:
     """The process's command line; empty when it is gone, or where /proc is missing."""
     with contextlib.suppress(OSError):

@@ -177,7 +177,8 @@ def _run(recorder: Any, target: dict[str, Any], kwargs: dict[str, Any]) -> None:
 
 def _fresh_main(filename: str) -> None:
     main_module = types.ModuleType("__main__")
-    main_module.__dict__["__file__"] = filename
+    if not filename.startswith("<"):  # A cell has no file; a child that is spawned would look for it.
+        main_module.__dict__["__file__"] = filename
     sys.modules["__main__"] = main_module
 
 

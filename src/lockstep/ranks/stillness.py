@@ -29,7 +29,6 @@ IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
 UNPROVEN_STILL = 15.0
 """... where the system does not tell whether a process moves: no /proc, or the work is on an accelerator."""
 ANSWER_SECONDS = 0.7
-_LAUNCHER_WAITS = ("wait", "join", "select", "poll", "_wait_for_tstate_lock", "sleep", "_recv", "monitor", "_poll", "get")
 
 
 class Clock:
@@ -133,8 +132,11 @@ class Stillness:
 
     def _waiting(self) -> list[Member]:
         """The ranks whose code has not ended: with a launcher its workers, else the ranks themselves."""
-        launcher = self.supervisor.job.launcher
-        return [member for member in self.supervisor.unfinished() if not (launcher and member.role == "rank")]
+        return [member for member in self.supervisor.unfinished() if not self._only_launches(member)]
+
+    def _only_launches(self, member: Member) -> bool:
+        """True for a launcher, unless it is a rank as well."""
+        return self.supervisor.job.launcher and member.role == "rank" and not member.operations
 
     def _nothing_moves(self) -> bool:
         supervisor = self.supervisor
@@ -148,7 +150,7 @@ class Stillness:
             self.everyone.guess(same_operations, now)
             return self.clock.guess(same_operations, now)
         self.everyone.look(movement, now)
-        if supervisor.job.launcher:
+        if self._only_launches(supervisor.ranks[0]):
             movement = movement.without(supervisor.ranks[0].pid)
         return self.clock.look(movement, now)
 
@@ -162,7 +164,7 @@ class Stillness:
 
     def _all_communicate(self, waiting: list[Member]) -> bool:
         """True when every process whose code has not ended is inside a communication call, and somebody is."""
-        if self.supervisor.job.launcher and not self._launcher_waits():
+        if self._only_launches(self.supervisor.ranks[0]) and not self._launcher_waits():
             return False
         unable = self.clock.seconds() < (self.supervisor.job.idle_limit or float("inf"))
         for member in waiting:
@@ -172,8 +174,10 @@ class Stillness:
         return bool(waiting)
 
     def _launcher_waits(self) -> bool:
+        """True when the launcher sleeps in a library's function, as those do that wait for processes."""
         launcher = self.supervisor.ranks[0]
-        return launcher.done or (launcher.sample or {}).get("innermost") in _LAUNCHER_WAITS
+        asleep = self.everyone.before is None or launcher.pid not in self.everyone.before.awake
+        return launcher.done or (asleep and bool((launcher.sample or {}).get("innermost")))
 
     def ask(self, members: list[Member]) -> list[Any] | None:
         """Ask where these members stand; their answers are kept as `sample`. None when one did not answer."""
@@ -198,6 +202,6 @@ class Stillness:
 def _ask_without_lock(member: Member) -> None:
     """A thread that holds the interpreter lock keeps the listener from answering; a signal handler needs no lock."""
     number = getattr(signal, "SIGRTMAX", None)
-    if number is not None and member.channel is not None:
+    if number is not None and processes.catches(member.pid, number):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member.pid, number)

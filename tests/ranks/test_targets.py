@@ -1,0 +1,139 @@
+"""The three kinds of target, the environment that each rank gets, and the two ways to start it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep import ranks
+from lockstep.ranks import Outcome
+
+BODIES = Path(__file__).with_name("bodies.py")
+
+
+def test_a_function_is_called_with_its_arguments_and_observed() -> None:
+    run = ranks.run(ranks.Function(BODIES, "total", {"start": 10.0}), 4)
+    assert run.outcomes == [Outcome.RETURNED] * 4
+    assert run.observed("returned") == [46.0] * 4
+
+
+@pytest.mark.parametrize(("how", "kind"), [("exit", "exited"), ("raise", "raised")])
+def test_a_function_that_leaves_early_has_not_returned(how: str, kind: str) -> None:
+    run = ranks.run(ranks.Function(BODIES, "leave", {"how": how}), 2)
+    assert run.cause is not None and run.cause.kind == kind
+    assert run.cause.ranks == (1,)
+    assert run.cause.frame is not None and run.cause.frame.file == str(BODIES)
+    assert run.cause.frame.text.startswith("sys.exit(0)" if how == "exit" else "raise ValueError")
+
+
+def test_a_script_is_main_and_gets_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("VALUE = 7\n")
+    script = tmp_path / "train.py"
+    script.write_text("import sys, helper\nif __name__ == '__main__':\n    print(sys.argv[1:], helper.VALUE, __file__)\n"
+                      "    raise SystemExit(0)\n")
+    run = ranks.run(ranks.Script(script, ("--epochs", "2")), 2)
+    assert run.ok and run.outcomes == [Outcome.EXITED] * 2
+    assert run.ranks[1].stdout == f"['--epochs', '2'] 7 {script}\n"
+
+
+def test_a_script_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match="no file"):
+        ranks.run(ranks.Script("nowhere.py"), 2)
+
+
+def test_a_syntax_error_has_a_place(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nprint(\n")
+    run = ranks.run(ranks.Script(script), 2)
+    assert run.cause is not None and "SyntaxError" in run.cause.headline
+    assert run.cause.frame is not None and run.cause.frame.line == 2
+
+
+def test_source_text_is_named_and_shown() -> None:
+    run = ranks.run(ranks.Source("x = 1\nraise KeyError('x')", "<cell 3>"), 2)
+    assert run.cause is not None and run.cause.frame is not None
+    assert run.cause.frame.is_cell and run.cause.frame.line == 2
+    assert run.cause.frame.text == "raise KeyError('x')"
+
+
+def test_the_environment_is_torchruns() -> None:
+    text = "import os\nprint(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'OMP_NUM_THREADS')))"
+    run = ranks.run(ranks.Source(text), 4, nodes=2)
+    assert [report.stdout.split() for report in run.ranks] == [
+        ["0", "0", "4", "2", "0", "1"],
+        ["1", "1", "4", "2", "0", "1"],
+        ["2", "0", "4", "2", "1", "1"],
+        ["3", "1", "4", "2", "1", "1"],
+    ]
+    with pytest.raises(ValueError, match="evenly"):
+        ranks.run(ranks.Source("pass"), 3, nodes=2)
+
+
+def test_the_client_folder_is_not_on_a_scripts_path(tmp_path: Path) -> None:
+    """Started by torchrun, a script sees its own folder, not the one that its starter stood in."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys, os\nassert os.getcwd() not in sys.path, sys.path\n")
+    assert ranks.run(ranks.Script(script), 1).ok
+
+
+def test_random_states_differ_between_ranks() -> None:
+    text = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    run = ranks.run(ranks.Source(text), 2)
+    first, second = (report.stdout.split() for report in run.ranks)
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_many_ranks() -> None:
+    run = ranks.run(ranks.Function(BODIES, "total"), 8)
+    assert run.ok, run.cause
+    assert run.observed("returned") == [28.0] * 8
+
+
+def test_a_ddp_wrapper_that_outlives_its_group_never_hangs() -> None:
+    """Claim X29: 1 in 10 or so deadlocks when a rank is left to itself."""
+    for repeat in range(30):
+        run = ranks.run(ranks.Function(BODIES, "train_and_return_the_module"), 2)
+        assert run.ok, (repeat, run.cause)
+
+
+@pytest.fixture
+def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_START_METHOD", "spawn")
+
+
+@pytest.mark.usefixtures("spawned")
+class TestSpawned:
+    """Where there is no fork from a warm process: slower, with the same results."""
+
+    def test_a_function(self) -> None:
+        run = ranks.run(ranks.Function(BODIES, "total"), 2)
+        assert run.ok, run.cause
+        assert run.observed("returned") == [1.0, 1.0]
+        assert [len(calls) for calls in run.collectives] == [1, 1]
+
+    def test_a_hang(self) -> None:
+        text = ("import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+                "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))")
+        run = ranks.run(ranks.Source(text), 2)
+        assert run.cause is not None and run.cause.kind == "hang" and run.cause.ranks == (1,)
+
+    def test_a_crash(self) -> None:
+        text = "import ctypes, os\nif os.environ['RANK'] == '1':\n    ctypes.string_at(0)"
+        run = ranks.run(ranks.Source(text), 2)
+        assert run.cause is not None and "rank 1 was killed by SIGSEGV" in run.cause.headline
+        assert run.cause.frame is not None and run.cause.frame.text == "ctypes.string_at(0)"
+
+    def test_a_launcher(self) -> None:
+        run = ranks.run(ranks.Function(BODIES, "launch"), 1, launcher=True)
+        assert run.ok, run.cause
+        assert len(run.workers) in (0, 2)
+
+
+def test_two_runs_at_once() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        runs = list(pool.map(lambda start: ranks.run(ranks.Function(BODIES, "total", {"start": start}), 2),
+                             [0.0, 100.0, 200.0]))
+    assert [run.observed("returned") for run in runs] == [[1.0] * 2, [201.0] * 2, [401.0] * 2]
+    assert os.environ.get("RANK") is None
