@@ -45,7 +45,7 @@ def test_a_worker_raises() -> None:
 def test_a_worker_exits() -> None:
     run = launch("launch", mode="exit")
     assert run.cause is not None and run.cause.kind == "exited" and run.cause.ranks == (1,)
-    assert run.cause.headline == "rank 1 left with status 7 before its work was done."
+    assert run.cause.headline == "rank 1 left with status 7 (by sys.exit) before its work was done."
 
 
 @pytest.mark.parametrize("size", [2, 4])

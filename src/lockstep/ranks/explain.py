@@ -205,64 +205,40 @@ def signal_name(code: int | None) -> str:
 
 
 def launched(run: Run, job: Job) -> Cause | None:
-    """Why a launcher's run failed: the worker at fault, in its own words, rather than the launcher's."""
+    """Why a launcher's run failed: the worker at fault, rather than what the launcher was told of it."""
     launcher = run.ranks[0]
-    workers = latest(run.workers)
-    broken = [one for one in workers if one.outcome in (Outcome.OUT_OF_MEMORY, Outcome.TOO_MUCH_OUTPUT)]
-    if broken:
-        return _describe(run, broken[0], broken)
-    if not _is_bad(launcher, job):
-        return None
+    workers = [_as_rank(worker) for worker in latest(run.workers)]
     error = launcher.error
-    killed = sorted((one for one in workers if one.code and one.code < 0 and one.code != -signal.SIGTERM),
-                    key=lambda one: one.ended)
-    if launcher.outcome is not Outcome.RAISED or error is None:
+    broken = any(one.outcome in (Outcome.OUT_OF_MEMORY, Outcome.TOO_MUCH_OUTPUT) for one in workers)
+    if not broken and not _is_bad(launcher, job):
+        return None
+    bad = [worker for worker in workers if _is_bad(worker, replace(job, target={"type": "script"}))]
+    by_a_worker = broken or (error is not None and error.type in (
+        "ProcessRaisedException", "ProcessExitedException", "ChildFailedError"))
+    if bad and by_a_worker:
+        found = _failure(replace(run, ranks=workers, world_size=len(workers)), job, bad)
+    elif error is not None and (told := re.search(r"Process (\d+) terminated with the following error:\n(.*)",
+                                                  error.message, re.DOTALL)):
+        own, number = _parse(told.group(2)), int(told.group(1))
+        found = Cause("raised", f"rank {number} raised {_short(own)}", (number,), own.frame, (), _help(own),
+                      read=FAILURES, error=own)
+    else:
         found = _describe(run, launcher, [launcher])
-        return replace(found, headline=found.headline.replace("rank 0", "the launcher"), ranks=())
-    note = f"The launcher was told of it by {error.type}."
-    worker = _workers_error(error, launcher.stderr)
-    if worker is not None and not (ECHO.search(str(worker[1])) and killed):
-        rank, own = worker
-        report = next((one for one in workers if one.rank == rank), None)
-        if TIMEOUT.search(own.message) and report is not None:
-            return replace(_own_timeout(workers, replace(report, error=own)), error=own)
-        return Cause("raised", f"rank {rank} raised {_short(own)}", (rank,), own.frame, (), (*_help(own), note),
-                     read=FAILURES, error=own)
-    if killed:
-        found = _crashed(replace(run, ranks=workers), killed[0], killed)
-        return replace(found, notes=(*found.notes, note))
-    status = re.search(r"process (\d+) terminated with exit code (\d+)|rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (\d+)",
-                       error.message)
-    if status is not None:
-        rank, code = (int(value) for value in status.groups() if value is not None)
-        return Cause("exited", f"rank {rank} left with status {code} before its work was done.", (rank,), None, (),
-                     (note,), read=FAILURES, error=error)
-    return Cause("raised", f"the launcher raised {_short(error)}", (), error.frame, (), _help(error), read=FAILURES,
-                 error=error)
+        said = re.sub(r"^(rank 0|every rank)", "the launcher", found.headline)
+        return replace(found, headline=said, ranks=())
+    note = f"The launcher was told of it by {error.type}." if error else "The launcher was stopped."
+    return replace(found, notes=(*found.notes, note))
 
 
-def _workers_error(error: Error, stderr: str) -> tuple[int, Error] | None:
-    """The rank and the exception of the worker that a launcher's exception tells of."""
-    started = re.search(r"Process (\d+) terminated with the following error:\n(.*)", error.message, re.DOTALL)
-    if error.type == "ProcessRaisedException" and started:
-        return int(started.group(1)), _parse(started.group(2))
-    if error.type == "ChildFailedError":
-        found = [(int(rank), _parse(text)) for rank, text in _CHILD.findall(error.message + "\n==") if _TRACE in text]
-        if not found and _TRACE in stderr:  # Without @record a worker has only printed it.
-            rank = re.search(r"Root Cause.*?rank\s*: (\d+)", error.message, re.DOTALL)
-            found = [(int(rank.group(1)) if rank else 0, _parse(text)) for text in stderr.split(_TRACE)[1:]]
-        own = [one for one in found if not ECHO.search(str(one[1]))]  # Their times are whole seconds: echoes come first.
-        return next(iter([*own, *found]), None)
-    return None
-
-
-_TRACE = "Traceback (most recent call last):"
-_CHILD = re.compile(r"^\[\d+\]:$.*?rank\s*: (\d+).*?traceback : (.*?)(?=^\[\d+\]:$|^[-=]{2})", re.DOTALL | re.MULTILINE)
+def _as_rank(worker: RankReport) -> RankReport:
+    """Launchers end the other workers with SIGTERM when one has failed: they have been stopped."""
+    stopped = worker.outcome is Outcome.CRASHED and worker.code == -signal.SIGTERM
+    return replace(worker, outcome=Outcome.STOPPED) if stopped else worker
 
 
 def _parse(printed: str) -> Error:
     """An exception from its printed traceback, the last of a chain."""
-    last = printed.split(_TRACE)[-1]
+    last = printed.split("Traceback (most recent call last):")[-1]
     frames = tuple(
         Frame(file, int(number), function)
         for file, number, function in re.findall(r'File "(.+?)", line (\d+), in (\S+)', last)

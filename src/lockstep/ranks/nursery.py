@@ -24,7 +24,7 @@ import signal
 import socket
 import struct
 import sys
-from multiprocessing import context, resource_tracker, spawn, util
+from multiprocessing import context, process, resource_tracker, spawn, util
 from typing import Any
 
 from . import processes, rank
@@ -213,6 +213,35 @@ def _child(directory: str, job: Job, memory: int, data_read: int, descriptors: l
     rank.reseed()
     rank.open_streams()
     rank.fault_file(directory)
-    rank.record(rank.attach(directory, "worker", order["number"]), job)
+    _report_the_end(rank.record(rank.attach(directory, "worker", order["number"]), job))
     forkserver._forkserver._inherited_fds = descriptors  # type: ignore[attr-defined]  # where `DupFd` looks for them
     return int(spawn._main(data_read, os.dup(data_read)) or 0)
+
+
+def _report_the_end(book: Any) -> None:
+    """Have this process say how its function ended, before whatever started it turns that into an exit code."""
+    run = process.BaseProcess.run
+    this = os.getpid()
+
+    def lockstep_run(self: process.BaseProcess) -> None:
+        try:
+            run(self)
+        except BaseException as error:
+            if os.getpid() == this:
+                rank.report(book, _own(error))
+            raise
+        if os.getpid() == this:
+            book.send({"event": "returned"})
+
+    process.BaseProcess.run = lockstep_run  # type: ignore[method-assign]
+
+
+def _own(error: BaseException) -> BaseException:
+    """`mp.spawn` saves its function's exception for the launcher, and leaves by `sys.exit(1)`."""
+    if isinstance(error, SystemExit) and error.__context__ is not None and error.__traceback__ is not None:
+        place = error.__traceback__
+        while place.tb_next is not None:
+            place = place.tb_next
+        if place.tb_frame.f_globals.get("__name__") == "torch.multiprocessing.spawn":
+            return error.__context__
+    return error

@@ -60,7 +60,7 @@ def main(directory: str, rank: int) -> None:
     try:
         _run(recorder, job.target, decode(message["kwargs"], blob))
     except BaseException as error:  # noqa: BLE001  whatever it is, it is the rank's outcome
-        _report(recorder, error)
+        report(recorder, error)
     _leave(recorder)
 
 
@@ -172,7 +172,7 @@ def _run(recorder: Any, target: dict[str, Any], kwargs: dict[str, Any]) -> None:
         atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    recorder._send({"event": "returned"})
+    recorder.send({"event": "returned"})
 
 
 def _fresh_main(filename: str) -> None:
@@ -186,18 +186,19 @@ def _execute(source: str | bytes, filename: str) -> None:
     exec(compile(source, filename, "exec"), sys.modules["__main__"].__dict__)  # noqa: S102
 
 
-def _report(recorder: Any, error: BaseException) -> None:
+def report(recorder: Any, error: BaseException) -> None:
+    """Say that the code ended in this exception."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        recorder._send({"event": "exit", "code": error.code or 0, "frames": _frames(recorder, error)})
+        recorder.send({"event": "exit", "code": error.code or 0, "frames": _frames(recorder, error)})
         return
     if isinstance(error, SystemExit):
         print(error.code, file=sys.stderr, flush=True)
-        recorder._send({"event": "exit", "code": 1, "frames": _frames(recorder, error), "message": str(error.code)})
+        recorder.send({"event": "exit", "code": 1, "frames": _frames(recorder, error), "message": str(error.code)})
         return
-    recorder._send({
+    recorder.send({
         "event": "raised",
         "type": type(error).__name__,
         "message": _message(error),

@@ -121,7 +121,7 @@ class Recorder:
                 "peer": int(peer) if isinstance(peer, int) else None,
                 "frame": frame,
             }
-            self._send(message)
+            self.send(message)
         return number
 
     def _group(self, boxed: Any) -> tuple[str, list[int]]:
@@ -132,7 +132,7 @@ class Recorder:
             if known is None:
                 members = dist.get_process_group_ranks(process_group)
                 if not self.keep_alive and dist.is_initialized():
-                    self._send({"event": "rank", "rank": dist.get_rank()})
+                    self.send({"event": "rank", "rank": dist.get_rank()})
                 known = self.keep_alive[id(process_group)] = (process_group, process_group.group_name, members)
             return known[1], known[2]
         except Exception:
@@ -155,13 +155,13 @@ class Recorder:
                 work.get_future().add_done_callback(lambda _: self._end(number))
 
     def _end(self, number: int) -> None:
-        self._send({"event": "end", "number": number, "time": time.monotonic_ns()})
+        self.send({"event": "end", "number": number, "time": time.monotonic_ns()})
 
     def mark(self, name: str) -> None:
         """Note a point of the code, in order with this rank's collectives."""
         with self._lock:
             self._number += 1
-            self._send({"event": "mark", "number": self._number, "name": str(name), "time": time.monotonic_ns()})
+            self.send({"event": "mark", "number": self._number, "name": str(name), "time": time.monotonic_ns()})
 
     def observe(self, name: str, value: Any) -> None:
         """Send one observation. Raises TypeError for what cannot be one, ValueError for one that is too large."""
@@ -171,7 +171,8 @@ class Recorder:
         except ChannelError as error:
             raise ValueError(f"observation {name!r}: {error}") from None
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell the supervisor; when it is gone, nobody needs to know."""
         with contextlib.suppress(OSError, ChannelError):
             self.channel.send(message)
 
@@ -274,7 +275,7 @@ class Recorder:
     def listen(self) -> None:
         """Answer the supervisor until it is gone; then this process has no reason to live."""
         self.watcher = threading.get_ident()
-        self._send({"event": "watcher", "thread": threading.get_native_id()})
+        self.send({"event": "watcher", "thread": threading.get_native_id()})
         while True:
             try:
                 message = self.channel.wait()
@@ -288,7 +289,7 @@ class Recorder:
                         stack = self.stack()
                     except Exception as error:
                         stack = {"frame": None, "call": "", "detail": {"error": repr(error)}}
-                    self._send({"event": "sample", "id": message[0].get("id"), "stack": stack})
+                    self.send({"event": "sample", "id": message[0].get("id"), "stack": stack})
                 case "leave":
                     self.leave.set()
 
