@@ -264,7 +264,7 @@ assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split()
 
 # %% [markdown]
 # The timeout holds for `init_process_group` and then for each collective. Shorten it while you try things out. Here it
-# is a fifth of a second, so that you see the error which otherwise takes half an hour to come:
+# is a third of a second, so that you see the error which otherwise takes half an hour to come:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -273,7 +273,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
-dist.init_process_group("gloo", timeout=timedelta(milliseconds=200))
+dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
 # **What this tells you.** The key that was waited for ends in `/2`: the address of rank 2, which nobody has written.
@@ -335,7 +335,7 @@ for epoch in range(2):
 #
 # Without GPU support nccl is not there at all:
 
-# %% tags=["nbval-ignore-output"] ignored_because="the message depends on whether this torch was built with CUDA"
+# %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
 import torch.distributed as dist
 
@@ -508,7 +508,8 @@ quiz("02_setup/set_epoch")
 # %%
 dealt = [list(DistributedSampler(range(10), 2, rank, seed=rank)) for rank in range(2)]  # BUG: a seed for each rank
 print(dealt)
-print("dealt twice:", sorted(set(dealt[0]) & set(dealt[1])), "  never dealt:", sorted(set(range(10)) - set(sum(dealt, []))))
+print("dealt twice:", sorted(set(dealt[0]) & set(dealt[1])))
+print("never dealt:", sorted(set(range(10)) - set(sum(dealt, []))))
 
 # %% [markdown]
 # **Both sampler and shuffle.** At least this one raises:

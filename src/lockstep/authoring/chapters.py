@@ -15,7 +15,6 @@ were, as long as the output says the same apart from them.
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import os
 import re
@@ -101,7 +100,7 @@ def notebook_path(name: str, root: Path = ROOT) -> Path:
 
 def read_source(name: str, root: Path = ROOT) -> NotebookNode:
     """The chapter as a notebook without outputs."""
-    notebook = jupytext.reads(source_path(name, root).read_text(encoding="utf-8"), fmt=SOURCE_FORMAT)
+    notebook: NotebookNode = jupytext.reads(source_path(name, root).read_text(encoding="utf-8"), fmt=SOURCE_FORMAT)
     notebook.metadata = NotebookNode(kernelspec=NotebookNode(KERNEL))
     taken: set[str] = set()
     for cell in notebook.cells:
@@ -111,7 +110,8 @@ def read_source(name: str, root: Path = ROOT) -> NotebookNode:
 
 def source_text(notebook: NotebookNode) -> str:
     """The notebook as a source file: the cells as they are, under the one header that every source has."""
-    plain = nbformat.v4.new_notebook(metadata={"jupytext": {"comment_magics": True, "notebook_metadata_filter": "-all"}})
+    settings = {"comment_magics": True, "notebook_metadata_filter": "-all"}
+    plain = nbformat.v4.new_notebook(metadata={"jupytext": settings})
     for cell in notebook.cells:
         make = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         plain.cells.append(make(cell.source, metadata=_kept_metadata(cell)))
@@ -154,10 +154,9 @@ class Rules:
     """What may differ between two runs of the same cell, from `nbval_sanitize.cfg`."""
 
     def __init__(self, file: Path) -> None:
-        parser = configparser.RawConfigParser()
-        parser.read(file, encoding="utf-8")
-        sections = (parser[section] for section in parser.sections())
-        self.pairs = [(re.compile(section["regex"]), section["replace"]) for section in sections]
+        # The two lines of a rule exactly as nbval reads them (get_sanitize_patterns), so that both agree.
+        pairs = re.findall(r"^regex: (.*)$\n^replace: (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        self.pairs = [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
     def apply(self, text: str) -> str:
         """The text with everything that may differ replaced by its rule's word."""

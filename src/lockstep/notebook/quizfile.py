@@ -8,8 +8,8 @@
     right = true
     because = "Shown whichever way the learner chose: why this is so, or why it is not."
 
-That is how authors write it. `seal` turns it into what the course ships: `right` becomes a salted hash and `because` is
-packed, so that nobody reads an answer by opening the file. It keeps nobody out who wants in; the answers are not graded.
+That is how authors write it. `seal` turns it into what the course ships: `right` becomes a salted hash, `because` is
+packed, and nobody reads an answer by opening the file. It keeps nobody out who wants in; the answers are not graded.
 
     python -m lockstep.notebook.quizfile seal chapters/quizzes/02_setup.toml
     python -m lockstep.notebook.quizfile open chapters/quizzes/02_setup.toml      to edit it again
@@ -92,7 +92,7 @@ def _choice(key: str, item: dict[str, Any]) -> Choice:
     salt, _, digest = item["mark"].partition(":")
     known = {_digest(salt, key, text, is_right): is_right for is_right in (True, False)}
     if digest not in known:
-        raise QuizError(f"{key}: the choice {text!r} was changed after it was sealed. Open the file, edit it, seal it again.")
+        raise QuizError(f"{key}: the choice {text!r} was changed after it was sealed. Open the file, edit it, seal it.")
     packed = "".join(item["packed"].split())
     return Choice(text, known[digest], zlib.decompress(base64.b85decode(packed)).decode())
 

@@ -1,0 +1,186 @@
+"""The chapters: source and notebook say the same, outputs compare on any machine, a changed number is noticed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lockstep.authoring import chapters
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_CELL = 25
+LONGEST_PROGRAM = 32
+IGNORE_TAGS = ("nbval-ignore-output", "nbval-skip")
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+each_chapter = pytest.mark.parametrize("name", chapters.names())
+
+
+def notebook(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(chapters.notebook_path(name), as_version=4)
+
+
+def code(name: str) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook(name).cells if cell.cell_type == "code"]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A course with one short chapter, built."""
+    folder = tmp_path / "chapters"
+    (folder / "source").mkdir(parents=True)
+    for file in ("nbval_sanitize.cfg", "conftest.py"):
+        shutil.copy(ROOT / "chapters" / file, folder / file)
+    cells = '# %% [markdown]\n# # Counting\n\n'
+    cells += '# %%\nimport time\nprint("HANG after %.1f s" % (time.monotonic() % 9))\n\n'
+    cells += '# %%\n# %matplotlib inline\nsum(range(5))\n\n# %% tags=["nbval-skip"] ignored_because="it is slow"\n7\n'
+    chapters.source_path("10_count", tmp_path).write_text(chapters.HEADER + cells)
+    chapters.build(["10_count"], tmp_path)
+    return tmp_path
+
+
+@each_chapter
+def test_the_notebook_holds_the_cells_of_its_source(name: str) -> None:
+    assert chapters.stale([name]) == [], f"run: python -m lockstep.authoring.chapters build {name}"
+
+
+@each_chapter
+def test_the_way_back_changes_nothing_when_nothing_was_edited(name: str) -> None:
+    assert chapters.source_text(notebook(name)) == chapters.source_path(name).read_text(encoding="utf-8")
+
+
+@each_chapter
+def test_every_cell_ran_in_order_and_has_an_id_of_its_own(name: str) -> None:
+    ids = [cell.id for cell in notebook(name).cells]
+    assert len(set(ids)) == len(ids)
+    assert [cell.execution_count for cell in code(name)] == list(range(1, len(code(name)) + 1))
+
+
+@each_chapter
+def test_few_cells_are_exempt_from_comparison_and_each_says_why(name: str) -> None:
+    exempt = [cell for cell in code(name) if set(cell.metadata.get("tags", ())) & set(IGNORE_TAGS)]
+    assert len(exempt) <= 0.05 * len(code(name))
+    for cell in exempt:
+        assert len(cell.metadata.get("ignored_because", "")) > 20, cell.source
+
+
+@each_chapter
+def test_a_cell_can_be_seen_whole(name: str) -> None:
+    for cell in code(name):
+        longest = LONGEST_PROGRAM if "whole-program" in cell.metadata.get("tags", ()) else LONGEST_CELL
+        assert len(cell.source.splitlines()) <= longest, cell.source
+        assert max(map(len, cell.source.splitlines())) <= 120, cell.source
+    assert sum("whole-program" in cell.metadata.get("tags", ()) for cell in code(name)) <= 1
+
+
+@each_chapter
+def test_a_deliberate_bug_is_short(name: str) -> None:
+    for cell in code(name):
+        if "# BUG" in cell.source:
+            lines = cell.source.splitlines()
+            counted = [line for line in lines if line and not line.startswith(("%%", "import", "from"))]
+            assert len(counted) <= 12, cell.source
+
+
+@each_chapter
+def test_no_output_tells_of_this_machine(name: str) -> None:
+    text = nbformat.writes(nbformat.v4.new_notebook(cells=code(name)))
+    for place in (str(ROOT), str(Path.home()), "/tmp/", "site-packages", "0x"):
+        assert place not in re.sub(r'"source": \[.*?\]', "", text, flags=re.DOTALL), place
+    assert "widget-view" not in text, "a widget's model lives in a kernel; what is stored is its text"
+
+
+@each_chapter
+def test_no_cell_failed_that_was_not_meant_to(name: str) -> None:
+    for cell in code(name):
+        assert "raises-exception" in cell.metadata.get("tags", ()) or all(
+            output.output_type != "error" for output in cell.outputs
+        ), cell.source
+
+
+@each_chapter
+def test_folded_help_is_closed(name: str) -> None:
+    for cell in notebook(name).cells:
+        assert cell.source.count("<details>") == cell.source.count("</details>")
+
+
+def headings(name: str) -> list[str]:
+    text = "\n\n".join(cell.source for cell in notebook(name).cells if cell.cell_type == "markdown")
+    return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+
+
+def test_the_diagnoses_name_sections_that_exist() -> None:
+    file = ROOT / "autograder" / "diagnoses.toml"
+    if not file.exists():
+        pytest.skip("no autograder/diagnoses.toml here")
+    named = {entry.get("read", "") for entry in tomllib.loads(file.read_text(encoding="utf-8")).values()}
+    built = {int(name[:2]): name for name in chapters.names()}
+    for read in sorted(named):
+        for number, title in re.findall(r'chapter (\d+), "([^"]+)"', read):
+            if int(number) in built:
+                assert title in headings(built[int(number)]), f"{read}: there is no such heading"
+
+
+# The builder -----------------------------------------------------------------------------------------------------
+
+
+def test_building_again_changes_no_byte(copy: Path) -> None:
+    file = chapters.notebook_path("10_count", copy)
+    before = file.read_bytes()
+    assert chapters.build(None, copy) == []
+    assert file.read_bytes() == before
+
+
+def test_a_changed_source_is_noticed(copy: Path) -> None:
+    source = chapters.source_path("10_count", copy)
+    assert chapters.stale(None, copy) == []
+    source.write_text(source.read_text().replace("range(5)", "range(6)"))
+    assert chapters.stale(None, copy) == ["10_count"]
+
+
+def test_an_edit_in_jupyterlab_goes_into_the_source(copy: Path) -> None:
+    file = chapters.notebook_path("10_count", copy)
+    edited = nbformat.read(file, as_version=4)
+    edited.cells[2].source = "%matplotlib inline\nsum(range(7))"
+    edited.cells[2].metadata["scrolled"] = True
+    nbformat.write(edited, file)
+    assert chapters.update_sources(None, copy) == [chapters.source_path("10_count", copy)]
+    text = chapters.source_path("10_count", copy).read_text()
+    assert "# %%\n# %matplotlib inline\nsum(range(7))\n" in text and "scrolled" not in text
+    assert chapters.stale(None, copy) == [] and chapters.update_sources(None, copy) == []
+
+
+def test_a_rule_covers_what_varies_and_no_more() -> None:
+    same = chapters.rules().apply
+    row = "  {}      all_reduce #1   4 × float32   {} s   cell line 6   dist.all_reduce(t)"
+    assert same("HANG after 0.7 s: rank 2") == same("HANG after 1.1 s: rank 2") != same("HANG after 1.1 s: rank 1")
+    assert same(row.format(0, "0.7")) == same(row.format(0, "12.1")) != same(row.format(1, "0.7"))
+    assert same("a_check   4 of 6 · 0.8 s") == same("a_check  4 of 6 · 10.8 s") != same("a_check   5 of 6 · 0.8 s")
+    assert same("it took 3.1 s") != same("it took 3.2 s")
+
+
+def test_nbval_notices_an_altered_number_and_nothing_else(copy: Path) -> None:
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    file = chapters.notebook_path("10_count", copy)
+
+    def compare() -> str:
+        command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(file)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=copy).stdout
+
+    assert "2 passed, 1 skipped" in compare()
+    text = file.read_text()
+    assert '"10"' in text  # sum(range(5))
+    file.write_text(text.replace('"10"', '"11"'))
+    assert "1 failed, 1 passed, 1 skipped" in compare()
