@@ -283,7 +283,7 @@ class _Listener:
             report = self._report(index, raw, end["began"])
             (ranks if raw["role"] == "rank" else workers).append(report)
         run = Run(self.job.world_size, self.job.device, ranks, workers, seconds=end["seconds"],
-                  quiet_seconds=end["still"], left_running=[*end["stray"], *map(str, end["immortal"])],
+                  quiet_seconds=end["still"], began=end["began"], left_running=[*end["stray"], *map(str, end["immortal"])],
                   left_files=end["temporary"])
         run.cause = explain.cause(run, self.job, end["reason"])
         return run

@@ -23,7 +23,7 @@ ECHO = re.compile(
     r"|Socket closed|connection was (closed|aborted)|remote process (exited|has terminated)|NCCL communicator was aborted",
     re.IGNORECASE,
 )
-TIMEOUT = re.compile(r"Timed out waiting \d+ms|Timed out after \d+ seconds|failed to pass monitoredBarrier|Watchdog caught",
+TIMEOUT = re.compile(r"Timed out waiting \d+ms|Operation timed out!|Timed out after \d+ seconds|failed to pass monitoredBarrier|Watchdog caught",
                      re.IGNORECASE)  # fmt: skip
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
 HANGS = 'chapter 3, "Hangs"'

@@ -205,6 +205,8 @@ class Run:
     """The result of a run: the reports of its ranks in order, and the cause when it did not end well.
 
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
+    `quiet_seconds` is for how long nothing had moved when a hang was found; `began` is the start of the run by
+    `time.monotonic()`, from which the times of collectives and marks count.
     """
 
     world_size: int
@@ -214,6 +216,7 @@ class Run:
     cause: Cause | None = None
     seconds: float = 0.0
     quiet_seconds: float | None = None
+    began: float | None = None
     left_running: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
 

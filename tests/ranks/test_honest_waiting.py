@@ -1,0 +1,129 @@
+"""Waiting is not hanging: as long as somebody can still move the others, a run goes on."""
+
+import pytest
+
+from lockstep import ranks
+from lockstep.ranks import Outcome
+
+PRELUDE = """\
+import os, subprocess, sys, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+t = torch.ones(4)
+"""
+LATE = {
+    "computes": "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: torch.ones(200, 200) @ torch.ones(200, 200)",
+    "sleeps": "time.sleep(2.5)",
+    "reads a slow pipe": "subprocess.run(['sleep', '2.5'])",
+    "waits for its own thread": "x = threading.Thread(target=time.sleep, args=(2.5,)); x.start(); x.join()",
+    "writes": "f = open('/dev/null', 'wb')\nend = time.monotonic() + 2\nwhile time.monotonic() < end: f.write(b'x' * 4096)",
+    "loads data": """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): time.sleep(0.6); return torch.ones(1)
+for batch in torch.utils.data.DataLoader(Slow(), num_workers=1): pass""",
+}
+
+
+@pytest.mark.parametrize("call", ["dist.all_reduce(t)", "dist.barrier()"])
+@pytest.mark.parametrize("how", LATE)
+def test_one_rank_comes_late(how: str, call: str) -> None:
+    body = "\n".join("    " + line for line in LATE[how].splitlines())
+    run = ranks.run(ranks.Source(PRELUDE + f"if rank == 0:\n{body}\n{call}"), 3)
+    assert run.ok, run.cause
+
+
+@pytest.mark.parametrize("start", [
+    "threading.Thread(target=later).start()",
+    "threading.Timer(3, lambda: dist.send(t, 1)).start()",
+    "import concurrent.futures as f; f.ThreadPoolExecutor(1).submit(later)",
+])  # fmt: skip
+def test_a_thread_that_sends_later(start: str) -> None:
+    """Both main threads wait in a receive; what moves them is asleep, and looks like an idle thread of a library."""
+    text = f"""
+def later():
+    time.sleep(3)
+    dist.send(t, 1)
+if rank == 0:
+    {start}
+    dist.recv(torch.ones(8), 1)
+else:
+    dist.recv(t, 0)
+    dist.send(torch.ones(8), 0)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.ok, run.cause
+
+
+def test_a_thread_that_never_sends_does_not_hide_a_hang() -> None:
+    text = """
+threading.Thread(target=lambda: time.sleep(600), daemon=True).start()
+dist.recv(t, 1 - rank)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2, idle_limit=2.5)
+    assert run.cause is not None and run.cause.kind == "hang"
+    assert set(run.outcomes) == {Outcome.HUNG}
+    assert any("thread" in note for note in run.cause.notes)
+
+
+def test_an_idle_thread_of_a_library_does_not_hide_a_hang() -> None:
+    """A pool with nothing to do, a queue with nothing in it: they wait for the main thread, which waits."""
+    text = """
+import concurrent.futures, queue
+pool = concurrent.futures.ThreadPoolExecutor(2); pool.submit(len, "").result()
+empty = queue.Queue(); threading.Thread(target=empty.get, daemon=True).start()
+def writer():
+    while True: print(empty.get())
+threading.Thread(target=writer, daemon=True).start()
+dist.recv(t, 1 - rank)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2, idle_limit=None, deadline=20)
+    assert run.cause is not None and run.cause.kind == "hang", run.cause
+
+
+def test_a_big_transfer() -> None:
+    run = ranks.run(ranks.Source(PRELUDE + "big = torch.ones(50 << 20)\ndist.all_reduce(big)\nassert big[-1] == size"), 2)
+    assert run.ok, run.cause
+
+
+def test_a_big_message_to_one_who_comes_late() -> None:
+    text = "big = torch.ones(4 << 20)\nif rank == 0:\n    dist.send(big, 1)\nelse:\n    time.sleep(2.5); dist.recv(big, 0)"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.ok, run.cause
+
+
+def test_one_rank_joins_late() -> None:
+    text = ("import os, time, torch.distributed as dist\nif os.environ['RANK'] == '0':\n    time.sleep(2)\n"
+            "dist.init_process_group('gloo')")
+    run = ranks.run(ranks.Source(text), 3)
+    assert run.ok, run.cause
+
+
+def test_a_rank_that_is_stopped_for_a_while() -> None:
+    """Somebody pressed Ctrl-Z, or a debugger is at it."""
+    text = ("if rank == 0:\n    subprocess.Popen(['sh', '-c', f'sleep 1; kill -STOP {os.getpid()}; sleep 2; "
+            "kill -CONT {os.getpid()}'])\ntime.sleep(1.5)\ndist.barrier()")
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.ok, run.cause
+
+
+def test_a_collective_with_a_timeout_of_its_own_tells_who_was_missing() -> None:
+    text = """
+if rank == 0:
+    work = dist.all_reduce(t, async_op=True)
+    import datetime
+    work.wait(datetime.timedelta(seconds=1))
+else:
+    time.sleep(3)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None
+    assert "rank 0" in run.cause.headline and "rank 1 never joined" in run.cause.headline, run.cause
+
+
+def test_eight_ranks_take_turns() -> None:
+    text = ("m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+            "for step in range(16):\n    if step % size == rank: time.sleep(0.1)\n    m(t).sum().backward()")
+    run = ranks.run(ranks.Source(PRELUDE + text), 8)
+    assert run.ok, run.cause
