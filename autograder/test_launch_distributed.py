@@ -103,6 +103,7 @@ def test_starts_the_ranks(grader: Grader) -> None:
         grader.fail("wrong-world-size", f"world_size={WORLD} was asked for; {len(trained)} processes trained{of}.", at=SPAWN)
 
 
+@pytest.mark.needs("test_starts_the_ranks")
 def test_returns_the_weights(grader: Grader) -> None:
     """returns the trained weights, by the plain model's names"""
     run = launched(grader)

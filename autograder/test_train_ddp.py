@@ -21,8 +21,9 @@ from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Run
 from lockstep.ranks.explain import names
 
-WORLD, SAMPLES, EPOCHS, BATCH, RATE = 4, 64, 3, 4, 0.25
-UNEVEN_WORLD, UNEVEN_SAMPLES = 3, 50
+# BATCH and WORLD differ, so that a sum over the one is not mistaken for a sum over the other.
+WORLD, SAMPLES, EPOCHS, BATCH, RATE = 4, 96, 3, 6, 0.25
+UNEVEN_WORLD, UNEVEN_SAMPLES = 3, 55  # shares of 19, 18 and 18: four batches or three
 LOSS_LINE = re.compile(r"^epoch (\d+): loss (-?\d+\.\d{4})$")
 TRAIN_CALL = r"\btrain_ddp\(.*(?<!:)$ || def train_ddp"
 LOOP = r"for epoch in || for .* in range\( || def train_ddp"
@@ -84,25 +85,29 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     rows = [row for row in cause.rows if row.frame is not None]
     source = grader.submission.text.splitlines()
     evidence = _evidence(run)
-    if cause.kind == "hang":
+    if cause.kind in ("hang", "mismatch"):
         lines = {row.frame.line for row in rows if row.frame and row.frame.file == str(grader.submission.file)}
         guarded = next((line for line in sorted(lines) if _under_rank_condition(source, line)), None)
         steps = [len(counted) for counted in _backward_calls(run)]
         if guarded is not None:
             return grader.diagnosis(
-                "rank-conditional-collective", f"{cause.headline} Line {guarded} runs on some ranks only, and a "
+                "rank-conditional-collective", f"{_sentence(cause.headline)} Line {guarded} runs on some ranks only, and a "
                 "collective is a matter for all of them.", evidence=evidence, of=cause.ranks, at=f"^{re.escape(source[guarded - 1])}$")
         if len(set(steps)) > 1:
             counts = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(steps))
             return grader.diagnosis(
                 "uneven-data-hang", f"The ranks took different numbers of steps (backward passes: {counts}), and the one "
-                f"with more waits for ever. {cause.headline}", evidence=evidence, of=cause.ranks, at=LOADER)
+                f"with more waits for ever. {_sentence(cause.headline)}", evidence=evidence, of=cause.ranks, at=LOADER)
     if cause.error is not None and "mutually exclusive with shuffle" in cause.error.message:
         return grader.diagnosis("sampler-and-shuffle", f"{names(cause.ranks).capitalize()} raised {cause.error}",
                                 of=cause.ranks, at=LOADER)
     if cause.error is not None and "NCCL" in cause.error.message:
         return grader.diagnosis("hard-coded-backend", f"{cause.headline}", evidence=evidence, of=cause.ranks, at=r"nccl")
     return None
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _evidence(run: Run) -> str:
@@ -208,6 +213,17 @@ def test_reshuffles(grader: Grader) -> None:
 
 
 @pytest.mark.needs("test_trains_on_every_rank")
+def test_training_mode(grader: Grader) -> None:
+    """the model is in training mode while it trains"""
+    modes = main_run(grader).run.observed("modes")
+    late = [rank for rank, seen in enumerate(modes) if not all(seen)]
+    if late:
+        step = modes[late[0]].index(False)
+        grader.fail("trains-in-eval-mode", f"On {names(late)} the model was in evaluation mode in step {step}: dropout would be "
+                    "off, and batch norm would not learn its statistics.", of=late, at=r"\.eval\( || " + LOOP)
+
+
+@pytest.mark.needs("test_trains_on_every_rank")
 def test_parameters(grader: Grader) -> None:
     """parameters are equal on all ranks, and as one process would have them on the joined batches"""
     training = main_run(grader)
@@ -224,6 +240,8 @@ def test_parameters(grader: Grader) -> None:
     name, distance = _largest(states[0], wanted)
     for mistake, (id, text, at) in MISTAKES.items():
         if _close(states[0], replay(training, mistake)):
+            if mistake == "summed" and grader.line(SCALED_RATE):  # the same numbers, for another reason
+                id, text, at = SCALES_LR
             grader.fail(id, f"After {steps} steps {name} is {distance:.2g} away from what one process gets on the joined "
                         f"batches. {text}", at=at)
     grader.fail("different-weights", f"After {steps} steps {name} is {distance:.2g} away from what one process gets on the "
@@ -281,9 +299,9 @@ def _moved_after_wrapping(run: Run) -> int | None:
     return None
 
 
-@pytest.mark.needs("test_trains_on_every_rank")
-def test_reports_global_loss(grader: Grader) -> None:
-    """rank 0 alone prints the loss of each epoch, and it is the mean over all ranks"""
+@pytest.mark.needs("test_each_sample_on_one_rank")
+def test_rank_0_speaks(grader: Grader) -> None:
+    """rank 0 alone prints, one line for each epoch"""
     training = main_run(grader)
     speakers = [report.rank for report in training.run.ranks if report.rank and report.stdout.strip()]
     if speakers:
@@ -296,6 +314,13 @@ def test_reports_global_loss(grader: Grader) -> None:
             "Rank 0 printed nothing")
         grader.fail("wrong-loss-format" if said else "no-loss-line",
                     f"{found}; expected are {EPOCHS} lines like 'epoch 0: loss 2.3021'.", of=[0], at=PRINT)
+
+
+@pytest.mark.needs("test_parameters", "test_rank_0_speaks")
+def test_reports_global_loss(grader: Grader) -> None:
+    """the loss that it prints is the mean over all ranks"""
+    training = main_run(grader)
+    printed = [match for line in training.run.ranks[0].stdout.splitlines() if (match := LOSS_LINE.match(line.strip()))]
     told = [float(match[2]) for match in printed]
     losses = epoch_losses(training)
     if all(abs(a - b) < 2e-3 for a, b in zip(told, losses["global"], strict=True)):
@@ -308,7 +333,7 @@ def test_reports_global_loss(grader: Grader) -> None:
     grader.fail("wrong-loss", seen, of=[0], at=PRINT)
 
 
-@pytest.mark.needs("test_trains_on_every_rank")
+@pytest.mark.needs("test_parameters", "test_each_sample_on_one_rank")
 def test_uneven_data(grader: Grader) -> None:
     """data that does not divide evenly is trained to the end, each sample included"""
     training = train(grader, UNEVEN_WORLD, UNEVEN_SAMPLES, batch_size=BATCH)
@@ -375,8 +400,6 @@ MISTAKES = {
     "kept gradients": ("missing-zero-grad", "It is what comes out when each step's gradient is added to those before it.",
                        r"\.backward\("),
     "default rate": ("ignores-lr", f"It is what lr=0.1 gives; lr={RATE} was asked for.", r"SGD\( || lr"),
-    "rate times world": ("scales-lr", "It is what lr · world_size gives. That can be wise, but it is the caller's choice.",
-                         r"lr || SGD\("),
     "adam": ("wrong-optimizer", "It is what Adam gives; plain SGD was asked for.", r"optim\.Adam || Adam"),
     "adamw": ("wrong-optimizer", "It is what AdamW gives; plain SGD was asked for.", r"optim\.Adam || Adam"),
     "momentum": ("wrong-optimizer", "It is what SGD with momentum 0.9 gives; plain SGD was asked for.", r"momentum || SGD\("),
@@ -385,6 +408,9 @@ MISTAKES = {
     "summed loss": ("sum-not-mean-loss", "It is what the sum of the samples' losses gives instead of their mean.", r"reduction || CrossEntropy|cross_entropy"),
     "last step": ("steps-once-an-epoch", "It is what one update an epoch gives.", r"\.step\("),
 }  # fmt: skip
+
+SCALED_RATE = r"\blr\b.*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
+SCALES_LR = ("scales-lr", "It is what lr · world_size gives. That can be wise, but it is the caller's choice.", SCALED_RATE)
 
 LOSS_MISTAKES = (
     ("rank 0", "rank-local-loss", "It is rank 0's own mean: what the other ranks saw is not in it."),
@@ -429,7 +455,7 @@ def replay(training: Training, how: str, losses: list[list[float]] | None = None
     net = Net(training.run.observed("initial")[0])
     world = len(training.batches)
     steps = min(len(rank) for rank in training.batches)
-    rate = {"default rate": 0.1, "rate times world": training.rate * world}.get(how, training.rate)
+    rate = 0.1 if how == "default rate" else training.rate
     trainable = [value for value in net.parameters() if value.requires_grad]
     optimizer = OTHER_OPTIMIZERS[how](trainable, rate) if how in OTHER_OPTIMIZERS else None
     kept = [torch.zeros_like(value) for value in trainable]

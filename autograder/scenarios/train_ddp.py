@@ -14,6 +14,7 @@ from lockstep.ranks import mark, observe
 FEATURES, HIDDEN, CLASSES = 6, 8, 3
 
 batches: list[list[int]] = []
+modes: list[bool] = []
 created: list[dict[str, torch.Tensor]] = []
 
 
@@ -34,6 +35,7 @@ class Classifier(nn.Module):
         """(B, 1 + FEATURES) → (B, CLASSES)."""
         if torch.is_grad_enabled():
             batches.append(x[:, 0].round().long().tolist())
+            modes.append(self.training)
         return self.second(torch.tanh(self.first(x[:, 1:]))) * self.scale
 
     def _apply(self, *args, **kwargs):  # .to(), .cuda(), .double() all come through here
@@ -56,6 +58,7 @@ def trains(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: d
     torch.manual_seed(1000 + rank())  # every rank begins with other weights; only rank 0's may count
     model = submission.train_ddp(rank(), world_size(), Classifier, TensorDataset(x, y), epochs, **options)
     observe("batches", batches)
+    observe("modes", modes)
     observe("initial", created[0] if created else {})
     observe("created", len(created))
     observe("group_open", dist.is_available() and dist.is_initialized())

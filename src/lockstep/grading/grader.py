@@ -118,7 +118,7 @@ class Grader:
         entry = self.course.catalogue[id]
         line = self.line(at) if isinstance(at, str) else self._own_line(at)
         source = self.submission.text.splitlines()[line - 1].strip() if line else ""
-        return Diagnosis(id, message, self.submission.to_original(evidence), tuple(sorted(of)), self.submission.shown,
+        return Diagnosis(id, self.submission.to_original(message), self.submission.to_original(evidence), tuple(sorted(of)), self.submission.shown,
                          line, entry.read, entry.why, source)
 
     def line(self, patterns: str) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,9 @@ class Submission:
             return str(self.original)
 
     def to_original(self, text: str) -> str:
-        """The same text with the copy's path replaced by the original's."""
-        return text.replace(str(self.file), self.shown).replace(str(self.folder) + os.sep, "")
+        """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
+        scratch = re.escape(str(self.folder.parent) + os.sep)
+        return re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
 
 
 def locate(course: Course, name: str, given: Path | None) -> Path:
