@@ -6,7 +6,7 @@ import torch
 
 
 def local_device() -> tuple[torch.device, str]:
-    """A GPU of its own and nccl when this node has one for each of its ranks; the CPU and gloo otherwise."""
+    """A GPU of its own and nccl when this node has one for every rank; the CPU and gloo otherwise."""
     local_rank = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
         return torch.device("cpu"), "gloo"

@@ -22,7 +22,7 @@ def net() -> nn.Module:
 
 
 def train_epoch(model: nn.Module, loader: DataLoader, optimizer: Optimizer) -> Tensor:
-    """One pass over the loader. Returns two numbers: the sum of the samples' losses, and how many samples it saw."""
+    """One pass over the loader. Returns the sum of the samples' losses, and how many samples it saw."""
     device = next(model.parameters()).device
     total = torch.zeros(2, device=device)
     for x, y in loader:

@@ -117,7 +117,7 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # %%
 # %%ranks 4 --nodes 2
 import os
-print("RANK", os.environ["RANK"], "is LOCAL_RANK", os.environ["LOCAL_RANK"], "on node", os.environ["GROUP_RANK"])
+print("RANK {RANK} is LOCAL_RANK {LOCAL_RANK} on node {GROUP_RANK}".format(**os.environ))
 
 # %% [markdown]
 # Rank 2 is the first process of the second node, and its GPU is GPU 0 of that node. `torch.device("cuda", rank)` would
@@ -160,8 +160,8 @@ print("my device is cuda:%d" % local_rank)
 #
 # ### When the numbers are wrong
 #
-# Three mistakes in the numbers, and how each shows. In all three nothing raises: the ranks wait for a meeting that
-# cannot be complete. `--expect hang` says that the cell is meant to end this way.
+# Three mistakes in the numbers, and how each shows. In all three nothing raises before a timeout: the ranks wait for a
+# meeting that cannot be complete. `--expect hang` says that the cell is meant to end this way.
 
 # %%
 # %%ranks 2 --expect hang
@@ -185,7 +185,7 @@ dist.init_process_group("gloo")
 import os
 import torch.distributed as dist
 
-os.environ["RANK"] = "0"  # BUG: both are rank 0, as when two nodes are started with the same --node-rank
+os.environ["RANK"] = "0"  # BUG: both are rank 0, as when a hand-written launcher forgets it
 dist.init_process_group("gloo")
 
 # %% [markdown]
@@ -482,7 +482,8 @@ for told in (False, True):
     for epoch in range(6):
         if told:
             sampler.set_epoch(epoch)
-        total = train_epoch(model, DataLoader(data, 32, sampler=sampler), torch.optim.SGD(model.parameters(), 0.2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        total = train_epoch(model, DataLoader(data, 32, sampler=sampler), optimizer)
         dist.all_reduce(total)
         losses.append((total[0] / total[1]).item())
     observe("with set_epoch" if told else "without", losses)
@@ -506,7 +507,7 @@ quiz("02_setup/set_epoch")
 # **Unequal seeds.** The habit of seeding with `seed + rank` is right for dropout and wrong here:
 
 # %%
-dealt = [list(DistributedSampler(range(10), 2, rank, seed=rank)) for rank in range(2)]  # BUG: a seed for each rank
+dealt = [list(DistributedSampler(range(10), 2, r, seed=r)) for r in range(2)]  # BUG: two seeds
 print(dealt)
 print("dealt twice:", sorted(set(dealt[0]) & set(dealt[1])))
 print("never dealt:", sorted(set(range(10)) - set(sum(dealt, []))))
@@ -535,7 +536,8 @@ for seed in (0, dist.get_rank()):
     torch.manual_seed(seed)
     loader = DataLoader(data, batch_size=4, shuffle=True)  # BUG: every rank walks all of it
     print(f"seed {seed}: {[batch.tolist() for batch in loader]}")
-print("sampler:", [batch.tolist() for batch in DataLoader(data, batch_size=4, sampler=DistributedSampler(data))])
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+print("sampler:", [batch.tolist() for batch in loader])
 
 # %% [markdown]
 # With equal seeds both ranks compute the same gradient, and averaging equal gradients changes nothing: twice the work for
@@ -604,7 +606,7 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
-names = ["a", "b"] if dist.get_rank() == 0 else ["b", "a"]  # BUG: such as the order of a set or of os.listdir
+names = ["a", "b"] if dist.get_rank() == 0 else ["b", "a"]  # BUG: such as a set's order
 model = torch.nn.Module()
 for number, name in enumerate(names):
     model.register_parameter(name, torch.nn.Parameter(torch.tensor([1.0 + number])))
@@ -694,8 +696,8 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 # ### Move first, wrap last
 #
 # The hooks sit on the parameters as they are when the model is wrapped. Whatever changes the parameters afterwards can
-# lose them. Here the model is cast to double precision after wrapping; a move to another device resets the same
-# machinery:
+# lose them. Here the model is cast to double precision after wrapping. (A move to another device resets the hooks by the
+# same line of PyTorch's source; that was not run here.)
 
 # %%
 # %%ranks 2 --into run
@@ -805,18 +807,19 @@ from digits import load, net, train_epoch
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 (train, test), model = load(), net()
-train_epoch(model, DataLoader(train, 32), torch.optim.SGD(model.parameters(), 0.2))  # the same on all ranks
+train_epoch(model, DataLoader(train, 32), torch.optim.SGD(model.parameters(), 0.2))  # alike everywhere
 x, y = test.tensors
-mine = y.argsort(stable=True).chunk(dist.get_world_size())[dist.get_rank()]  # rank 0: the smallest digits
+mine = y.argsort(stable=True).chunk(4)[dist.get_rank()]  # rank 0: the smallest digits
 losses = cross_entropy(model(x[mine]), y[mine], reduction="none").detach()
 total = torch.tensor([losses.sum(), len(losses)])
 print(f"mine {losses.mean():.2f} over {len(losses)}", end="   ")
 dist.all_reduce(total)
 print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}")
-torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())  # what one process would say
+torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0 alone would have told you about its own digits. The cure is two numbers: **reduce the sum and the count, divide
+# Rank 0 alone would have told you about its own digits. The last line of the cell compares with what one process would
+# say of all the data. The cure is two numbers: **reduce the sum and the count, divide
 # at the end.** Reducing the mean is right only while all ranks have equally many samples, and the last rank here has
 # fewer. It is also why `train_epoch` returns a sum and a count.
 #
@@ -1027,7 +1030,8 @@ import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 
 def work(rank, world_size, port, file):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the parent hosts the store
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     t = torch.tensor([1.0 + rank])
     dist.all_reduce(t)
@@ -1038,7 +1042,7 @@ def work(rank, world_size, port, file):
     os._exit(0)
 
 if __name__ == "__main__":
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: any free one
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: a free one
     returned = mp.spawn(work, (2, store.port, "sum.pt"), nprocs=2)
     print("mp.spawn returned", returned, "and the file holds", torch.load("sum.pt").item())
     os.remove("sum.pt")
@@ -1077,7 +1081,7 @@ print(*lines[start : start + 2], sep="\n")
 # %%
 first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 try:
-    dist.TCPStore("127.0.0.1", first.port, is_master=True, wait_for_workers=False)  # BUG: this port is taken
+    dist.TCPStore("127.0.0.1", first.port, is_master=True, wait_for_workers=False)  # BUG: it is taken
 except dist.DistNetworkError as error:
     print("EADDRINUSE" in str(error), type(error).__name__)
 
@@ -1102,7 +1106,9 @@ if __name__ == "__main__":
 
 # %%
 job = terminal("spawn_error.py")
-print(*(line for line in job.stderr.splitlines() if line.startswith(("torch.", "-- Process", "ValueError"))), sep="\n")
+for line in job.stderr.splitlines():
+    if line.startswith(("torch.", "-- Process", "ValueError")):
+        print(line)
 
 # %% [markdown]
 # Rank 0 would have slept for ten minutes. The parent did not wait for it.
@@ -1176,14 +1182,15 @@ os._exit(0)
 # %%
 import socket
 
-with socket.socket() as probe:  # a free port; on a cluster you choose one that the firewall lets through
+with socket.socket() as probe:  # a free port; on a cluster, one that the firewall lets through
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
 agents = []
 for node in range(2):
     command = [sys.executable, *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", f"--node-rank={node}",
                "--master-addr=127.0.0.1", f"--master-port={port}", "nodes.py"]
-    agents.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    agents.append(subprocess.Popen(command, **streams))
 try:
     said = [agent.communicate(timeout=55)[0] for agent in agents]
 finally:
@@ -1266,7 +1273,7 @@ import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     torch.nn.DataParallel(torch.nn.Linear(2, 1))
-print("deprecation warnings:", sum(issubclass(one.category, (DeprecationWarning, FutureWarning)) for one in caught))
+print("warnings:", len(caught))
 assert "recommended to use" in " ".join(torch.nn.DataParallel.__doc__.split())
 
 # %% [markdown]

@@ -19,7 +19,9 @@ STYLE = """<style>
 .lockstep-quiz { border-left: 3px solid var(--jp-brand-color1, #1976d2); padding: 4px 12px; max-width: 46em }
 .lockstep-quiz .widget-html-content, .lockstep-quiz label { line-height: 1.5; white-space: normal; height: auto;
   color: var(--jp-content-font-color1, inherit); font-size: var(--jp-content-font-size1, 14px) }
-.lockstep-quiz .widget-radio-box label { display: flex; align-items: baseline; gap: 6px; margin: 3px 0 }
+.lockstep-quiz .widget-radio-box label { display: flex; flex-direction: row-reverse; justify-content: flex-end;
+  align-items: center; gap: 8px; margin: 3px 0 }
+.lockstep-quiz .widget-radio-box label input { position: static; margin: 0; flex: none; align-self: center }
 .lockstep-quiz .lockstep-right { border-left: 3px solid var(--jp-success-color1, #388e3c); padding-left: 8px }
 .lockstep-quiz .lockstep-wrong { border-left: 3px solid var(--jp-warn-color1, #f57c00); padding-left: 8px }
 </style>"""
