@@ -137,3 +137,12 @@ def test_two_runs_at_once() -> None:
                              [0.0, 100.0, 200.0]))
     assert [run.observed("returned") for run in runs] == [[1.0] * 2, [201.0] * 2, [401.0] * 2]
     assert os.environ.get("RANK") is None
+
+
+def test_what_a_script_asks_for_at_its_end_is_done() -> None:
+    text = ("import atexit, tempfile, threading, time\natexit.register(print, 'at exit')\n"
+            "folder = tempfile.TemporaryDirectory()\n"
+            "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()")
+    run = ranks.run(ranks.Source(text), 1)
+    assert run.ranks[0].stdout.split("\n") == ["thread", "at exit", ""]
+    assert run.left_files == []

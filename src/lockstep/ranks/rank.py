@@ -15,6 +15,8 @@ import faulthandler
 import importlib
 import importlib.util
 import linecache
+import logging
+import multiprocessing.util
 import os
 import random
 import runpy
@@ -25,6 +27,7 @@ import tempfile
 import threading
 import traceback
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +83,7 @@ def prepare(job: Job, rank: int, port: int, directory: str) -> None:
     os.chdir(job.directory)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     reseed()
+    forget_exit_functions()
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG"):
         torch.distributed.set_debug_level_from_env()
     open_streams()
@@ -94,6 +98,18 @@ def reseed() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def forget_exit_functions() -> None:
+    """Drop what torch has asked Python to do at the end: compilers' caches and pools, nothing that a rank has used.
+
+    It takes longer than all the rest of a short run. What the learner's code asks for from now on is done.
+    """
+    if hasattr(atexit, "_clear"):
+        atexit._clear()
+        atexit.register(logging.shutdown)
+        atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+        atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
 
 
 def open_streams() -> None:

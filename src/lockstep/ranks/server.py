@@ -100,6 +100,8 @@ def serve(control: socket.socket) -> None:
         if not ready and later and not waiting_for_janitors:
             with contextlib.suppress(Exception):
                 importlib.import_module(later.pop(0))
+            gc.collect()
+            gc.freeze()
             continue
         if wake_read in ready:
             with contextlib.suppress(BlockingIOError):
