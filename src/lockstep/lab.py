@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from .grading.course import Course
@@ -37,10 +41,40 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
     source = str(Path(__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}", "--ServerApp.log_level=ERROR"]
     if page is not None:
         command.append(f"--LabApp.default_url=/lab/tree/{page.relative_to(course.root)}")
+    server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: server.terminate())
+    threading.Thread(target=_announce, args=(server, page.relative_to(course.root) if page else None), daemon=True).start()
     try:
-        return subprocess.call([*command, *arguments], env=environment, cwd=course.root)
-    except KeyboardInterrupt:
-        return 0
+        return server.wait()
+    except KeyboardInterrupt:  # the server has got it as well, and asks or ends by itself
+        try:
+            return server.wait(timeout=10) and 0
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            server.terminate()
+            return 0
+    finally:
+        if server.poll() is None:
+            server.terminate()
+
+
+def _announce(server: subprocess.Popen[bytes], page: Path | None) -> None:
+    """Say where the server is, once it has written that down itself."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    note = Path(jupyter_runtime_dir()) / f"jpserver-{server.pid}.json"
+    for _ in range(600):
+        if server.poll() is not None:
+            return
+        try:
+            found = json.loads(note.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            time.sleep(0.1)
+            continue
+        token = f"?token={found['token']}" if found.get("token") else ""
+        where = f"lab/tree/{page}" if page else "lab"
+        print(f"JupyterLab is at {found['url']}{where}{token}   (Ctrl-C stops it)", flush=True)
+        return
