@@ -43,7 +43,12 @@ HANGS = {
     "uneven batches": "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
                       "for _ in range(3 - (rank == 1)): m(t).sum().backward()",
 }  # fmt: skip
-HANG_PRELUDE = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\nt = torch.ones(4)\n"
+HANG_PRELUDE = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+t = torch.ones(4)
+"""
 
 
 def with_lockstep(script: str, size: int) -> None:

@@ -28,8 +28,8 @@ TEXTS = (
     "for _ in range(3):\n    for _ in range(random.randrange(40)): torch.ones(100, 100) @ torch.ones(100, 100)\n"
     "    dist.all_reduce(t)",
     "for _ in range(10): dist.barrier()",
-    "for _ in range(10):\n    work = dist.isend(t, (rank + 1) % size)\n    dist.recv(torch.ones(4), (rank - 1) % size)\n"
-    "    work.wait()",
+    "for _ in range(10):\n    work = dist.isend(t, (rank + 1) % size)\n"
+    "    dist.recv(torch.ones(4), (rank - 1) % size)\n    work.wait()",
     "time.sleep(random.random() * 0.5)\ndist.all_reduce(torch.ones(1 << 20))\ndist.destroy_process_group()",
     "objects = [None] * size\nfor _ in range(3): dist.all_gather_object(objects, {'rank': rank})",
 )

@@ -13,11 +13,11 @@ rank, size = dist.get_rank(), dist.get_world_size()
 t = torch.ones(4)
 """
 LATE = {
-    "computes": "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: torch.ones(200, 200) @ torch.ones(200, 200)",
+    "computes": "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: torch.rand(99, 99) @ torch.rand(99, 99)",
     "sleeps": "time.sleep(2.5)",
     "reads a slow pipe": "subprocess.run(['sleep', '2.5'])",
     "waits for its own thread": "x = threading.Thread(target=time.sleep, args=(2.5,)); x.start(); x.join()",
-    "writes": "f = open('/dev/null', 'wb')\nend = time.monotonic() + 2\nwhile time.monotonic() < end: f.write(b'x' * 4096)",
+    "writes": "f = open('/dev/null', 'wb')\nend = time.monotonic() + 2\nwhile time.monotonic() < end: f.write(b'x')",
     "loads data": """
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -83,12 +83,14 @@ dist.recv(t, 1 - rank)
 
 
 def test_a_big_transfer() -> None:
-    run = ranks.run(ranks.Source(PRELUDE + "big = torch.ones(50 << 20)\ndist.all_reduce(big)\nassert big[-1] == size"), 2)
+    text = "big = torch.ones(50 << 20)\ndist.all_reduce(big)\nassert big[-1] == size"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.ok, run.cause
 
 
 def test_a_big_message_to_one_who_comes_late() -> None:
-    text = "big = torch.ones(4 << 20)\nif rank == 0:\n    dist.send(big, 1)\nelse:\n    time.sleep(2.5); dist.recv(big, 0)"
+    text = ("big = torch.ones(4 << 20)\nif rank == 0:\n    dist.send(big, 1)\n"
+            "else:\n    time.sleep(2.5); dist.recv(big, 0)")
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.ok, run.cause
 

@@ -100,7 +100,7 @@ CASES = [
          "dist.all_reduce(torch.ones(rank + 1))\nprint(dist.get_world_size())", DONE, DONE),
     Case("a child that has detached itself", "code = 'import os, signal, time; signal.signal(15, signal.SIG_IGN); "
          "os.setsid(); os.fork() and os._exit(0); os.fork() and os._exit(0); time.sleep(300)'\n"
-         "if rank == 1:\n    subprocess.run([sys.executable, '-c', code])\ntime.sleep(0.1)\ndist.barrier()", DONE, DONE),
+         "if rank == 1: subprocess.run([sys.executable, '-c', code])\ntime.sleep(0.1)\ndist.barrier()", DONE, DONE),
     Case("a fork that goes on as a copy", "if rank == 1 and not os.fork():\n    os.setsid(); time.sleep(300)\n"
          "dist.barrier()", DONE, DONE),
     Case("DETAIL and DDP", "DDP(torch.nn.Linear(2, 2))", {Outcome.CRASHED, Outcome.STOPPED, Outcome.RAISED},
@@ -114,7 +114,8 @@ CASES = [
 def test_every_end_is_told(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.name.startswith("DETAIL"):
         monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    run = ranks.run(ranks.Source(PRELUDE + case.text, case.name), size, **{"deadline": 40.0, **case.limits})  # type: ignore[arg-type]
+    limits = {"deadline": 40.0, **case.limits}
+    run = ranks.run(ranks.Source(PRELUDE + case.text, case.name), size, **limits)  # type: ignore[arg-type]
     told = f"{run.cause}\n{[report.stderr for report in run.ranks]}"
     assert run.ranks[1].outcome in case.one, told
     assert {run.ranks[rank].outcome for rank in range(size) if rank != 1} <= case.others, told

@@ -80,17 +80,22 @@ def test_code_is_no_observation() -> None:
 
 @pytest.mark.parametrize("note", [
     {}, {"dtype": "float32"}, {"dtype": "nn", "shape": [1], "at": 0, "bytes": 4},
-    {"dtype": "float32", "shape": [2], "at": 0, "bytes": 4}, {"dtype": "float32", "shape": [1], "at": 9, "bytes": 4},
-    {"dtype": "float32", "shape": [10**12], "at": 0, "bytes": 0}, {"dtype": "float32", "shape": [-1], "at": 0, "bytes": 0},
-    {"dtype": "float32", "shape": "x", "at": 0, "bytes": 4}, {"dtype": "float32", "shape": [1], "at": -1, "bytes": 4}, 7,
+    {"dtype": "float32", "shape": [2], "at": 0, "bytes": 4},
+    {"dtype": "float32", "shape": [1], "at": 9, "bytes": 4},
+    {"dtype": "float32", "shape": [10**12], "at": 0, "bytes": 0},
+    {"dtype": "float32", "shape": [-1], "at": 0, "bytes": 0},
+    {"dtype": "float32", "shape": "x", "at": 0, "bytes": 4},
+    {"dtype": "float32", "shape": [1], "at": -1, "bytes": 4},
+    7,
 ])  # fmt: skip
 def test_a_forged_note_is_refused(note: object) -> None:
     with pytest.raises(ChannelError):
         decode({"$tensor": note}, bytes(4))
 
 
-@pytest.mark.parametrize("junk", [b"\xff" * 64, b"\x00\x00\x00\x02\x00\x00\x00\x00[]", b"\x00\x00\x00\x02\x00\x00\x00\x00{x",
-                                  b"\x7f\xff\xff\xff\x00\x00\x00\x00"])
+@pytest.mark.parametrize("junk", [
+    b"\xff" * 64, b"\0\0\0\2\0\0\0\0[]", b"\0\0\0\2\0\0\0\0{x", b"\x7f\xff\xff\xff\0\0\0\0",
+])  # fmt: skip
 def test_junk_is_no_message(junk: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -128,10 +133,13 @@ from lockstep.ranks import recorder
 channel = recorder.current().channel
 def say(message, blob=b""):
     channel.send(message, blob)
-for message in ({"event": "sample"}, {"event": "sample", "id": 0, "stack": 3}, {"event": "begin"}, {"event": "begin", "time": "x"},
-                {"event": "end", "number": [], "time": 1}, {"event": "watcher", "thread": "x"}, {"event": "exit", "code": None},
+for message in ({"event": "sample"}, {"event": "sample", "id": 0, "stack": 3}, {"event": "begin"},
+                {"event": "begin", "time": "x"},
+                {"event": "end", "number": [], "time": 1}, {"event": "watcher", "thread": "x"},
+                {"event": "exit", "code": None},
                 {"event": "raised", "type": 3, "frames": {"a": 1}} if FINAL else {}, {"event": 7}, {}, {"event": None},
-                {"event": "mark", "number": 1, "name": {}, "time": {}}, {"event": "hello", "role": "rank", "rank": 0},
+                {"event": "mark", "number": 1, "name": {}, "time": {}},
+                {"event": "hello", "role": "rank", "rank": 0},
                 {"event": "observe", "name": 3, "value": {"$tensor": 3}}, {"event": "rank", "rank": 3},
                 {"event": "hello"}, {"event": "hello", "role": "worker", "rank": 0, "pid": 1}):
     say(message)
@@ -147,7 +155,8 @@ def test_garbage_on_the_channel_does_no_harm(final: bool) -> None:
 
 
 def test_bytes_that_are_no_message_end_the_conversation_only() -> None:
-    text = "from lockstep.ranks import recorder\nrecorder.current().channel.socket.sendall(b'\\xff' * 100)\nimport time\ntime.sleep(0.3)"
+    text = ("import time\nfrom lockstep.ranks import recorder\n"
+            "recorder.current().channel.socket.sendall(b'\\xff' * 100)\ntime.sleep(0.3)")
     run = ranks.run(ranks.Source(text), 2)
     assert not run.ok  # nobody heard them return
 
@@ -158,7 +167,8 @@ import os, socket, json, struct, time
 if os.environ["RANK"] == "0":
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(os.path.join(os.path.dirname(os.environ["TMPDIR"]), "attach"))
-        for message in ({"event": "hello", "role": "rank", "rank": 1, "pid": os.getppid()}, {"event": "raised", "type": "X"}):
+        hello = {"event": "hello", "role": "rank", "rank": 1, "pid": os.getppid()}
+        for message in (hello, {"event": "raised", "type": "X"}):
             header = json.dumps(message).encode()
             other.sendall(struct.pack("!II", len(header), 0) + header)
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What a rank did is recorded where PyTorch dispatches it: every call, its kind, bytes, group and order, in any style."""
+"""What a rank did is recorded where PyTorch dispatches it: every call with kind, bytes, group and order."""
 
 from pathlib import Path
 

@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import MARK, marked_processes, remains, wait_until_gone
 
 from lockstep import ranks
 from lockstep.ranks import Outcome, client
 from lockstep.ranks.processes import descendants
-
-from conftest import MARK, marked_processes, remains, wait_until_gone
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="not run: there is no /proc to look in")
 
@@ -189,7 +188,8 @@ def test_a_rank_may_remove_its_temporary_folder() -> None:
 
 
 def test_what_a_rank_leaves_is_listed() -> None:
-    text = "import subprocess, tempfile\nsubprocess.Popen(['sh', '-c', '(setsid sleep 301 &)'])\nopen(tempfile.gettempdir() + '/left.txt', 'w').close()\nimport time; time.sleep(0.2)"
+    text = ("import subprocess, tempfile, time\nsubprocess.Popen(['sh', '-c', '(setsid sleep 301 &)'])\n"
+            "open(tempfile.gettempdir() + '/left.txt', 'w').close()\ntime.sleep(0.2)")
     run = ranks.run(ranks.Source(text), 1)
     assert run.ok
     assert any("sleep 301" in process for process in run.left_running)

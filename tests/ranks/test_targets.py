@@ -29,7 +29,8 @@ def test_a_function_that_leaves_early_has_not_returned(how: str, kind: str) -> N
 def test_a_script_is_main_and_gets_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("VALUE = 7\n")
     script = tmp_path / "train.py"
-    script.write_text("import sys, helper\nif __name__ == '__main__':\n    print(sys.argv[1:], helper.VALUE, __file__)\n"
+    script.write_text("import sys, helper\n"
+                      "if __name__ == '__main__':\n    print(sys.argv[1:], helper.VALUE, __file__)\n"
                       "    raise SystemExit(0)\n")
     run = ranks.run(ranks.Script(script, ("--epochs", "2")), 2)
     assert run.ok and run.outcomes == [Outcome.EXITED] * 2
@@ -57,7 +58,8 @@ def test_source_text_is_named_and_shown() -> None:
 
 
 def test_the_environment_is_torchruns() -> None:
-    text = "import os\nprint(*(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'OMP_NUM_THREADS')))"
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS")
+    text = f"import os\nprint(*(os.environ[name] for name in {names}))"
     run = ranks.run(ranks.Source(text), 4, nodes=2)
     assert [report.stdout.split() for report in run.ranks] == [
         ["0", "0", "4", "2", "0", "1"],

@@ -73,7 +73,8 @@ def _tensor_bytes(item: Any) -> tuple[dict[str, Any], bytes]:
     if isinstance(item, (numpy.ndarray, numpy.generic)):
         item = torch.from_numpy(numpy.ascontiguousarray(item))
     if not isinstance(item, torch.Tensor):
-        raise TypeError(f"an observation holds numbers, text, lists, dictionaries and tensors, not {type(item).__name__}")
+        kind = type(item).__name__
+        raise TypeError(f"an observation holds numbers, text, lists, dictionaries and tensors, not {kind}")
     with torch.no_grad():
         plain = item.detach().to("cpu").to_dense() if item.is_sparse else item.detach().to("cpu")
         plain = plain.contiguous().clone(memory_format=torch.contiguous_format)

@@ -71,7 +71,8 @@ class Server:
                     answer = b""
                 if answer != b"ready":
                     status = self._process.poll()
-                    raise RanksError(f"the process that starts ranks did not come up (status {status}): ./lockstep doctor")
+                    what = f"the process that starts ranks did not come up (status {status})"
+                    raise RanksError(f"{what}: ./lockstep doctor")
                 self._ready = True
             ours, theirs = socket.socketpair()
             try:
@@ -282,9 +283,10 @@ class _Listener:
         for index, raw in enumerate(end["members"]):
             report = self._report(index, raw, end["began"])
             (ranks if raw["role"] == "rank" else workers).append(report)
-        run = Run(self.job.world_size, self.job.device, ranks, workers, seconds=end["seconds"],
-                  quiet_seconds=end["still"], began=end["began"], left_running=[*end["stray"], *map(str, end["immortal"])],
-                  left_files=end["temporary"])
+        run = Run(
+            self.job.world_size, self.job.device, ranks, workers, seconds=end["seconds"], quiet_seconds=end["still"],
+            began=end["began"], left_running=[*end["stray"], *map(str, end["immortal"])], left_files=end["temporary"],
+        )  # fmt: skip
         run.cause = explain.cause(run, self.job, end["reason"])
         return run
 
@@ -306,8 +308,8 @@ class _Listener:
             observations=self.observations.get(index, {}),
         )
         if error is not None:
-            report.error = Error(str(error.get("type", "")), str(error.get("message", "")), _frames(error.get("frames")),
-                                 str(error.get("traceback", "")))
+            report.error = Error(str(error.get("type", "")), str(error.get("message", "")),
+                                 _frames(error.get("frames")), str(error.get("traceback", "")))
         elif raw["frames"]:
             report.error = Error("SystemExit", str(raw["code"]), _frames(raw["frames"]))
         if raw["stack"]:

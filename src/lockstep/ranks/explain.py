@@ -1,7 +1,7 @@
 """From what the ranks did to why the run ended: the root cause first, its echoes after it.
 
 Pure functions over a finished `Run`. A peer's death makes its neighbours fail with "Connection closed by peer", so the
-loudest error is seldom the cause; a hang has no error at all (`hangs`). Both are told apart by what each rank had begun.
+loudest error is seldom the cause; a hang has no error at all (`hangs`). What each rank had begun tells them apart.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from .words import at, first_line, line, names, one_or_more, size
 
 ECHO = re.compile(
     r"Connection closed by peer|Connection reset by peer|Application timeout caused pair closure|Broken pipe"
-    r"|Socket closed|connection was (closed|aborted)|remote process (exited|has terminated)|NCCL communicator was aborted",
+    r"|Socket closed|connection was (closed|aborted)|remote process (exited|has terminated)"
+    r"|NCCL communicator was aborted",
     re.IGNORECASE,
 )
-TIMEOUT = re.compile(r"Timed out waiting \d+ms|Operation timed out!|Timed out after \d+ seconds|failed to pass monitoredBarrier|Watchdog caught",
-                     re.IGNORECASE)  # fmt: skip
+TIMEOUT = re.compile(
+    r"Timed out waiting \d+ms|Operation timed out!|Timed out after \d+ seconds|failed to pass monitoredBarrier"
+    r"|Watchdog caught",
+    re.IGNORECASE,
+)
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
 HANGS = 'chapter 3, "Hangs"'
 FAILURES = 'chapter 3, "Failures"'
@@ -149,8 +153,9 @@ def _exited(run: Run, report: RankReport) -> Cause:
     said = f': "{report.error.message}"' if report.error and report.error.type == "" and report.error.message else ""
     others = [one.rank for one in run.ranks if one.rank != report.rank and one.outcome is Outcome.STOPPED]
     note = (f"{names(others).capitalize()} still worked, and had to be stopped.",) if others else ()
-    return Cause("exited", f"rank {report.rank} left with status {report.code} (by {how}){said} before its work was done.",
-                 (report.rank,), frame, (), note, read=FAILURES)
+    left = f"left with status {report.code} (by {how}){said}"
+    return Cause("exited", f"rank {report.rank} {left} before its work was done.", (report.rank,), frame, (), note,
+                 read=FAILURES)
 
 
 def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankReport]) -> Cause:

@@ -91,7 +91,7 @@ class Job:
     @property
     def is_function(self) -> bool:
         """A function has to return; a script may also leave with status 0."""
-        return self.target["type"] == "function"
+        return bool(self.target["type"] == "function")
 
     def rank_environment(self, rank: int, port: int) -> dict[str, str]:
         """The environment of one rank: what torchrun would have set, with the store at `port`."""

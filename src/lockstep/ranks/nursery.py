@@ -6,8 +6,8 @@ and nothing done. `spawn` is then served from there with the semantics it promis
 launcher and unpickled by the child, the child gets the launcher's environment and folder of that moment, it imports
 the target by name, and it has no state but that. Each child is watched as a rank is, and leaves by `os._exit`.
 
-It builds on parts of `multiprocessing` that are its own business. Where one is missing (another Python), `available` says
-so, and `spawn` stays what it is: slower, and its children are not watched.
+It builds on parts of `multiprocessing` that are its own business. Where one is missing (another Python), `available`
+says so, and `spawn` stays what it is: slower, and its children are not watched.
 
 Pickle is used here between a launcher and its own children, as `multiprocessing` does: both are the learner's.
 """
@@ -24,7 +24,8 @@ import signal
 import socket
 import struct
 import sys
-from multiprocessing import context, process, resource_tracker, spawn, util
+import traceback
+from multiprocessing import context, process, reduction, resource_tracker, spawn, util
 from typing import Any
 
 from . import processes, rank
@@ -43,7 +44,7 @@ def available() -> bool:
         return False
     needed = (
         (popen_forkserver, "Popen"), (popen_forkserver, "_DupFd"), (forkserver, "_forkserver"), (spawn, "_main"),
-        (spawn, "get_preparation_data"), (context, "SpawnProcess"), (context, "reduction"),
+        (spawn, "get_preparation_data"), (context, "SpawnProcess"), (reduction, "dump"),
         (context, "set_spawning_popen"), (util, "Finalize"), (util, "close_fds"), (os, "memfd_create"),
     )  # fmt: skip
     return all(hasattr(module, name) for module, name in needed) and hasattr(context.SpawnProcess, "_Popen")
@@ -78,12 +79,13 @@ def open_nursery(channel: Channel, directory: str, job: Job) -> None:
             buffer = io.BytesIO()
             context.set_spawning_popen(self)
             try:
-                context.reduction.dump(prepared, buffer)
-                context.reduction.dump(process_obj, buffer)
+                reduction.dump(prepared, buffer)
+                reduction.dump(process_obj, buffer)
             finally:
                 context.set_spawning_popen(None)
-            self.sentinel, write = _ask(ours, self._fds, _number(process_obj))
-            self.finalizer = util.Finalize(self, util.close_fds, (write, self.sentinel))
+            self.sentinel, write = _ask(ours, self._fds, _number(process_obj))  # type: ignore[attr-defined]
+            close = util.close_fds  # type: ignore[attr-defined]
+            self.finalizer = util.Finalize(self, close, (write, self.sentinel))
             with open(write, "wb", closefd=False) as stream:
                 stream.write(buffer.getbuffer())
             self.pid = _read(self.sentinel)
@@ -150,7 +152,8 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
                 received = array.array("i")
                 for _, _, payload in ancillary:
                     received.frombytes(payload)
-                pid, status = _fork_child(requests, directory, job, list(received), (wake_read, wake_write, supervisor.fileno()))
+                ours = (wake_read, wake_write, supervisor.fileno())
+                pid, status = _fork_child(requests, directory, job, list(received), ours)
                 children[pid] = status
             else:
                 os.read(wake_read, 4096)
@@ -188,11 +191,11 @@ def _fork_child(requests: socket.socket, directory: str, job: Job, received: lis
         for descriptor in (*inherited, status_write):
             os.close(descriptor)
         code = _child(directory, job, memory, data_read, descriptors)
-    except BaseException:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except BaseException:
+        traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
-            util._exit_function()
+            util._exit_function()  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -93,17 +93,15 @@ def catches(pid: int, number: int) -> bool:
 
 def command_line(pid: int) -> str:
     """The process's command line; empty when it is gone, or where /proc is missing."""
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(300).replace(bytes(1), b" ").decode(errors="replace").strip()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read(300).replace(bytes(1), b" ").decode(errors="replace").strip()
     return ""
 
 
 def is_helper(pid: int) -> bool:
     """True for a process that the runtime itself put beside a rank."""
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip() == HELPER_NAME
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+        return file.read().strip() == HELPER_NAME
     return False
 
 
@@ -237,35 +235,32 @@ def in_flight(pids: Iterable[int]) -> str:
                     if target.startswith("socket:["):
                         inodes.add(target[8:-1])
         for protocol in ("tcp", "tcp6", "udp", "udp6") if inodes else ():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{pid}/net/{protocol}") as table:
-                    for line in table:
-                        fields = line.split()
-                        if fields[9] not in inodes or fields[3] != "01":
-                            continue
-                        if protocol.startswith("udp"):
-                            return "udp"
-                        if fields[4] != "00000000:00000000":
-                            found = "tcp"
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{protocol}") as table:
+                for line in table:
+                    fields = line.split()
+                    if fields[9] not in inodes or fields[3] != "01":
+                        continue
+                    if protocol.startswith("udp"):
+                        return "udp"
+                    if fields[4] != "00000000:00000000":
+                        found = "tcp"
     return found
 
 
 def bytes_moved(pid: int) -> int:
     """Bytes that the process has read and written so far, sockets included; 0 where the system does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/io", "rb") as file:
-            return sum(int(line.split()[1]) for line in file.readlines()[:2])
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io", "rb") as file:
+        return sum(int(line.split()[1]) for line in file.readlines()[:2])
     return 0
 
 
 def private_memory(pid: int) -> int:
     """Bytes of memory that the process holds for itself: anonymous and shared-memory pages, not mapped files."""
     total = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/status", "rb") as status:
-            for line in status:
-                if line.startswith((b"RssAnon:", b"RssShmem:")):
-                    total += int(line.split()[1]) << 10
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as status:
+        for line in status:
+            if line.startswith((b"RssAnon:", b"RssShmem:")):
+                total += int(line.split()[1]) << 10
     return total
 
 
@@ -282,10 +277,9 @@ def shared_memory_files(pids: Iterable[int]) -> set[str]:
     """Paths under /dev/shm that these processes have mapped."""
     found: set[str] = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/maps", errors="replace") as maps:
-                for line in maps:
-                    at = line.find("/dev/shm/")
-                    if at >= 0 and "(deleted)" not in line:
-                        found.add(line[at:].strip())
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
+            for line in maps:
+                at = line.find("/dev/shm/")
+                if at >= 0 and "(deleted)" not in line:
+                    found.add(line[at:].strip())
     return found

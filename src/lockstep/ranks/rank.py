@@ -62,7 +62,7 @@ def main(directory: str, rank: int) -> None:
     recorder = record(channel, job)
     try:
         _run(recorder, job.target, decode(message["kwargs"], blob))
-    except BaseException as error:  # noqa: BLE001  whatever it is, it is the rank's outcome
+    except BaseException as error:
         report(recorder, error)
     _leave(recorder)
 
@@ -85,7 +85,7 @@ def prepare(job: Job, rank: int, port: int, directory: str) -> None:
     reseed()
     forget_exit_functions()
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG"):
-        torch.distributed.set_debug_level_from_env()
+        torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
     open_streams()
     fault_file(directory)
 
@@ -119,7 +119,7 @@ def open_streams() -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
 
 
 _fault_file: Any = None
@@ -184,7 +184,7 @@ def _run(recorder: Any, target: dict[str, Any], kwargs: dict[str, Any]) -> None:
         _fresh_main(target["file"])
         _execute(text, target["file"])
     if kind != "function":
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -199,7 +199,7 @@ def _fresh_main(filename: str) -> None:
 
 
 def _execute(source: str | bytes, filename: str) -> None:
-    exec(compile(source, filename, "exec"), sys.modules["__main__"].__dict__)  # noqa: S102
+    exec(compile(source, filename, "exec"), sys.modules["__main__"].__dict__)
 
 
 def report(recorder: Any, error: BaseException) -> None:

@@ -221,9 +221,9 @@ class Recorder:
                 call, communicating = "finished", True
             elif _communicates(code.co_filename, name):
                 communicating = communicating is not False
-                if not call or name in ("init_process_group", "new_group") or not name.startswith("_"):
-                    if name not in ("wrapper", "wait") and not (call and call == "backward"):
-                        call = _CALLS.get(name, name)
+                public = not call or not name.startswith("_")
+                if public and name not in ("wrapper", "wait") and call != "backward":
+                    call = _CALLS.get(name, name)
                 detail |= _detail(name, frame)
             elif not code.co_filename.startswith((_HERE, _TORCH)) and communicating is None:
                 communicating = False
@@ -379,15 +379,16 @@ def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def install() -> None:
-    """Put the kernels in place, once for this process and all that are forked from it. They do nothing until `start`."""
+    """Put the kernels in place, for this process and all that are forked from it. They do nothing until `start`."""
     global _library
     if _library is not None:
         return
-    _library = torch.library.Library("c10d", "IMPL")
+    _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for name, kind in _OPERATORS.items():
         packet = getattr(torch.ops.c10d, name, None)
         if packet is not None:
-            _library.impl(name, _make_kernel(packet.default, kind), "BackendSelect", with_keyset=True)
+            kernel = _make_kernel(packet.default, kind)
+            _library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
 
 
 def start(recorder: Recorder) -> None:
@@ -402,5 +403,5 @@ def start(recorder: Recorder) -> None:
 def current() -> Recorder:
     """The recorder of this rank; raises RuntimeError outside a rank that Lockstep started."""
     if _current is None or _current.pid != os.getpid():
-        raise RuntimeError("observe() and mark() work inside a rank that Lockstep started: %%ranks, lockstep run, a check")
+        raise RuntimeError("observe() and mark() work on a rank that Lockstep started: %%ranks, lockstep run, a check")
     return _current

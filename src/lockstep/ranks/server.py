@@ -19,14 +19,16 @@ import signal
 import socket
 import sys
 import time
+import traceback
 import warnings
 
 from . import processes
 from .folder import remove_left_folders
 
 NEEDED = (
-    "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data", "torch.utils.data.distributed",
-    "torch.multiprocessing", "torch._dynamo", "torch.distributed.elastic.multiprocessing.errors", "numpy",
+    "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data",
+    "torch.utils.data.distributed", "torch.multiprocessing", "torch._dynamo",
+    "torch.distributed.elastic.multiprocessing.errors", "numpy",
     "lockstep.ranks.rank", "lockstep.ranks.recorder", "lockstep.ranks.nursery", "lockstep.ranks.supervisor",
 )  # fmt: skip
 WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint", "sklearn.datasets")
@@ -58,7 +60,7 @@ def never_ask_for_names() -> None:
     """
     import datetime
 
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with contextlib.suppress(Exception), socket.socket() as deaf:
         import resource
@@ -72,7 +74,7 @@ def never_ask_for_names() -> None:
             last = os.dup(nothing)
             os.close(last)
             resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
-            dist.TCPStore("127.0.0.1", deaf.getsockname()[1], 2, False, timeout=datetime.timedelta(milliseconds=1))
+            TCPStore("127.0.0.1", deaf.getsockname()[1], 2, False, timeout=datetime.timedelta(milliseconds=1))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             os.dup2(stderr, 2)
@@ -96,7 +98,7 @@ def serve(control: socket.socket) -> None:
     waiting_for_janitors: float | None = None
     while True:
         patience = IDLE_SECONDS if later or waiting_for_janitors else None
-        ready, _, _ = select.select([control, wake_read], [], [], patience)
+        ready, _, _ = select.select([control.fileno(), wake_read], [], [], patience)
         if not ready and later and not waiting_for_janitors:
             with contextlib.suppress(Exception):
                 importlib.import_module(later.pop(0))
@@ -112,7 +114,7 @@ def serve(control: socket.socket) -> None:
                 waiting_for_janitors = None
             elif waiting_for_janitors is None:
                 waiting_for_janitors = time.monotonic() + JANITOR_SECONDS
-        if control in ready:
+        if control.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(control, 16, 4)
             if not data:
                 return
@@ -133,8 +135,8 @@ def _become_supervisor(supervisor: object, control: socket.socket, descriptor: i
         for end in wake:
             os.close(end)
         supervisor.serve(socket.socket(fileno=descriptor), fork=True)  # type: ignore[attr-defined]
-    except BaseException:  # noqa: BLE001
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import processes
@@ -187,7 +186,10 @@ class Stillness:
             if member.channel is not None:
                 with contextlib.suppress(OSError):
                     member.channel.send({"do": "sample", "id": self.asked})
-        silent: Callable[[], list[Member]] = lambda: [one for one in members if one.sample is None and not one.done]
+
+        def silent() -> list[Member]:
+            return [member for member in members if member.sample is None and not member.done]
+
         give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up and silent():
             self.supervisor.hear(0.02)

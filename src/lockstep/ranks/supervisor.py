@@ -27,6 +27,7 @@ import struct
 import subprocess
 import sys
 import time
+import traceback
 from typing import Any
 
 from . import processes
@@ -120,8 +121,8 @@ class Supervisor:
             from . import rank as rank_module
 
             rank_module.main(self.directory, rank)
-        except BaseException:  # noqa: BLE001
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(70)
 
@@ -134,13 +135,13 @@ class Supervisor:
         self.port = 0
         if self.job.launcher:
             return
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         with socket.socket() as listening:
             listening.bind((STORE_HOST, 0))
             listening.listen(1024)
             self.port = listening.getsockname()[1]
-            self.store = dist.TCPStore(
+            self.store = TCPStore(
                 STORE_HOST, self.port, None, True, timeout=datetime.timedelta(minutes=30), wait_for_workers=False,
                 master_listen_fd=listening.detach(),
             )  # fmt: skip
@@ -427,9 +428,9 @@ class Supervisor:
             self._look_at_ends()
 
     def _fault(self, member: Member) -> str:
-        with contextlib.suppress(OSError):
-            with open(os.path.join(self.directory, f"fault-{member.pid}"), errors="replace") as file:
-                return file.read(20_000)
+        path = os.path.join(self.directory, f"fault-{member.pid}")
+        with contextlib.suppress(OSError), open(path, errors="replace") as file:
+            return file.read(20_000)
         return ""
 
     def _report(self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str],
