@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from .report import Frame, Run, Waiting
 
+WIDTH = 96
+CODE_WIDTH = 40
 TITLES = {
     "hang": "HANG",
     "mismatch": "MISMATCH",
@@ -21,7 +25,7 @@ def describe(run: Run) -> str:
     """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did."""
     if run.cause is None:
         return ""
-    parts = [headline(run)]
+    parts = [_wrapped(headline(run))]
     if run.cause.rows:
         parts.append(table(run.cause.rows))
     if run.cause.error is not None and run.cause.error.traceback:
@@ -32,7 +36,7 @@ def describe(run: Run) -> str:
     if run.cause.read:
         closing.append(f"Read: {run.cause.read}")
     if closing:
-        parts.append("\n".join(closing))
+        parts.append("\n".join(_wrapped(line) for line in closing))
     return "\n\n".join(parts)
 
 
@@ -48,16 +52,16 @@ def headline(run: Run) -> str:
 
 
 def table(rows: tuple[Waiting, ...]) -> str:
-    """One line a rank: what it waits in, with what tensor, since when, and where."""
+    """One line a rank: what it waits in, with what tensor, since when, and where. An arrow marks the odd one."""
     cells = [["rank", "waits in", "tensor", "since", "at", ""]]
     for row in rows:
         cells.append([
-            str(row.rank),
+            str(row.rank) + (" ←" if row.differs else ""),
             row.what,
             row.tensor,
             f"{row.since:.1f} s" if row.since is not None else "",
             _short(row.frame),
-            (row.frame.text if row.frame else "") + ("   ← differs" if row.differs else ""),
+            _code(row.frame),
         ])  # fmt: skip
     used = [column for column in range(6) if column in (0, 1) or any(line[column] for line in cells[1:])]
     widths = {column: max(len(line[column]) for line in cells) for column in used}
@@ -69,6 +73,19 @@ def table(rows: tuple[Waiting, ...]) -> str:
 def place(frame: Frame) -> str:
     """`cell line 6   dist.all_reduce(t)`."""
     return f"{_short(frame)}   {frame.text}".rstrip()
+
+
+def _code(frame: Frame | None) -> str:
+    """The source line without its comment, cut where a narrow window would wrap it."""
+    if frame is None:
+        return ""
+    text = frame.text.split("  #")[0].rstrip()
+    return text if len(text) <= CODE_WIDTH else text[: CODE_WIDTH - 1] + "…"
+
+
+def _wrapped(text: str) -> str:
+    """A sentence over several lines; lines that were broken already (a traceback) stay."""
+    return "\n".join(textwrap.fill(line, WIDTH) if len(line) > WIDTH else line for line in text.splitlines())
 
 
 def _short(frame: Frame | None) -> str:
