@@ -897,6 +897,7 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 try:
     print("in the group:", dist.is_initialized())
+    dist.barrier()  # the work; whoever leaves while others still connect breaks their connection
 finally:
     dist.destroy_process_group()
 print("in the group:", dist.is_initialized())
