@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from lockstep.grading.plugin import (  # noqa: E402, F401
+from lockstep.grading.plugin import (  # noqa: F401
     grader,
     pytest_addoption,
     pytest_configure,

@@ -48,8 +48,11 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return grader.diagnosis("hard-coded-port", f"The port was taken already: {last}", at=r"\b\d{4,5}\b")
     if "pickle" in text and "local object" in text:
-        return grader.diagnosis("raised", f"The function given to spawn must be importable by name, and is defined inside "
-                                f"another: {last}", at=SPAWN)
+        return grader.diagnosis(
+            "raised",
+            f"The function given to spawn must be importable by name, and is defined inside another: {last}",
+            at=SPAWN,
+        )
     if cause.kind == "hang" and not run.workers and "init_process_group" in cause.headline:
         return grader.diagnosis("sequential-workers", cause.headline, at=SPAWN)
     return None
@@ -57,7 +60,11 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 
 def workers(run: Run) -> list[dict[str, int]]:
     """Where the training ran: one entry for each process that trained."""
-    found = [report.observations["trained_in"] for report in [*run.ranks, *run.workers] if "trained_in" in report.observations]
+    found = [
+        report.observations["trained_in"]
+        for report in [*run.ranks, *run.workers]
+        if "trained_in" in report.observations
+    ]
     return sorted(found, key=lambda one: one["rank"])
 
 
@@ -86,7 +93,9 @@ def train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
 
 def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Equal up to the order of additions."""
-    return set(one) == set(other) and all(torch.allclose(one[name].float(), other[name], rtol=1e-3, atol=1e-5) for name in other)
+    return set(one) == set(other) and all(
+        torch.allclose(one[name].float(), other[name], rtol=1e-3, atol=1e-5) for name in other
+    )
 
 
 def test_starts_the_ranks(grader: Grader) -> None:
@@ -95,12 +104,17 @@ def test_starts_the_ranks(grader: Grader) -> None:
     trained = workers(run)
     launcher = run.observed("launcher")[0]
     if any(one["pid"] == launcher for one in trained):
-        grader.fail("parent-trains", "The caller's own process trained: launch_distributed is to start processes for that.",
-                    at=r"train_ddp\( || def launch_distributed")
+        grader.fail(
+            "parent-trains",
+            "The caller's own process trained: launch_distributed is to start processes for that.",
+            at=r"train_ddp\( || def launch_distributed",
+        )
     sizes = sorted({one["world_size"] for one in trained})
     if len(trained) != WORLD or sizes != [WORLD]:
         of = f", in groups of {sizes}" if sizes not in ([WORLD], []) else ""
-        grader.fail("wrong-world-size", f"world_size={WORLD} was asked for; {len(trained)} processes trained{of}.", at=SPAWN)
+        grader.fail(
+            "wrong-world-size", f"world_size={WORLD} was asked for; {len(trained)} processes trained{of}.", at=SPAWN
+        )
 
 
 @pytest.mark.needs("test_starts_the_ranks")
@@ -109,27 +123,48 @@ def test_returns_the_weights(grader: Grader) -> None:
     run = launched(grader)
     kind = run.observed("type")[0]
     if kind == "NoneType":
-        grader.fail("returns-none", "launch_distributed returned None. mp.spawn returns nothing: the weights lived in processes "
-                    "that have ended.", at=RETURN)
+        grader.fail(
+            "returns-none",
+            "launch_distributed returned None. mp.spawn returns nothing: the weights lived in processes "
+            "that have ended.",
+            at=RETURN,
+        )
     weights = run.observed("weights")[0]
     if not weights:
         grader.fail("wrong-return", f"launch_distributed returned a {kind} without a tensor in it.", at=RETURN)
     if any(name.startswith("module.") for name in weights):
-        grader.fail("prefixed-keys", f"The keys are {', '.join(map(repr, list(weights)[:2]))}: with the wrapper's prefix a plain "
-                    "model cannot load them.", at=r"state_dict || " + RETURN)
+        grader.fail(
+            "prefixed-keys",
+            f"The keys are {', '.join(map(repr, list(weights)[:2]))}: with the wrapper's prefix a plain "
+            "model cannot load them.",
+            at=r"state_dict || " + RETURN,
+        )
     if close(weights, train(grader, WORLD, EPOCHS)):
         return
     if close(weights, train(grader, WORLD, 0)):
-        grader.fail("untrained-weights-returned", "The weights that came back are the first ones: what was trained in the other "
-                    "processes did not come back.", at=RETURN)
+        grader.fail(
+            "untrained-weights-returned",
+            "The weights that came back are the first ones: what was trained in the other processes did not come back.",
+            at=RETURN,
+        )
     for epochs in (*range(1, 12), 20, 50, 100):
         if close(weights, train(grader, WORLD, epochs)):
-            grader.fail("drops-arguments", f"epochs={EPOCHS} was asked for, and the weights are those after {epochs}.", at=SPAWN)
+            grader.fail(
+                "drops-arguments", f"epochs={EPOCHS} was asked for, and the weights are those after {epochs}.", at=SPAWN
+            )
     for world in (1, 3, 4):
         if close(weights, train(grader, world, EPOCHS)):
-            grader.fail("wrong-world-size", f"world_size={WORLD} was asked for, and the weights are those that {world} "
-                        f"{'rank gives' if world == 1 else 'ranks give'}.", at=SPAWN)
-    grader.fail("different-weights", f"The weights are not those that {WORLD} ranks get from train_ddp in {EPOCHS} epochs.", at=RETURN)
+            grader.fail(
+                "wrong-world-size",
+                f"world_size={WORLD} was asked for, and the weights are those that {world} "
+                f"{'rank gives' if world == 1 else 'ranks give'}.",
+                at=SPAWN,
+            )
+    grader.fail(
+        "different-weights",
+        f"The weights are not those that {WORLD} ranks get from train_ddp in {EPOCHS} epochs.",
+        at=RETURN,
+    )
 
 
 @pytest.mark.needs("test_starts_the_ranks", "test_returns_the_weights")
@@ -139,13 +174,22 @@ def test_other_sizes(grader: Grader) -> None:
         run = launched(grader, world, epochs=2)
         trained = workers(run)
         if len(trained) != world:
-            grader.fail("wrong-world-size", f"world_size={world} was asked for; {len(trained)} processes trained.", at=SPAWN)
+            grader.fail(
+                "wrong-world-size", f"world_size={world} was asked for; {len(trained)} processes trained.", at=SPAWN
+            )
         weights = run.observed("weights")[0] or {}
         if not close(weights, train(grader, world, 2)):
             if close(weights, train(grader, WORLD, EPOCHS)):
-                grader.fail("returns-stale-file", "The weights that came back are those of the launch before.", at=r"load\( || " + RETURN)
-            grader.fail("drops-arguments", f"With world_size={world} and epochs=2 the weights are not those that {world} ranks get "
-                        "in 2 epochs.", at=SPAWN)
+                grader.fail(
+                    "returns-stale-file",
+                    "The weights that came back are those of the launch before.",
+                    at=r"load\( || " + RETURN,
+                )
+            grader.fail(
+                "drops-arguments",
+                f"With world_size={world} and epochs=2 the weights are not those that {world} ranks get in 2 epochs.",
+                at=SPAWN,
+            )
 
 
 @pytest.mark.needs("test_starts_the_ranks")
@@ -154,8 +198,12 @@ def test_no_fixed_port(grader: Grader) -> None:
     ports = [workers(run)[0]["port"] for run in (launched(grader), launched(grader, 1, 2)) if workers(run)]
     fixed = [port for port in ports if port and grader.line(rf"\b{port}\b")]
     if fixed:
-        grader.fail("hard-coded-port", f"Port {fixed[0]} was used, and stands in the source. A second launch on this machine at the "
-                    "same time fails with EADDRINUSE.", at=rf"\b{fixed[0]}\b")
+        grader.fail(
+            "hard-coded-port",
+            f"Port {fixed[0]} was used, and stands in the source. A second launch on this machine at the "
+            "same time fails with EADDRINUSE.",
+            at=rf"\b{fixed[0]}\b",
+        )
     if len(ports) == 2 and ports[0] and ports[0] == ports[1]:
         grader.fail("hard-coded-port", f"Two launches used the same port, {ports[0]}.", at=r"[Pp]ort || MASTER_PORT")
 
@@ -167,18 +215,32 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
     word = f"{grader.random('word').randrange(1 << 32):08x}"
     run = grader.attempt("breaks", 1, launcher=True, ranks=WORLD, x=x, y=y, epochs=EPOCHS, word=word)
     if run.cause is not None and run.cause.kind in ("hang", "timed out"):
-        grader.fail("hang-on-failure", f"Rank 1 raised ValueError, and launch_distributed never came back. {run.cause.headline}",
-                    evidence=_rows(run), of=[1], at=r"\.join\( || \.get\( || " + SPAWN)
+        grader.fail(
+            "hang-on-failure",
+            f"Rank 1 raised ValueError, and launch_distributed never came back. {run.cause.headline}",
+            evidence=_rows(run),
+            of=[1],
+            at=r"\.join\( || \.get\( || " + SPAWN,
+        )
     if run.cause is not None:
         diagnosis = grader.diagnose(run)
         grader.fail(diagnosis.id, diagnosis.message, evidence=diagnosis.evidence, of=diagnosis.ranks)
     error = run.observed("error")[0]
     if error is None:
-        grader.fail("swallows-failure", "Rank 1 raised ValueError, and launch_distributed returned as if nothing had happened.",
-                    of=[1], at=r"except || \.join\( || " + SPAWN)
+        grader.fail(
+            "swallows-failure",
+            "Rank 1 raised ValueError, and launch_distributed returned as if nothing had happened.",
+            of=[1],
+            at=r"except || \.join\( || " + SPAWN,
+        )
     if word not in error:
-        grader.fail("error-without-message", f"Rank 1 raised 'ValueError: rank 1 ran out of luck ({word})'; what reached the caller "
-                    f"says nothing of it: {error.splitlines()[0][:160]}", of=[1], at=r"raise || exitcode || " + SPAWN)
+        grader.fail(
+            "error-without-message",
+            f"Rank 1 raised 'ValueError: rank 1 ran out of luck ({word})'; what reached the caller "
+            f"says nothing of it: {error.splitlines()[0][:160]}",
+            of=[1],
+            at=r"raise || exitcode || " + SPAWN,
+        )
 
 
 def _rows(run: Run) -> str:
@@ -193,10 +255,18 @@ def test_leaves_nothing(grader: Grader) -> None:
     run = launched(grader)
     files = [name for name in run.left_files if not ERROR_FILES.search(name)]
     if files:
-        grader.fail("leaves-files", f"{_some(files)} {'was' if len(files) == 1 else 'were'} left behind.", at=r"save\( || mkstemp|mkdtemp|tempfile")
+        grader.fail(
+            "leaves-files",
+            f"{_some(files)} {'was' if len(files) == 1 else 'were'} left behind.",
+            at=r"save\( || mkstemp|mkdtemp|tempfile",
+        )
     alive = run.observed("children")[0]
     if alive or run.left_running:
-        grader.fail("leaves-processes", f"{alive or len(run.left_running)} child processes were still running afterwards.", at=SPAWN)
+        grader.fail(
+            "leaves-processes",
+            f"{alive or len(run.left_running)} child processes were still running afterwards.",
+            at=SPAWN,
+        )
     changed = [name for name in run.observed("changed")[0] if not name.startswith("TORCHELASTIC")]
     if changed:
         grader.fail("leaves-environment", f"The caller's environment was changed: {_some(changed)}.", at=r"environ")
@@ -204,5 +274,3 @@ def test_leaves_nothing(grader: Grader) -> None:
 
 def _some(items: list[str]) -> str:
     return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
-
-

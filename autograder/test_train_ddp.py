@@ -91,18 +91,31 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         steps = [len(counted) for counted in _backward_calls(run)]
         if guarded is not None:
             return grader.diagnosis(
-                "rank-conditional-collective", f"{_sentence(cause.headline)} Line {guarded} runs on some ranks only, and a "
-                "collective is a matter for all of them.", evidence=evidence, of=cause.ranks, at=f"^{re.escape(source[guarded - 1])}$")
+                "rank-conditional-collective",
+                f"{_sentence(cause.headline)} Line {guarded} runs on some ranks only, and a "
+                "collective is a matter for all of them.",
+                evidence=evidence,
+                of=cause.ranks,
+                at=f"^{re.escape(source[guarded - 1])}$",
+            )
         if len(set(steps)) > 1:
             counts = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(steps))
             return grader.diagnosis(
-                "uneven-data-hang", f"The ranks took different numbers of steps (backward passes: {counts}), and the one "
-                f"with more waits for ever. {_sentence(cause.headline)}", evidence=evidence, of=cause.ranks, at=LOADER)
+                "uneven-data-hang",
+                f"The ranks took different numbers of steps (backward passes: {counts}), and the one "
+                f"with more waits for ever. {_sentence(cause.headline)}",
+                evidence=evidence,
+                of=cause.ranks,
+                at=LOADER,
+            )
     if cause.error is not None and "mutually exclusive with shuffle" in cause.error.message:
-        return grader.diagnosis("sampler-and-shuffle", f"{names(cause.ranks).capitalize()} raised {cause.error}",
-                                of=cause.ranks, at=LOADER)
+        return grader.diagnosis(
+            "sampler-and-shuffle", f"{names(cause.ranks).capitalize()} raised {cause.error}", of=cause.ranks, at=LOADER
+        )
     if cause.error is not None and "NCCL" in cause.error.message:
-        return grader.diagnosis("hard-coded-backend", f"{cause.headline}", evidence=evidence, of=cause.ranks, at=r"nccl")
+        return grader.diagnosis(
+            "hard-coded-backend", f"{cause.headline}", evidence=evidence, of=cause.ranks, at=r"nccl"
+        )
     return None
 
 
@@ -129,9 +142,12 @@ def _under_rank_condition(source: list[str], line: int) -> bool:
     except SyntaxError:
         return False
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "rank" in ast.unparse(node.test) and "world_size" not in ast.unparse(node.test):
-            if any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in node.body):
-                return True
+        if not isinstance(node, ast.If):
+            continue
+        condition = ast.unparse(node.test)
+        asks_the_rank = "rank" in condition and "world_size" not in condition
+        if asks_the_rank and any(part.lineno <= line <= (part.end_lineno or part.lineno) for part in node.body):
+            return True
     return False
 
 
@@ -144,40 +160,75 @@ def test_trains_on_every_rank(grader: Grader) -> None:
     run = training.run
     idle = [rank for rank, seen in enumerate(training.batches) if not seen]
     if idle:
-        grader.fail("no-training", f"{names(idle).capitalize()} never called the model on a batch.", of=idle, at=TRAIN_CALL)
+        grader.fail(
+            "no-training", f"{names(idle).capitalize()} never called the model on a batch.", of=idle, at=TRAIN_CALL
+        )
     for rank, wrapped in enumerate(run.observed("is_wrapped")):
         kind = run.observed("type")[rank]
         if wrapped:
-            grader.fail("wrapped-model-returned", f"Rank {rank} got back a {kind}. Its state_dict has keys like "
-                        "'module.first.weight', which a plain model cannot load.", of=[rank], at=r"return .*(ddp|model|net) || return")
+            grader.fail(
+                "wrapped-model-returned",
+                f"Rank {rank} got back a {kind}. Its state_dict has keys like "
+                "'module.first.weight', which a plain model cannot load.",
+                of=[rank],
+                at=r"return .*(ddp|model|net) || return",
+            )
         if not run.observed("is_module")[rank]:
-            grader.fail("nothing-returned", f"Rank {rank} got back {kind} instead of the trained module.", of=[rank],
-                        at=r"^\s+return || def train_ddp")
+            grader.fail(
+                "nothing-returned",
+                f"Rank {rank} got back {kind} instead of the trained module.",
+                of=[rank],
+                at=r"^\s+return || def train_ddp",
+            )
 
 
 @pytest.mark.needs("test_trains_on_every_rank")
 def test_each_sample_on_one_rank(grader: Grader) -> None:
     """each sample is seen by one rank only, and every sample by somebody"""
     training = main_run(grader)
-    seen = [sorted({sample for sample in training.order(rank)[0]}) for rank in range(WORLD)]
+    seen = [sorted(set(training.order(rank)[0])) for rank in range(WORLD)]
     counts = [sum(len(batch) for batch in rank) for rank in training.batches]
     share = SAMPLES // WORLD
     if len(set(map(tuple, seen))) == 1 and len(seen[0]) < SAMPLES and counts[0] <= share * EPOCHS:
-        grader.fail("same-shard", f"All {WORLD} ranks saw the same {len(seen[0])} samples: {_list(seen[0])}. The other "
-                    f"{SAMPLES - len(seen[0])} were never used.", of=range(WORLD), at=LOADER)
-    if all(count >= SAMPLES for count in counts) and all(len(set(sum(rank, []))) == SAMPLES for rank in training.batches):
-        grader.fail("no-sampler", f"Every rank walked through all {SAMPLES} samples; a shard is {share}. The work is done "
-                    f"{WORLD} times over.", of=range(WORLD), at=LOADER)
+        grader.fail(
+            "same-shard",
+            f"All {WORLD} ranks saw the same {len(seen[0])} samples: {_list(seen[0])}. The other "
+            f"{SAMPLES - len(seen[0])} were never used.",
+            of=range(WORLD),
+            at=LOADER,
+        )
+    if all(count >= SAMPLES for count in counts) and all(
+        len({sample for batch in rank for sample in batch}) == SAMPLES for rank in training.batches
+    ):
+        grader.fail(
+            "no-sampler",
+            f"Every rank walked through all {SAMPLES} samples; a shard is {share}. The work is done "
+            f"{WORLD} times over.",
+            of=range(WORLD),
+            at=LOADER,
+        )
     if len(set(counts)) > 1 or counts[0] != share * EPOCHS:
         each = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
         if counts[0] == share and len(set(counts)) == 1:
-            grader.fail("fixed-epochs", f"epochs={EPOCHS} was asked for, and each rank saw its {share} samples once.",
-                        of=range(WORLD), at=LOOP)
+            grader.fail(
+                "fixed-epochs",
+                f"epochs={EPOCHS} was asked for, and each rank saw its {share} samples once.",
+                of=range(WORLD),
+                at=LOOP,
+            )
         if counts[0] and counts[0] % share == 0 and len(set(counts)) == 1:
-            grader.fail("fixed-epochs", f"epochs={EPOCHS} was asked for, and each rank walked through its shard "
-                        f"{counts[0] // share} times.", of=range(WORLD), at=LOOP)
-        grader.fail("drops-samples", f"In {EPOCHS} epochs a rank's shard of {share} samples makes {share * EPOCHS}; "
-                    f"seen were {each}.", of=range(WORLD), at=LOADER)
+            grader.fail(
+                "fixed-epochs",
+                f"epochs={EPOCHS} was asked for, and each rank walked through its shard {counts[0] // share} times.",
+                of=range(WORLD),
+                at=LOOP,
+            )
+        grader.fail(
+            "drops-samples",
+            f"In {EPOCHS} epochs a rank's shard of {share} samples makes {share * EPOCHS}; seen were {each}.",
+            of=range(WORLD),
+            at=LOADER,
+        )
     for epoch in range(EPOCHS):
         owners: dict[int, list[int]] = {}
         for rank in range(WORLD):
@@ -186,9 +237,14 @@ def test_each_sample_on_one_rank(grader: Grader) -> None:
         shared = {sample: ranks for sample, ranks in owners.items() if len(ranks) > 1}
         if shared:
             sample, ranks = next(iter(sorted(shared.items())))
-            grader.fail("seed-per-rank-sampler", f"In epoch {epoch} {len(shared)} samples were seen by more than one rank "
-                        f"(sample {sample} by {names(ranks)}) and {SAMPLES - len(owners)} by nobody: the ranks do not cut "
-                        "the same permutation.", of=ranks, at=r"seed || " + LOADER)
+            grader.fail(
+                "seed-per-rank-sampler",
+                f"In epoch {epoch} {len(shared)} samples were seen by more than one rank "
+                f"(sample {sample} by {names(ranks)}) and {SAMPLES - len(owners)} by nobody: the ranks do not cut "
+                "the same permutation.",
+                of=ranks,
+                at=r"seed || " + LOADER,
+            )
 
 
 @pytest.mark.needs("test_each_sample_on_one_rank")
@@ -197,8 +253,11 @@ def test_batch_size(grader: Grader) -> None:
     training = main_run(grader)
     sizes = sorted({len(batch) for rank in training.batches for batch in rank})
     if sizes != [BATCH]:
-        grader.fail("ignores-batch-size", f"batch_size={BATCH} was asked for, per rank; batches of {_list(sizes)} were seen.",
-                    at=r"batch_size || " + LOADER)
+        grader.fail(
+            "ignores-batch-size",
+            f"batch_size={BATCH} was asked for, per rank; batches of {_list(sizes)} were seen.",
+            at=r"batch_size || " + LOADER,
+        )
 
 
 @pytest.mark.needs("test_each_sample_on_one_rank")
@@ -206,10 +265,17 @@ def test_reshuffles(grader: Grader) -> None:
     """every epoch is shuffled anew"""
     orders = main_run(grader).order(0)
     if all(order == sorted(order) for order in orders):
-        grader.fail("no-shuffle", f"Rank 0 saw its samples in order, {_list(orders[0])}, in every epoch.", of=[0], at=LOADER)
+        grader.fail(
+            "no-shuffle", f"Rank 0 saw its samples in order, {_list(orders[0])}, in every epoch.", of=[0], at=LOADER
+        )
     if all(order == orders[0] for order in orders[1:]):
-        grader.fail("missing-set-epoch", f"Rank 0 saw the samples {_list(orders[0])} in epoch 0, and the same order in epochs "
-                    "1 and 2. The sampler shuffles with seed + epoch, and nobody told it the epoch.", of=[0], at=LOOP)
+        grader.fail(
+            "missing-set-epoch",
+            f"Rank 0 saw the samples {_list(orders[0])} in epoch 0, and the same order in epochs "
+            "1 and 2. The sampler shuffles with seed + epoch, and nobody told it the epoch.",
+            of=[0],
+            at=LOOP,
+        )
 
 
 @pytest.mark.needs("test_trains_on_every_rank")
@@ -219,8 +285,13 @@ def test_training_mode(grader: Grader) -> None:
     late = [rank for rank, seen in enumerate(modes) if not all(seen)]
     if late:
         step = modes[late[0]].index(False)
-        grader.fail("trains-in-eval-mode", f"On {names(late)} the model was in evaluation mode in step {step}: dropout would be "
-                    "off, and batch norm would not learn its statistics.", of=late, at=r"\.eval\( || " + LOOP)
+        grader.fail(
+            "trains-in-eval-mode",
+            f"On {names(late)} the model was in evaluation mode in step {step}: dropout would be "
+            "off, and batch norm would not learn its statistics.",
+            of=late,
+            at=r"\.eval\( || " + LOOP,
+        )
 
 
 @pytest.mark.needs("test_trains_on_every_rank")
@@ -242,11 +313,18 @@ def test_parameters(grader: Grader) -> None:
         if _close(states[0], replay(training, mistake)):
             if mistake == "summed" and grader.line(SCALED_RATE):  # the same numbers, for another reason
                 id, text, at = SCALES_LR
-            grader.fail(id, f"After {steps} steps {name} is {distance:.2g} away from what one process gets on the joined "
-                        f"batches. {text}", at=at)
-    grader.fail("different-weights", f"After {steps} steps {name} is {distance:.2g} away from what one process gets on the "
-                f"joined batches with SGD, lr={RATE} and cross-entropy ({calls[0]} gradient all-reduces were seen).",
-                at=r"\.backward\( || " + LOOP)
+            grader.fail(
+                id,
+                f"After {steps} steps {name} is {distance:.2g} away from what one process gets on the joined "
+                f"batches. {text}",
+                at=at,
+            )
+    grader.fail(
+        "different-weights",
+        f"After {steps} steps {name} is {distance:.2g} away from what one process gets on the "
+        f"joined batches with SGD, lr={RATE} and cross-entropy ({calls[0]} gradient all-reduces were seen).",
+        at=r"\.backward\( || " + LOOP,
+    )
 
 
 def _diagnose_drift(grader: Grader, training: Training, rank: int, name: str, distance: float) -> None:
@@ -255,18 +333,37 @@ def _diagnose_drift(grader: Grader, training: Training, rank: int, name: str, di
     reduced = [len(calls) for calls in _backward_calls(run)]
     apart = f"{name} differs between rank 0 and rank {rank} by {distance:.2g}"
     if not wraps and not any(c.kind == "all_reduce" and c.nbytes > 64 for c in run.collectives[0]):
-        grader.fail("not-wrapped", f"{apart}: no gradient was ever exchanged, each rank trained a model of its own.",
-                    of=[0, rank], at=r"model_class\( || def train_ddp")
+        grader.fail(
+            "not-wrapped",
+            f"{apart}: no gradient was ever exchanged, each rank trained a model of its own.",
+            of=[0, rank],
+            at=r"model_class\( || def train_ddp",
+        )
     moved = _moved_after_wrapping(run)
     if wraps and not any(reduced) and moved is not None:
-        grader.fail("cast-after-wrapping", f"{apart}: rank {moved} moved or cast the model after it was wrapped, and DDP's "
-                    "hooks were lost without a word.", of=[moved], at=WRAP)
+        grader.fail(
+            "cast-after-wrapping",
+            f"{apart}: rank {moved} moved or cast the model after it was wrapped, and DDP's "
+            "hooks were lost without a word.",
+            of=[moved],
+            at=WRAP,
+        )
     if wraps and not any(reduced):
-        grader.fail("bypasses-ddp", f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the "
-                    "forward pass called on the wrapper?", of=[0, rank], at=r"\.module\( || \.backward\( || " + LOOP)
+        grader.fail(
+            "bypasses-ddp",
+            f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the "
+            "forward pass called on the wrapper?",
+            of=[0, rank],
+            at=r"\.module\( || \.backward\( || " + LOOP,
+        )
     if all(reduced):
-        grader.fail("different-learning-rate-per-rank", f"{apart}, though the gradients were averaged {reduced[0]} times: "
-                    "the ranks did not make the same update with them.", of=[0, rank], at=r"optim\. || SGD\(")
+        grader.fail(
+            "different-learning-rate-per-rank",
+            f"{apart}, though the gradients were averaged {reduced[0]} times: "
+            "the ranks did not make the same update with them.",
+            of=[0, rank],
+            at=r"optim\. || SGD\(",
+        )
     grader.fail("drift", f"{apart}.", of=[0, rank], at=r"\.backward\( || " + LOOP)
 
 
@@ -280,14 +377,25 @@ def test_no_double_work(grader: Grader) -> None:
         steps = len(training.batches[rank])
         moved = sum(c.nbytes for c in calls if c.kind in ("all_reduce", "all_reduce_coalesced") and c.nbytes > 64)
         if moved > 1.5 * gradient_bytes * steps:
-            second = next((c for c in calls if c.kind == "all_reduce" and c.nbytes > 64 and c.inside != "backward"), None)
-            grader.fail("double-work", f"Rank {rank} all-reduced {moved:,} bytes in {steps} steps; the gradients are "
-                        f"{gradient_bytes * steps:,}. DDP has averaged them already when backward() returns.", of=[rank],
-                        at=second.frame if second else r"all_reduce")
+            second = next(
+                (c for c in calls if c.kind == "all_reduce" and c.nbytes > 64 and c.inside != "backward"), None
+            )
+            grader.fail(
+                "double-work",
+                f"Rank {rank} all-reduced {moved:,} bytes in {steps} steps; the gradients are "
+                f"{gradient_bytes * steps:,}. DDP has averaged them already when backward() returns.",
+                of=[rank],
+                at=second.frame if second else r"all_reduce",
+            )
     late = _moved_after_wrapping(training.run)
     if late is not None:
-        grader.fail("moved-after-wrapping", f"Rank {late} moved the model after it was wrapped. Here that changes nothing; "
-                    "on a GPU DDP would have been built on the CPU's parameters.", of=[late], at=WRAP)
+        grader.fail(
+            "moved-after-wrapping",
+            f"Rank {late} moved the model after it was wrapped. Here that changes nothing; "
+            "on a GPU DDP would have been built on the CPU's parameters.",
+            of=[late],
+            at=WRAP,
+        )
 
 
 def _moved_after_wrapping(run: Run) -> int | None:
@@ -306,14 +414,23 @@ def test_rank_0_speaks(grader: Grader) -> None:
     speakers = [report.rank for report in training.run.ranks if report.rank and report.stdout.strip()]
     if speakers:
         line = training.run.ranks[speakers[0]].stdout.strip().splitlines()[0]
-        grader.fail("every-rank-speaks", f"Rank {speakers[0]} printed {line!r}. Only rank 0 is to speak.", of=speakers, at=PRINT)
+        grader.fail(
+            "every-rank-speaks", f"Rank {speakers[0]} printed {line!r}. Only rank 0 is to speak.", of=speakers, at=PRINT
+        )
     printed = [match for line in training.run.ranks[0].stdout.splitlines() if (match := LOSS_LINE.match(line.strip()))]
     if [int(match[1]) for match in printed] != list(range(EPOCHS)):
         said = training.run.ranks[0].stdout.strip().splitlines()
-        found = f"Rank 0 printed {said[0]!r}" + (f" and {len(said) - 1} more lines" if len(said) > 1 else "") if said else (
-            "Rank 0 printed nothing")
-        grader.fail("wrong-loss-format" if said else "no-loss-line",
-                    f"{found}; expected are {EPOCHS} lines like 'epoch 0: loss 2.3021'.", of=[0], at=PRINT)
+        found = (
+            f"Rank 0 printed {said[0]!r}" + (f" and {len(said) - 1} more lines" if len(said) > 1 else "")
+            if said
+            else ("Rank 0 printed nothing")
+        )
+        grader.fail(
+            "wrong-loss-format" if said else "no-loss-line",
+            f"{found}; expected are {EPOCHS} lines like 'epoch 0: loss 2.3021'.",
+            of=[0],
+            at=PRINT,
+        )
 
 
 @pytest.mark.needs("test_parameters", "test_rank_0_speaks")
@@ -340,17 +457,28 @@ def test_uneven_data(grader: Grader) -> None:
     steps = [len(rank) for rank in training.batches]
     if len(set(steps)) > 1:
         each = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(steps))
-        grader.fail("uneven-steps", f"{UNEVEN_SAMPLES} samples on {UNEVEN_WORLD} ranks gave different numbers of steps ({each}).",
-                    at=LOADER)
+        grader.fail(
+            "uneven-steps",
+            f"{UNEVEN_SAMPLES} samples on {UNEVEN_WORLD} ranks gave different numbers of steps ({each}).",
+            at=LOADER,
+        )
     for epoch in range(EPOCHS):
         missing = set(range(UNEVEN_SAMPLES)) - {s for rank in range(UNEVEN_WORLD) for s in training.order(rank)[epoch]}
         if missing:
-            grader.fail("drops-samples", f"In epoch {epoch} {len(missing)} of {UNEVEN_SAMPLES} samples were seen by nobody "
-                        f"({_list(sorted(missing))}).", at=r"drop_last || " + LOADER)
+            grader.fail(
+                "drops-samples",
+                f"In epoch {epoch} {len(missing)} of {UNEVEN_SAMPLES} samples were seen by nobody "
+                f"({_list(sorted(missing))}).",
+                at=r"drop_last || " + LOADER,
+            )
     apart = _first_difference(training.run.observed("state"))
     if apart is not None:
-        grader.fail("drift", f"With {UNEVEN_SAMPLES} samples {apart[1]} differs between rank 0 and rank {apart[0]} by "
-                    f"{apart[2]:.2g}.", of=[0, apart[0]], at=LOOP)
+        grader.fail(
+            "drift",
+            f"With {UNEVEN_SAMPLES} samples {apart[1]} differs between rank 0 and rank {apart[0]} by {apart[2]:.2g}.",
+            of=[0, apart[0]],
+            at=LOOP,
+        )
 
 
 @pytest.mark.needs("test_uneven_data")
@@ -359,10 +487,15 @@ def test_learning_rate_and_defaults(grader: Grader) -> None:
     training = train(grader, 1, SAMPLES)
     sizes = sorted({len(batch) for batch in training.batches[0]})
     if sizes != [32]:
-        grader.fail("ignores-batch-size", f"Without batch_size, batches of {_list(sizes)} were seen; the default is 32.",
-                    at=r"def train_ddp")
+        grader.fail(
+            "ignores-batch-size",
+            f"Without batch_size, batches of {_list(sizes)} were seen; the default is 32.",
+            at=r"def train_ddp",
+        )
     if not _close(training.run.observed("state")[0], replay(training, "right")):
-        grader.fail("ignores-lr", "Without lr, the weights are not those of SGD with the default lr=0.1.", at=r"SGD\( || lr")
+        grader.fail(
+            "ignores-lr", "Without lr, the weights are not those of SGD with the default lr=0.1.", at=r"SGD\( || lr"
+        )
 
 
 @pytest.mark.needs("test_trains_on_every_rank")
@@ -370,8 +503,12 @@ def test_leaves_the_group(grader: Grader) -> None:
     """the process group is closed afterwards"""
     still = [rank for rank, left in enumerate(main_run(grader).run.observed("group_open")) if left]
     if still:
-        grader.fail("group-left-open", f"After train_ddp returned, {names(still)} still belonged to the process group.",
-                    of=still, at=r"cleanup_ddp\( || ^\s+return || def train_ddp")
+        grader.fail(
+            "group-left-open",
+            f"After train_ddp returned, {names(still)} still belonged to the process group.",
+            of=still,
+            at=r"cleanup_ddp\( || ^\s+return || def train_ddp",
+        )
 
 
 @pytest.mark.needs("test_leaves_the_group")
@@ -382,12 +519,20 @@ def test_leaves_the_group_after_an_error(grader: Grader) -> None:
     for rank, error in enumerate(run.observed("error")):
         if "broke in its second step" not in error:
             seen = f"{error} came out" if error else "nothing came out"
-            grader.fail("swallows-errors", f"The model raised RuntimeError in its second step, and on rank {rank} {seen}.",
-                        of=[rank], at=r"except")
+            grader.fail(
+                "swallows-errors",
+                f"The model raised RuntimeError in its second step, and on rank {rank} {seen}.",
+                of=[rank],
+                at=r"except",
+            )
     still = [rank for rank, left in enumerate(run.observed("group_open")) if left]
     if still:
-        grader.fail("cleanup-skipped-on-error", f"The model raised in its second step, and {names(still)} still belonged to "
-                    "the process group afterwards.", of=still, at=r"cleanup_ddp\( || def train_ddp")
+        grader.fail(
+            "cleanup-skipped-on-error",
+            f"The model raised in its second step, and {names(still)} still belonged to the process group afterwards.",
+            of=still,
+            at=r"cleanup_ddp\( || def train_ddp",
+        )
 
 
 # One process on the joined batches, right and wrong ----------------------------------------------------------------
@@ -410,7 +555,11 @@ MISTAKES = {
 }  # fmt: skip
 
 SCALED_RATE = r"\blr\b.*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
-SCALES_LR = ("scales-lr", "It is what lr · world_size gives. That can be wise, but it is the caller's choice.", SCALED_RATE)
+SCALES_LR = (
+    "scales-lr",
+    "It is what lr · world_size gives. That can be wise, but it is the caller's choice.",
+    SCALED_RATE,
+)
 
 LOSS_MISTAKES = (
     ("rank 0", "rank-local-loss", "It is rank 0's own mean: what the other ranks saw is not in it."),
@@ -509,7 +658,8 @@ def epoch_losses(training: Training) -> dict[str, list[float]]:
 
 def _close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return set(one) == set(other) and all(
-        one[name].shape == other[name].shape and torch.allclose(one[name].float(), other[name].float(), rtol=1e-3, atol=2e-5)
+        one[name].shape == other[name].shape
+        and torch.allclose(one[name].float(), other[name].float(), rtol=1e-3, atol=2e-5)
         for name in other
     )
 

@@ -30,7 +30,13 @@ class Classifier(nn.Module):
         """(B, FEATURES) → (B, CLASSES)."""
         if not self.told:
             self.told = True
-            seen = {"pid": os.getpid(), "parent": os.getppid(), "port": os.environ.get("MASTER_PORT", ""), "rank": -1, "world_size": 1}
+            seen = {
+                "pid": os.getpid(),
+                "parent": os.getppid(),
+                "port": os.environ.get("MASTER_PORT", ""),
+                "rank": -1,
+                "world_size": 1,
+            }
             if dist.is_initialized():
                 seen |= {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
             observe("trained_in", seen)

@@ -44,7 +44,9 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
     calls.append("init_process_group")
     given.append({"backend": backend, "rank": rank, "world_size": world_size, "device_id": str(device_id or ""),
                   "init_method": init_method, "own_store": store is not None})  # fmt: skip
-    moved = {name: value for name, value in _where().items() if address.get(name) is not None and value != address[name]}
+    moved = {
+        name: value for name, value in _where().items() if address.get(name) is not None and value != address[name]
+    }
     if init_method and init_method.startswith("tcp://") and address.get("MASTER_PORT") not in init_method:
         moved["init_method"] = init_method
     if moved and store is None:
@@ -54,7 +56,9 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
         raise NotRefused(f"{rank} of {world_size}")
     if stand_in:
         backend, device_id = "gloo", None
-    return _init(backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id=device_id, **kwargs)
+    return _init(
+        backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id=device_id, **kwargs
+    )
 
 
 def before() -> None:
@@ -107,8 +111,14 @@ def joins(submission, under: str) -> None:
     environment = {name: os.environ.get(name) for name in LAUNCHERS}
     returned = submission.setup_ddp(me, world)
     observe("returned_value", repr(returned))
-    observe("changed", {name: [old, os.environ.get(name)] for name, old in environment.items() if os.environ.get(name) != old
-                        and old is not None})
+    observe(
+        "changed",
+        {
+            name: [old, os.environ.get(name)]
+            for name, old in environment.items()
+            if os.environ.get(name) != old and old is not None
+        },
+    )
     observe("given", given)
     _use("first", me, world)
     submission.cleanup_ddp()

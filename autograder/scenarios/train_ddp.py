@@ -67,7 +67,7 @@ def trains(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: d
     observe("is_wrapped", isinstance(model, (DistributedDataParallel, nn.DataParallel)))
     if isinstance(model, nn.Module):
         inner = model.module if isinstance(model, (DistributedDataParallel, nn.DataParallel)) else model
-        observe("state", {name: value for name, value in inner.state_dict().items()})
+        observe("state", dict(inner.state_dict()))
 
 
 def breaks(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: dict) -> None:

@@ -15,7 +15,9 @@ from .grading.submission import locate
 from .grading.verdict import CheckResult, Report
 
 
-def check(course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, as_json: bool) -> int:
+def check(
+    course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, as_json: bool
+) -> int:
     """Grade, show, record; returns the exit code."""
     for name in names:
         locate(course, name, submission)  # say what is missing before anything runs
@@ -30,8 +32,9 @@ def check(course: Course, names: list[str], submission: Path | None, device: str
     return report.exit_code
 
 
-def _grade(course: Course, names: list[str], submission: Path | None, device: str, seed: int | None,
-           progress: Progress | None) -> Report:
+def _grade(
+    course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, progress: Progress | None
+) -> Report:
     """At a terminal in the process that stays warm, elsewhere (CI, a pipe) in this one. LOCKSTEP_WARM=0 or 1 decides."""
     if os.environ.get("LOCKSTEP_WARM", "1" if sys.stdout.isatty() else "0") == "1":
         from .grading.worker import shared
@@ -64,7 +67,10 @@ def _conclude(report: Report) -> None:
     for result in report.exercises:
         show_score(result)
     for fault in report.faults:
-        print(f"A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n{fault}", file=sys.stderr)
+        print(
+            f"A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n{fault}",
+            file=sys.stderr,
+        )
 
 
 def watch(course: Course, names: list[str]) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -23,7 +24,8 @@ app = typer.Typer(
 author = typer.Typer(no_args_is_help=True, help="For those who write the course.")
 app.add_typer(author, name="author")
 
-Names = Annotated[Optional[list[str]], typer.Argument(help="exercises, such as train_ddp", show_default=False)]
+Answer = TypeVar("Answer")
+Names = Annotated[list[str] | None, typer.Argument(help="exercises, such as train_ddp", show_default=False)]
 Name = Annotated[str, typer.Argument(help="an exercise, such as train_ddp")]
 
 
@@ -46,9 +48,11 @@ def lab(context: typer.Context) -> None:
 def check(
     exercises: Names = None,
     every: Annotated[bool, typer.Option("--all", help="all exercises of the course")] = False,
-    submission: Annotated[Optional[Path], typer.Option(help="a file, or a folder of files named after exercises")] = None,
+    submission: Annotated[
+        Path | None, typer.Option(help="a file, or a folder of files named after exercises")
+    ] = None,
     device: Annotated[Device, typer.Option(help="where the ranks compute")] = Device.cpu,
-    seed: Annotated[Optional[int], typer.Option(help="repeat a grading with the seed that it reported")] = None,
+    seed: Annotated[int | None, typer.Option(help="repeat a grading with the seed that it reported")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")] = False,
 ) -> None:
     """Grade exercises: 0 all passed, 1 something failed, 2 usage, 3 our own fault."""
@@ -165,7 +169,8 @@ def stubs() -> None:
     """Write the stubs anew from the solutions."""
     from .authoring.stubs import write_stubs
 
-    for path in write_stubs(_course()):
+    course = _course()
+    for path in write_stubs(course.solutions, course.exercises):
         typer.echo(_short(path))
 
 
@@ -202,7 +207,7 @@ def _run_app() -> int:
     return int(result or 0)
 
 
-def _guarded(action) -> int:  # type: ignore[no-untyped-def]
+def _guarded(action: Callable[[], int]) -> int:
     try:
         return int(action() or 0)
     except KeyboardInterrupt:
@@ -219,7 +224,10 @@ def _guarded(action) -> int:  # type: ignore[no-untyped-def]
         if os.environ.get("LOCKSTEP_DEBUG"):
             raise
         print(f"lockstep: {type(error).__name__}: {error}", file=sys.stderr)
-        print("This is Lockstep's fault. LOCKSTEP_DEBUG=1 shows where; ./lockstep doctor looks at this machine.", file=sys.stderr)
+        print(
+            "This is Lockstep's fault. LOCKSTEP_DEBUG=1 shows where; ./lockstep doctor looks at this machine.",
+            file=sys.stderr,
+        )
         return 3
 
 
@@ -244,7 +252,7 @@ def _choose(course: Course, names: list[str] | None, every: bool, submission: Pa
     return list(course.names)
 
 
-def _asked(action):  # type: ignore[no-untyped-def]
+def _asked(action: Callable[[], Answer]) -> Answer:
     try:
         return action()
     except CourseError as error:
@@ -261,5 +269,3 @@ def _short(path: Path | str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -40,17 +39,20 @@ def examine() -> Iterator[Finding]:
     yield _shared_memory()
     yield from _torch()
     yield _ranks()
-    yield _tool("slow links and several nodes", ("tc", "ip", "unshare"), "apt install iproute2 util-linux",
-                "chapter 4's throttled links")
+    yield _tool(
+        "slow links and several nodes",
+        ("tc", "ip", "unshare"),
+        "apt install iproute2 util-linux",
+        "chapter 4's throttled links",
+    )
     yield _tool("SLURM on one machine", ("slurmctld", "slurmd"), "apt install slurm-wlm", "chapter 5's SLURM parts")
-    yield _tool("isolation of other people's code", ("bwrap",), "apt install bubblewrap", "grading a class in isolation")
+    yield _tool(
+        "isolation of other people's code", ("bwrap",), "apt install bubblewrap", "grading a class in isolation"
+    )
 
 
 def _python() -> Finding:
-    version = platform.python_version()
-    if sys.version_info < (3, 10):
-        return Finding("Python", State.BAD, version, "Lockstep needs Python 3.10 or newer")
-    return Finding("Python", State.GOOD, f"{version} on {platform.system()} {platform.machine()}")
+    return Finding("Python", State.GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -65,7 +67,9 @@ def _packages() -> Iterator[Finding]:
 def _cores() -> Finding:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return Finding("cores", State.GOOD, f"{count}, load {busy:.1f}. Ranks share them: more ranks than cores works, slower")
+    return Finding(
+        "cores", State.GOOD, f"{count}, load {busy:.1f}. Ranks share them: more ranks than cores works, slower"
+    )
 
 
 def _memory() -> Finding:
@@ -74,7 +78,9 @@ def _memory() -> Finding:
     except (ValueError, OSError, AttributeError):
         return Finding("memory", State.ABSENT, "cannot be read on this system")
     if total < 3.5:
-        return Finding("memory", State.BAD, f"{total:.1f} GiB", "4 ranks need about 3 GiB: use 2 ranks, close other programs")
+        return Finding(
+            "memory", State.BAD, f"{total:.1f} GiB", "4 ranks need about 3 GiB: use 2 ranks, close other programs"
+        )
     return Finding("memory", State.GOOD, f"{total:.1f} GiB")
 
 
@@ -90,7 +96,12 @@ def _shared_memory() -> Finding:
         return Finding("shared memory", State.ABSENT, "no /dev/shm on this system; not needed here")
     size = shutil.disk_usage("/dev/shm").total / (1 << 20)
     if size < 128:
-        return Finding("shared memory", State.BAD, f"/dev/shm has {size:.0f} MiB", "in docker: --shm-size=1g; data loader workers need it")
+        return Finding(
+            "shared memory",
+            State.BAD,
+            f"/dev/shm has {size:.0f} MiB",
+            "in docker: --shm-size=1g; data loader workers need it",
+        )
     return Finding("shared memory", State.GOOD, f"/dev/shm has {size:.0f} MiB")
 
 
@@ -103,10 +114,16 @@ def _torch() -> Iterator[Finding]:
         return
     yield Finding("torch", State.GOOD, torch.__version__)
     if not dist.is_available():
-        yield Finding("torch.distributed", State.BAD, "this build of torch has none", "install the official build of torch")
+        yield Finding(
+            "torch.distributed", State.BAD, "this build of torch has none", "install the official build of torch"
+        )
         return
-    yield Finding("gloo", State.GOOD if dist.is_gloo_available() else State.BAD, "ranks on the CPU",
-                  "" if dist.is_gloo_available() else "install the official build of torch")
+    yield Finding(
+        "gloo",
+        State.GOOD if dist.is_gloo_available() else State.BAD,
+        "ranks on the CPU",
+        "" if dist.is_gloo_available() else "install the official build of torch",
+    )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         yield Finding("GPU", State.ABSENT, "none. Everything runs on the CPU; what needs a GPU is shown as not run")
@@ -114,8 +131,14 @@ def _torch() -> Iterator[Finding]:
     gpus = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
     yield Finding("GPU", State.GOOD, f"{count} × {gpus}")
     nccl = dist.is_nccl_available()
-    yield Finding("nccl", State.GOOD if nccl else State.BAD, f"one rank for each of {count} GPUs; more ranks share them over gloo"
-                  if nccl else "this build of torch has none", "" if nccl else "LOCKSTEP_TORCH=cuda ./lockstep lab")
+    yield Finding(
+        "nccl",
+        State.GOOD if nccl else State.BAD,
+        f"one rank for each of {count} GPUs; more ranks share them over gloo"
+        if nccl
+        else "this build of torch has none",
+        "" if nccl else "LOCKSTEP_TORCH=cuda ./lockstep lab",
+    )
 
 
 def _ranks() -> Finding:
@@ -129,7 +152,9 @@ def _ranks() -> Finding:
     except ranks.RanksError as error:
         return Finding("two ranks", State.BAD, str(error), "please report this with the output of ./lockstep doctor")
     if result.cause is not None:
-        return Finding("two ranks", State.BAD, result.cause.headline, "a firewall on the loopback interface? see chapter 2")
+        return Finding(
+            "two ranks", State.BAD, result.cause.headline, "a firewall on the loopback interface? see chapter 2"
+        )
     return Finding("two ranks", State.GOOD, f"met, computed and left in {result.seconds:.2f} s (start method {method})")
 
 

@@ -37,7 +37,11 @@ def open_lab(course: Course, arguments: list[str]) -> int:
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text + "\n", encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "LOCKSTEP_COURSE": str(course.root)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "LOCKSTEP_COURSE": str(course.root),
+    }
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
     source = str(Path(__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
@@ -47,7 +51,9 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: server.terminate())
-    threading.Thread(target=_announce, args=(server, page.relative_to(course.root) if page else None), daemon=True).start()
+    threading.Thread(
+        target=_announce, args=(server, page.relative_to(course.root) if page else None), daemon=True
+    ).start()
     try:
         return server.wait()
     except KeyboardInterrupt:  # the server has got it as well, and asks or ends by itself

@@ -25,14 +25,32 @@ def parser() -> argparse.ArgumentParser:
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
         epilog="torchrun's other flags (rendezvous, logging) are accepted and have no effect here.",
     )
-    options.add_argument("-n", "--nproc-per-node", "--nproc_per_node", default="2", metavar="N",
-                         help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")
-    options.add_argument("--nnodes", default="1", metavar="K", help="tell the ranks that they are on K nodes of N ranks each")
+    options.add_argument(
+        "-n",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        default="2",
+        metavar="N",
+        help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)",
+    )
+    options.add_argument(
+        "--nnodes", default="1", metavar="K", help="tell the ranks that they are on K nodes of N ranks each"
+    )
     options.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as with python -m")
-    options.add_argument("--max-restarts", "--max_restarts", type=int, default=0, metavar="R",
-                         help="start all ranks again after a failure, at most R times")
-    options.add_argument("--device", choices=("cpu", "cuda"), default=None,
-                         help="cpu hides the GPUs from the ranks (default: what the machine has)")
+    options.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="R",
+        help="start all ranks again after a failure, at most R times",
+    )
+    options.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=None,
+        help="cpu hides the GPUs from the ranks (default: what the machine has)",
+    )
     options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
     options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
     options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
@@ -86,7 +104,9 @@ def _once(options: argparse.Namespace, per_node: int, nodes: int, restart: int) 
 def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
     """The command that does the same without Lockstep."""
     parts = ["torchrun", f"--nproc-per-node={per_node}"]
-    parts[1:1] = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    parts[1:1] = (
+        ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    )
     if options.max_restarts:
         parts.append(f"--max-restarts={options.max_restarts}")
     if options.module:
@@ -176,5 +196,3 @@ def _without_ignored(arguments: list[str]) -> list[str]:
             kept.append(arguments[at])
             at += 1
     return kept
-
-

@@ -34,7 +34,9 @@ def show_check(check: CheckResult, exercise: str) -> None:
 def show_score(result: ExerciseResult) -> None:
     """The line under an exercise's checks."""
     style = "bold green" if result.passed else "bold"
-    console().print(Text(f"\n{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s", style=style))
+    console().print(
+        Text(f"\n{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s", style=style)
+    )
 
 
 def show_markdown(text: str) -> None:

@@ -39,7 +39,9 @@ CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 def lockstep(tmp_path: Path) -> CommandLine:
     """Call `lockstep …` as a learner would, with a deadline."""
 
-    def call(*arguments: str, cwd: Path = ROOT, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: str, cwd: Path = ROOT, stdin: str | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200", **environment}
         env.pop("LOCKSTEP_SUBMISSION", None) if "LOCKSTEP_SUBMISSION" not in environment else None
         return subprocess.run([sys.executable, "-m", "lockstep", *arguments], cwd=cwd, env=env, input=stdin or "",

@@ -35,7 +35,7 @@ def test_json_is_one_object_of_schema_1(lockstep: CommandLine, course: Course) -
     assert exercise["score"] == exercise["max_score"] == len(exercise["checks"]) > 3
     assert exercise["seconds"] > 0
     for check in exercise["checks"]:
-        assert CHECK_KEYS <= set(check) and check["outcome"] == "passed" and check["diagnosis"] is None
+        assert set(check) >= CHECK_KEYS and check["outcome"] == "passed" and check["diagnosis"] is None
     assert from_json(raw).to_json() == raw
 
 
@@ -49,8 +49,10 @@ def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Cours
     failed = [check for check in only(done.stdout)["exercises"][0]["checks"] if check["outcome"] == "failed"]
     assert [check["diagnosis"]["id"] for check in failed] == ["missing-set-epoch"]
     diagnosis = failed[0]["diagnosis"]
-    assert DIAGNOSIS_KEYS <= set(diagnosis)
-    assert diagnosis["file"].endswith("train_ddp.py") and "epoch" in broken.read_text().splitlines()[diagnosis["line"] - 1]
+    assert set(diagnosis) >= DIAGNOSIS_KEYS
+    assert (
+        diagnosis["file"].endswith("train_ddp.py") and "epoch" in broken.read_text().splitlines()[diagnosis["line"] - 1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,9 @@ def test_our_own_fault_is_exit_3(lockstep: CommandLine, course: Course, tmp_path
     for folder in ("autograder", "solutions"):
         shutil.copytree(course.root / folder, copy / folder)
     checks = copy / "autograder" / "test_setup_ddp.py"
-    checks.write_text(checks.read_text() + '\n\ndef test_ours(grader):\n    """a check of ours that breaks"""\n    1 / 0\n')
+    checks.write_text(
+        checks.read_text() + '\n\ndef test_ours(grader):\n    """a check of ours that breaks"""\n    1 / 0\n'
+    )
     done = lockstep("check", "setup_ddp", "--submission", str(course.solutions), "--json", LOCKSTEP_COURSE=str(copy))
     assert done.returncode == 3, done.stdout + done.stderr
     raw = only(done.stdout)
@@ -123,7 +127,11 @@ def test_same_seed_same_verdict(worker: Worker, course: Course, tmp_path: Path) 
 
 def test_broken_dependency_is_not_charged_twice(worker: Worker, course: Course, tmp_path: Path) -> None:
     """A folder whose setup_ddp fails has train_ddp judged with the reference."""
-    write(tmp_path, "setup_ddp", "def setup_ddp(rank, world_size):\n    raise RuntimeError('mine is broken')\n\ndef cleanup_ddp():\n    pass\n")
+    write(
+        tmp_path,
+        "setup_ddp",
+        "def setup_ddp(rank, world_size):\n    raise RuntimeError('mine is broken')\n\ndef cleanup_ddp():\n    pass\n",
+    )
     shutil.copy(course.solutions / "train_ddp.py", tmp_path)
     report = worker.grade(course, ["setup_ddp", "train_ddp"], tmp_path)
     first, second = report.exercises
@@ -175,7 +183,9 @@ def test_odd_submissions_have_plain_words(case: str, worker: Worker, course: Cou
     assert result.score == 0
 
 
-@pytest.mark.parametrize("prefix", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# caf\xe9\n"], ids=["byte order mark", "latin-1"])
+@pytest.mark.parametrize(
+    "prefix", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# caf\xe9\n"], ids=["byte order mark", "latin-1"]
+)
 def test_encodings(prefix: bytes, worker: Worker, course: Course, tmp_path: Path) -> None:
     """A file is read as Python reads it, Windows line ends included."""
     text = (course.solutions / "setup_ddp.py").read_bytes().replace(b"\n", b"\r\n")

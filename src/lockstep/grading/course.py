@@ -121,7 +121,8 @@ def find(start: Path | None = None) -> Course:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return raw
     except FileNotFoundError:
         raise CourseError(f"{path} is missing: restore it with git checkout -- {path.name}") from None
     except tomllib.TOMLDecodeError as error:

@@ -53,8 +53,16 @@ class Grader:
 
     # Running ---------------------------------------------------------------------------------------------------
 
-    def run(self, scenario: str, world_size: int = 4, *, launcher: bool = False, nodes: int = 1,
-            environment: dict[str, str] | None = None, **kwargs: Any) -> ranks.Run:
+    def run(
+        self,
+        scenario: str,
+        world_size: int = 4,
+        *,
+        launcher: bool = False,
+        nodes: int = 1,
+        environment: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> ranks.Run:
         """Play a scenario on so many ranks and return the run, which ended well.
 
         A run that did not is a failed check, diagnosed from its cause. The same scenario with the same arguments runs
@@ -74,8 +82,16 @@ class Grader:
         self._played[key] = result
         return result
 
-    def attempt(self, scenario: str, world_size: int = 4, *, launcher: bool = False, nodes: int = 1,
-                environment: dict[str, str] | None = None, **kwargs: Any) -> ranks.Run:
+    def attempt(
+        self,
+        scenario: str,
+        world_size: int = 4,
+        *,
+        launcher: bool = False,
+        nodes: int = 1,
+        environment: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> ranks.Run:
         """Play a scenario and return the run, however it ended."""
         folder = self.scratch / f"{self.submission.name}-work"
         shutil.rmtree(folder, ignore_errors=True)
@@ -107,19 +123,30 @@ class Grader:
 
     # Concluding ------------------------------------------------------------------------------------------------
 
-    def fail(self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (),
-             at: ranks.Frame | str | None = None) -> NoReturn:
+    def fail(
+        self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (), at: ranks.Frame | str | None = None
+    ) -> NoReturn:
         """Conclude that the check failed. `at` is a frame, or patterns to look for in the submission (see `line`)."""
         raise Failed(self.diagnosis(id, message, evidence=evidence, of=of, at=at))
 
-    def diagnosis(self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (),
-                  at: ranks.Frame | str | None = None) -> Diagnosis:
+    def diagnosis(
+        self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (), at: ranks.Frame | str | None = None
+    ) -> Diagnosis:
         """A diagnosis of the catalogue with what was seen. Raises KeyError for an id that is not in it."""
         entry = self.course.catalogue[id]
         line = self.line(at) if isinstance(at, str) else self._own_line(at)
         source = self.submission.text.splitlines()[line - 1].strip() if line else ""
-        return Diagnosis(id, self.submission.to_original(message), self.submission.to_original(evidence), tuple(sorted(of)), self.submission.shown,
-                         line, entry.read, entry.why, source)
+        return Diagnosis(
+            id,
+            self.submission.to_original(message),
+            self.submission.to_original(evidence),
+            tuple(sorted(of)),
+            self.submission.shown,
+            line,
+            entry.read,
+            entry.why,
+            source,
+        )
 
     def line(self, patterns: str) -> int | None:
         """The first line of the submission that matches; several patterns, tried in order, are separated by ` || `."""
@@ -200,8 +227,11 @@ def _innermost(cause: ranks.Cause, file: str) -> ranks.Frame | None:
     frames += [row.frame for row in cause.rows if row.frame]
     inside = [frame for frame in frames if frame.file == file]
     if cause.error and inside:
-        return [frame for frame in cause.error.frames if frame.file == file][-1:][0] if any(
-            frame.file == file for frame in cause.error.frames) else inside[0]
+        return (
+            [frame for frame in cause.error.frames if frame.file == file][-1:][0]
+            if any(frame.file == file for frame in cause.error.frames)
+            else inside[0]
+        )
     return inside[0] if inside else None
 
 

@@ -87,8 +87,10 @@ def grade(
     faults = list(session.faults) if session else []
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    if session is None or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or (
-        status == pytest.ExitCode.TESTS_FAILED and not session.results and not faults
+    if (
+        session is None
+        or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        or (status == pytest.ExitCode.TESTS_FAILED and not session.results and not faults)
     ):
         faults.append(said.getvalue().strip() or f"pytest ended with status {status}")
     return Report(session.seed if session else seed or 0, session.exercises() if session else (), device, tuple(faults),

@@ -14,8 +14,10 @@ def report_text(report: Report) -> str:
     """All exercises of a grading, and our own faults when there are any."""
     parts = [exercise_text(exercise) for exercise in report.exercises]
     for fault in report.faults:
-        parts.append("A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n"
-                     + textwrap.indent(fault, "    "))
+        parts.append(
+            "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n"
+            + textwrap.indent(fault, "    ")
+        )
     return "\n\n".join(parts)
 
 

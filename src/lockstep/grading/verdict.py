@@ -144,8 +144,15 @@ def check_from_json(raw: dict[str, Any]) -> CheckResult:
     """The inverse of `check_json`."""
     known = raw["diagnosis"]
     diagnosis = Diagnosis(**{**known, "ranks": tuple(known["ranks"]), "file": known["file"] or ""}) if known else None
-    return CheckResult(raw["name"], raw.get("id", ""), CheckOutcome(raw["outcome"]), diagnosis, raw.get("reason", ""),
-                       raw["output"], raw.get("seconds", 0.0))
+    return CheckResult(
+        raw["name"],
+        raw.get("id", ""),
+        CheckOutcome(raw["outcome"]),
+        diagnosis,
+        raw.get("reason", ""),
+        raw["output"],
+        raw.get("seconds", 0.0),
+    )
 
 
 def _diagnosis_json(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
@@ -162,5 +169,6 @@ def from_json(raw: dict[str, Any]) -> Report:
     for item in raw["exercises"]:
         checks = tuple(check_from_json(check) for check in item["checks"])
         exercises.append(ExerciseResult(item["name"], checks, item["seconds"], item.get("submission", "")))
-    return Report(raw["seed"], tuple(exercises), raw.get("device", "cpu"), tuple(raw.get("faults", ())),
-                  raw.get("versions", {}))
+    return Report(
+        raw["seed"], tuple(exercises), raw.get("device", "cpu"), tuple(raw.get("faults", ())), raw.get("versions", {})
+    )

@@ -39,8 +39,16 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def grade(self, course: Course, names: list[str], submission: Path | None = None, *, device: str = "cpu",
-              seed: int | None = None, progress: Progress | None = None) -> Report:
+    def grade(
+        self,
+        course: Course,
+        names: list[str],
+        submission: Path | None = None,
+        *,
+        device: str = "cpu",
+        seed: int | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
         """As `run.grade`. A KeyboardInterrupt ends the grading and whatever it had started."""
         process = self._started(course)
         assert process.stdin is not None and process.stdout is not None
@@ -75,8 +83,9 @@ class Worker:
         process.wait()
 
 
-def shared(course: Course, names: list[str], submission: Path | None, device: str, seed: int | None,
-           progress: Progress | None) -> Report | None:
+def shared(
+    course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, progress: Progress | None
+) -> Report | None:
     """Grade in the process that waits for this course, starting it when there is none; None where that cannot be."""
     try:
         address = _address(course)
@@ -84,16 +93,26 @@ def shared(course: Course, names: list[str], submission: Path | None, device: st
         return None
     for attempt in range(2):
         try:
-            with contextlib.closing(_connect(address, course, start=attempt == 0)) as connection:
-                with connection.makefile("w") as write, connection.makefile("r") as read:
-                    return _ask(write, read, names, submission, device, seed, progress)
+            with (
+                contextlib.closing(_connect(address, course, start=attempt == 0)) as connection,
+                connection.makefile("w") as write,
+                connection.makefile("r") as read,
+            ):
+                return _ask(write, read, names, submission, device, seed, progress)
         except (OSError, EOFError):
             continue
     return None
 
 
-def _ask(write: IO[str], read: IO[str], names: list[str], submission: Path | None, device: str, seed: int | None,
-         progress: Progress | None) -> Report:
+def _ask(
+    write: IO[str],
+    read: IO[str],
+    names: list[str],
+    submission: Path | None,
+    device: str,
+    seed: int | None,
+    progress: Progress | None,
+) -> Report:
     order = {"names": names, "submission": str(submission.resolve()) if submission else None, "device": device, "seed": seed,
              "default": os.environ.get("LOCKSTEP_SUBMISSION"), "directory": os.getcwd()}  # fmt: skip
     write.write(json.dumps(order) + "\n")
@@ -171,8 +190,14 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
         _busy.set()
         try:
             given = Path(order["submission"]) if order["submission"] else None
-            report = grade(course, order["names"], given, device=order["device"], seed=order["seed"],
-                           progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}))
+            report = grade(
+                course,
+                order["names"],
+                given,
+                device=order["device"],
+                seed=order["seed"],
+                progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}),
+            )
             send({"report": report.to_json()})
         except CourseError as error:
             send({"error": str(error)})

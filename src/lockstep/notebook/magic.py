@@ -18,7 +18,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from .. import ranks
-from ..ranks import text
+from ..ranks import Run, text
 
 HOLD_BACK_SECONDS = 0.5
 EXPECTATIONS = tuple(name.replace(" ", "-") for name in text.TITLES)
@@ -48,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--nodes", type=int, default=1, help="tell the ranks that they are spread over so many nodes")
     options.add_argument("--timeout", type=float, default=60.0, help="end a run that takes longer, in seconds")
     options.add_argument("--into", metavar="NAME", help="keep the run's result in this variable")
-    options.add_argument("--expect", choices=EXPECTATIONS, help="this cell is meant to end so; anything else is an error")
+    options.add_argument(
+        "--expect", choices=EXPECTATIONS, help="this cell is meant to end so; anything else is an error"
+    )
     options.add_argument("--timeline", action="store_true", help="record the end of each collective too")
     options.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable on the ranks")
     options.add_argument("--quiet", action="store_true", help="do not show what the ranks print")
@@ -98,7 +100,7 @@ class Output:
 class RanksMagic(Magics):
     """The cell magic."""
 
-    @cell_magic("ranks")
+    @cell_magic("ranks")  # type: ignore[arg-type]
     def ranks(self, line: str, cell: str) -> None:
         """Run this cell on N ranks: `%%ranks 4`."""
         try:
@@ -123,7 +125,7 @@ class RanksMagic(Magics):
         except ValueError as error:
             raise UsageError(f"%%ranks: {error}") from None
         output.close()
-        if options.into:
+        if options.into and self.shell is not None:
             self.shell.user_ns[options.into] = result
         self._conclude(result, (options.expect or "").replace("-", " "))
 
@@ -131,7 +133,7 @@ class RanksMagic(Magics):
         Path(options.save).write_text(cell, encoding="utf-8")
         print(f"Saved. The same ranks from a terminal: torchrun --nproc-per-node={options.ranks} {options.save}")
 
-    def _conclude(self, result: ranks.Run, expected: str) -> None:
+    def _conclude(self, result: Run, expected: str) -> None:
         if result.cause is not None:
             print(text.describe(result))
         kind = result.cause.kind if result.cause else ""
