@@ -129,3 +129,20 @@ def test_eight_ranks_take_turns() -> None:
             "for step in range(16):\n    if step % size == rank: time.sleep(0.1)\n    m(t).sum().backward()")
     run = ranks.run(ranks.Source(PRELUDE + text), 8)
     assert run.ok, run.cause
+
+
+def test_a_long_backward() -> None:
+    """All are inside one communication call all the time, by their stacks; only the processor tells that they work."""
+    text = """
+model = torch.nn.Sequential(*[torch.nn.Linear(700, 700) for _ in range(12)])
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+ddp(torch.ones(2500, 700)).sum().backward()
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.ok, run.cause
+
+
+def test_a_long_transfer() -> None:
+    """As before: everybody is inside the same call for seconds, while bytes flow."""
+    run = ranks.run(ranks.Source(PRELUDE + "big = torch.ones(200 << 20)\ndist.broadcast(big, 0)"), 3)
+    assert run.ok, run.cause

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,11 @@ from conftest import MARK, marked_processes, remains, wait_until_gone
 
 from lockstep import ranks
 from lockstep.ranks import Outcome, client
+from lockstep.ranks.channel import Channel
+from lockstep.ranks.job import Job
+from lockstep.ranks.member import Member
 from lockstep.ranks.processes import descendants
+from lockstep.ranks.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="not run: there is no /proc to look in")
 
@@ -141,8 +146,8 @@ def test_the_warm_process_is_killed() -> None:
 
 
 def test_warm_process_and_supervisor_are_killed() -> None:
-    """Nobody is left to clean up but the kernel and the next warm process."""
-    thread, result = in_background("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    """Nobody is left to clean up but the kernel and the next warm process. The ranks hold the interpreter lock."""
+    thread, result = in_background("import re\nprint('up', flush=True)\nre.match(r'(a+)+$', 'a' * 60 + 'b')")
     server = client._server._process
     assert server is not None
     (supervisor,) = supervisors()
@@ -158,8 +163,12 @@ def test_warm_process_and_supervisor_are_killed() -> None:
 
 def test_an_interrupt_here_comes_back_as_a_report() -> None:
     """As in a notebook: the kernel gets SIGINT, the cell comes back and says where each rank was."""
-    def press(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+    up: list[int] = []
+
+    def press(rank: int, *_: object) -> None:
+        up.append(rank)
+        if len(up) % 2 == 0:  # both have printed, and are about to sleep
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     text = "import time\nprint('up', flush=True)\ntime.sleep(60)"
     run = ranks.run(ranks.Source(text, "cell"), 2, on_output=press)
@@ -207,3 +216,26 @@ def test_the_client_is_clean_under_w_error() -> None:
                           timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_when_a_run_comes_back_its_processes_are_gone() -> None:
+    """Not a moment later: the next cell may need the memory, and a check looks at what is on the disk."""
+    text = "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(300)\nprint('up')"
+    run = ranks.run(ranks.Source(text), 2)
+    alive = set(marked_processes()) - set(supervisors())
+    assert run.ok, run.cause
+    assert client._server._process is not None
+    assert alive <= {client._server._process.pid}
+
+
+def test_who_attaches_is_asked_of_the_system() -> None:
+    """A rank that says that it is another one, before that one has come, is not let in."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        supervisor = Supervisor(Channel(ours))
+        supervisor.job = Job(2, {"type": "source"})
+        supervisor.ranks = [Member("rank", 0, os.getpid()), Member("rank", 1, 1)]
+        supervisor.kwargs, supervisor.blob, supervisor.port = None, b"", 0
+        supervisor._admit(Channel(ours), {"event": "hello", "role": "rank", "rank": 1, "pid": 1})
+        assert supervisor.ranks[1].channel is None
+        supervisor.selector.close()
