@@ -198,11 +198,11 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
                 seed=order["seed"],
                 progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}),
             )
-            send({"report": report.to_json()})
+            answer: dict[str, Any] = {"report": report.to_json()}
         except CourseError as error:
-            send({"error": str(error)})
-        finally:
-            _busy.clear()
+            answer = {"error": str(error)}
+        _busy.clear()  # before the client has what it came for, and may go
+        send(answer)
 
 
 def listen(address: Path, course: Course) -> None:

@@ -1,0 +1,95 @@
+"""The process that stays warm between commands at a terminal: found again, private, and gone when it should be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, CommandLine, only
+
+from lockstep.grading.course import Course
+
+
+def waiting(folder: Path) -> list[int]:
+    """Process ids of the warm processes whose socket lies in this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if "lockstep.grading.worker" in command and str(folder) in command:
+                found.append(int(entry.name))
+    return found
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    """True when the process has ended within so long."""
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which commands stay warm, in a folder of their own."""
+    yield {"LOCKSTEP_WARM": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
+    for pid in waiting(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
+
+
+def test_second_command_finds_the_first_ones_process(
+    lockstep: CommandLine, course: Course, home: dict[str, str], tmp_path: Path
+) -> None:
+    """One process serves both, in a folder that only its owner may enter, with the same answers as without it."""
+    arguments = ("check", "setup_ddp", "--submission", str(course.solutions), "--json", "--seed", "5")
+    first = lockstep(*arguments, **home)
+    (pid,) = waiting(tmp_path)
+    second = lockstep(*arguments, **home)
+    assert waiting(tmp_path) == [pid]
+    plain = lockstep(*arguments, LOCKSTEP_WARM="0")
+    for done in (first, second, plain):
+        assert done.returncode == 0, done.stderr
+        assert [check["outcome"] for check in only(done.stdout)["exercises"][0]["checks"]].count("passed") > 3
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_usage_errors_come_back(lockstep: CommandLine, home: dict[str, str], tmp_path: Path) -> None:
+    """A submission that is not there is said before any process is started."""
+    done = lockstep("check", "setup_ddp", "--submission", str(tmp_path / "nothing.py"), **home)
+    assert done.returncode == 2 and "there is no" in done.stderr
+    assert waiting(tmp_path) == []
+
+
+def test_ctrl_c_ends_the_grading(course: Course, home: dict[str, str], tmp_path: Path) -> None:
+    """An interrupted command leaves no grading and no rank behind."""
+    endless = tmp_path / "setup_ddp.py"
+    endless.write_text("import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
+    command = [sys.executable, "-m", "lockstep", "check", "setup_ddp", "--submission", str(endless)]
+    environment = {**os.environ, **home, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up and not (pids := waiting(tmp_path)):
+        time.sleep(0.05)
+    time.sleep(4.0)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130, process.stdout and process.stdout.read()
+    assert all(gone(pid) for pid in pids)
