@@ -164,10 +164,10 @@ def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankRepo
     abrupt = all(report.outcome is Outcome.EXITED and report.error is None for report in quiet)
     left = "left by os._exit" if abrupt else "finished"
     last = quiet[0].last_collective
-    after = f" after {last.title}" if last else " without any collective"
+    after = f" after {last.title}" if last else " before any collective"
     waiting = echoes[0].last_collective
     still = names(report.rank for report in echoes)
-    expected = f" while {still} still waited in {said_of(waiting)}" if waiting else ""
+    expected = f", while {still} still waited in {said_of(waiting)}" if waiting else ""
     ranks = [report.rank for report in quiet]
     return Cause("exited", f"{who} {left}{after}{expected}.", tuple(ranks), last.frame if last else None,
                  rows=rows(run.ranks, ranks), notes=(SAME_ORDER, *_echo_note(echoes)),

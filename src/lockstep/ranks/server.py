@@ -150,11 +150,10 @@ def _tidy(supervisors: set[int], spare_janitors: bool) -> bool:
     processes.reap(statuses)
     killed = any(statuses.get(pid) for pid in supervisors)
     supervisors.difference_update(statuses)
-    orphans = [pid for pid in _children() if pid not in supervisors]
-    janitors = [pid for pid in orphans if spare_janitors and processes.is_janitor(pid)]
-    for orphan in orphans:
-        if orphan not in janitors:
-            processes.kill([*processes.descendants(orphan), orphan])
+    heads = [pid for pid in _children() if pid not in supervisors]
+    orphans = [pid for head in heads for pid in (head, *processes.descendants(head))]
+    janitors = {pid for pid in orphans if spare_janitors and processes.is_janitor(pid)}
+    processes.kill(pid for pid in orphans if pid not in janitors)
     if killed or orphans:
         remove_left_folders()
     return bool(janitors)
