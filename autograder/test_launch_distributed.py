@@ -53,8 +53,15 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             f"The function given to spawn must be importable by name, and is defined inside another: {last}",
             at=SPAWN,
         )
-    if cause.kind == "hang" and not run.workers and "init_process_group" in cause.headline:
-        return grader.diagnosis("sequential-workers", cause.headline, at=SPAWN)
+    if cause.kind == "hang" and len(run.workers) == 1 and "init_process_group" in cause.headline:
+        return grader.diagnosis(
+            "sequential-workers",
+            "One process was started, and launch_distributed waits for its end before it starts the next one, while that "
+            "process waits in init_process_group for the others.",
+            evidence=_rows(run),
+            of=[0],
+            at=r"\.join\( || " + SPAWN,
+        )
     return None
 
 

@@ -115,8 +115,21 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
         did = "finished without" if done == absent else "never reached"
         return (f"{names(absent)} {did} init_process_group; {here} {waits} there.", absent,
                 [*notes, "init_process_group returns when all ranks of the group have come."])
+    elsewhere = [report for report in in_init if _moved(report)]
+    if elsewhere:
+        now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
+        return (f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
+                f"for a store at {now}, where nobody listens: the launcher had set {launchers}.",
+                [report.rank for report in elsewhere],
+                ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."])
     return ("all ranks wait in init_process_group, and nobody completes the group.", [],
             notes or ["Do MASTER_ADDR and MASTER_PORT still say what the launcher set?"])
+
+
+def _moved(report: RankReport) -> bool:
+    """True when the rank goes to another address than the one that its launcher had set."""
+    launchers = str(detail(report).get("launchers_address") or ":")
+    return launchers != ":" and detail(report).get("address") != launchers
 
 
 def _is_rank(number: object) -> bool:

@@ -273,6 +273,15 @@ def cpu_seconds(pid: int) -> float:
     return 0.0
 
 
+def seconds_in_queue(pid: int) -> float:
+    """For how long the process's main thread has waited for a processor so far; infinite where that is not told."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return float("inf")
+
+
 def shared_memory_files(pids: Iterable[int]) -> set[str]:
     """Paths under /dev/shm that these processes have mapped."""
     found: set[str] = set()

@@ -77,6 +77,7 @@ class Recorder:
         self._point_to_point: dict[tuple[str, str, int | None], int] = {}
         self._outstanding: deque[tuple[Any, int]] = deque(maxlen=4096)
         self._main = threading.main_thread().ident
+        self.address = _address()
         self.watcher: int | None = None
         # A DDP wrapper that outlives its destroyed group deadlocks at random: its destructor joins gloo's thread while
         # it holds the interpreter lock. The usual way to write a training function is hit by it, through no fault of
@@ -314,7 +315,11 @@ def _reduce_name(op: Any) -> str:
     return text.rsplit(".", 1)[-1].strip("<>: 0123456789").upper() if op is not None else ""
 
 
-_CALLS = {"_engine_run_backward": "backward", "_verify_param_shape_across_processes": "DDP()"}
+_CALLS = {
+    "_engine_run_backward": "backward",
+    "_verify_param_shape_across_processes": "DDP()",
+    "_create_c10d_store": "init_process_group",
+}
 
 
 def _inside(filename: str, name: str) -> str:
@@ -344,8 +349,15 @@ def _communicates(filename: str, name: str) -> bool:
     )
 
 
+def _address() -> str:
+    """Where the environment says that the ranks meet."""
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+
+
 def _detail(name: str, frame: FrameType) -> dict[str, Any]:
-    """The rank and world size given to init_process_group, which the rendezvous waits for."""
+    """What a rendezvous waits for: the rank and world size given to init_process_group, and the address it goes to."""
+    if name == "_create_c10d_store" and _current is not None:
+        return {"address": _address(), "launchers_address": _current.address}
     if name != "init_process_group":
         return {}
     known = {key: frame.f_locals.get(key) for key in ("rank", "world_size", "backend", "init_method")}

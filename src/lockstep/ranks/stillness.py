@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import processes
@@ -27,6 +28,10 @@ IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
 """... where bytes lie in a socket's queue (nobody reads them, or the link is slow), or a name server may answer."""
 UNPROVEN_STILL = 15.0
 """... where the system does not tell whether a process moves: no /proc, or the work is on an accelerator."""
+RENDEZVOUS_SECONDS = 1.5
+"""... in a rendezvous, whose host asks its own store for the others again and again, and so never stands still."""
+STARVED = 0.2
+"""A rank that spent this share of a time in the queue for a processor has not had that time."""
 ANSWER_SECONDS = 0.7
 
 
@@ -61,6 +66,21 @@ class Clock:
         return time.monotonic() - self.since if self.since is not None else 0.0
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks stood at one moment of a rendezvous, and for how long each had queued for a processor by then."""
+
+    stacks: list[Any]
+    since: float
+    queued: list[float]
+
+    def same(self, later: Rendezvous) -> bool:
+        """True when they stand where they stood, and nobody has been kept from getting on."""
+        seconds = later.since - self.since
+        kept = any(after - before > STARVED * seconds for before, after in zip(self.queued, later.queued, strict=True))
+        return self.stacks == later.stacks and not kept
+
+
 class Stillness:
     """Watches one run for its supervisor."""
 
@@ -73,6 +93,7 @@ class Stillness:
         self.stacks: list[Any] | None = None
         self.ask_again = 0.0
         self.operations: list[int] = []
+        self.rendezvous: Rendezvous | None = None
         self.found_after: float | None = None
 
     def seconds(self) -> float:
@@ -91,7 +112,7 @@ class Stillness:
         self.looked = now
         if not self._nothing_moves():
             self.stacks = None
-            return False
+            return self._rendezvous_stands(now)
         if self.clock.seconds() < 2 * TICK or now < self.ask_again:
             return False
         self.ask_again = now + 2 * TICK
@@ -108,6 +129,34 @@ class Stillness:
             return False
         self.mark(waiting)
         return True
+
+    def _rendezvous_stands(self, now: float) -> bool:
+        """True when all wait for each other in a rendezvous, and have had every chance to get on."""
+        supervisor = self.supervisor
+        if now - supervisor.last_word < RENDEZVOUS_SECONDS or now < self.ask_again:
+            return False
+        self.ask_again = now + 1.0
+        waiting = self._waiting()
+        stacks = self.ask(supervisor.unfinished())
+        meeting = all((member.sample or {}).get("call") == "init_process_group" for member in waiting)
+        if stacks is None or not meeting or not self._all_communicate(waiting) or self._strangers():
+            self.rendezvous = None
+            return False
+        later = Rendezvous(stacks, now, [processes.seconds_in_queue(member.pid) for member in waiting])
+        if self.rendezvous is None or not self.rendezvous.same(later):
+            self.rendezvous = later
+            return False
+        if now - self.rendezvous.since < RENDEZVOUS_SECONDS:
+            return False
+        self.mark(waiting)
+        self.found_after = now - self.rendezvous.since
+        return True
+
+    def _strangers(self) -> bool:
+        """True when there are processes that have not said who they are: ranks on their way, perhaps."""
+        known = {member.pid for member in self.supervisor.members}
+        found = [pid for pid in processes.descendants(os.getpid()) if pid not in known]
+        return any(not processes.is_helper(pid) and not processes.is_janitor(pid) for pid in found)
 
     def look_once_more(self) -> bool:
         """At the limit for stillness: true when all wait for each other, though a thread of theirs might have moved."""
