@@ -18,6 +18,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Run
+from lockstep.ranks.text import evidence
 
 WORLD, SAMPLES, EPOCHS, BATCH, RATE = 2, 96, 3, 32, 0.1
 SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || def launch_distributed"
@@ -58,7 +59,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             "sequential-workers",
             "One process was started, and launch_distributed waits for its end before it starts the next one, while that "
             "process waits in init_process_group for the others.",
-            evidence=_rows(run),
+            evidence=evidence(run),
             of=[0],
             at=r"\.join\( || " + SPAWN,
         )
@@ -225,7 +226,7 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
         grader.fail(
             "hang-on-failure",
             f"Rank 1 raised ValueError, and launch_distributed never came back. {run.cause.headline}",
-            evidence=_rows(run),
+            evidence=evidence(run),
             of=[1],
             at=r"\.join\( || \.get\( || " + SPAWN,
         )
@@ -248,12 +249,6 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
             of=[1],
             at=r"raise || exitcode || " + SPAWN,
         )
-
-
-def _rows(run: Run) -> str:
-    from lockstep.ranks.text import describe
-
-    return describe(run).partition("\n")[2].strip()
 
 
 @pytest.mark.needs("test_starts_the_ranks")

@@ -31,7 +31,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         fixed = port.isdigit() and grader.line(rf"\b{port}\b") is not None
         message = (
             f"{names(cause.ranks).capitalize()} changed {name} from {old!r}, which the launcher had set, to {new!r}. "
-            "Nobody listens there: every rank would wait for half an hour."
+            "Under torchrun nobody listens there, and every rank waits; beside a second job the place is taken."
         )
         if fixed and name != "MASTER_ADDR":
             return grader.diagnosis("hard-coded-port", message, of=cause.ranks, at=rf"\b{port}\b")

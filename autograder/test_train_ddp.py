@@ -20,6 +20,7 @@ from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Run
 from lockstep.ranks.explain import names
+from lockstep.ranks.text import evidence as told
 
 # BATCH and WORLD differ, so that a sum over the one is not mistaken for a sum over the other.
 WORLD, SAMPLES, EPOCHS, BATCH, RATE = 4, 96, 3, 6, 0.25
@@ -84,7 +85,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     assert cause is not None
     rows = [row for row in cause.rows if row.frame is not None]
     source = grader.submission.text.splitlines()
-    evidence = _evidence(run)
+    evidence = told(run)
     if cause.kind in ("hang", "mismatch"):
         lines = {row.frame.line for row in rows if row.frame and row.frame.file == str(grader.submission.file)}
         guarded = next((line for line in sorted(lines) if _under_rank_condition(source, line)), None)
@@ -121,12 +122,6 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _evidence(run: Run) -> str:
-    from lockstep.ranks.text import describe
-
-    return describe(run).partition("\n")[2].strip()
 
 
 def _backward_calls(run: Run) -> list[list[object]]:
@@ -479,6 +474,33 @@ def test_uneven_data(grader: Grader) -> None:
             of=[0, apart[0]],
             at=LOOP,
         )
+
+
+@pytest.mark.needs("test_reports_global_loss", "test_uneven_data")
+def test_loss_counts_samples(grader: Grader) -> None:
+    """with batches of different sizes, each sample counts once in that mean"""
+    training = train(grader, UNEVEN_WORLD, UNEVEN_SAMPLES, batch_size=BATCH)
+    table: list[list[float]] = []
+    replay(training, "right", table)
+    each = len(table) // EPOCHS
+    printed = [
+        float(match[2])
+        for line in training.run.ranks[0].stdout.splitlines()
+        if (match := LOSS_LINE.match(line.strip()))
+    ]
+    for epoch, said in enumerate(printed):
+        steps = range(epoch * each, (epoch + 1) * each)
+        counted = [(table[s][r], len(training.batches[r][s])) for s in steps for r in range(UNEVEN_WORLD)]
+        wanted = sum(loss * count for loss, count in counted) / sum(count for _, count in counted)
+        if abs(said - wanted) > 5e-4:
+            grader.fail(
+                "batch-means-loss",
+                f"Rank 0 printed {said:.4f} for epoch {epoch}; the mean over all {sum(count for _, count in counted)} samples was "
+                f"{wanted:.4f}. The last batch has {len(training.batches[0][each - 1])} samples and the others {BATCH}: a mean of "
+                "the batches' means counts its samples too much.",
+                of=[0],
+                at=PRINT,
+            )
 
 
 @pytest.mark.needs("test_uneven_data")

@@ -47,18 +47,25 @@ def _grade(
 
 
 class _Shower:
-    """Shows checks as they conclude, under their exercise's name."""
+    """Shows checks as they conclude, under their exercise's name, until whoever reads has seen enough."""
 
     def __init__(self) -> None:
         self.exercise = ""
+        self.closed = False
 
     def __call__(self, exercise: str, result: CheckResult) -> None:
         from .terminal import console, show_check
 
-        if exercise != self.exercise:
-            console().print(f"\n[bold]{exercise}[/bold]")
-            self.exercise = exercise
-        show_check(result, exercise)
+        if self.closed:
+            return
+        try:
+            if exercise != self.exercise:
+                console().print(f"\n[bold]{exercise}[/bold]")
+                self.exercise = exercise
+            show_check(result, exercise)
+        except BrokenPipeError:
+            self.closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _conclude(report: Report) -> None:

@@ -48,9 +48,7 @@ def lab(context: typer.Context) -> None:
 def check(
     exercises: Names = None,
     every: Annotated[bool, typer.Option("--all", help="all exercises of the course")] = False,
-    submission: Annotated[
-        Path | None, typer.Option(help="a file, or a folder of files named after exercises")
-    ] = None,
+    submission: Annotated[Path | None, typer.Option(help="a file, or a folder of files named after exercises")] = None,
     device: Annotated[Device, typer.Option(help="where the ranks compute")] = Device.cpu,
     seed: Annotated[int | None, typer.Option(help="repeat a grading with the seed that it reported")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")] = False,
@@ -59,9 +57,9 @@ def check(
     from .checking import check as run_check
 
     course = _course()
-    names = _choose(course, exercises, every, submission)
     if submission is not None and not submission.exists():
-        _usage(f"there is no {submission}")
+        _usage(f"there is no file or folder {submission}")
+    names = _choose(course, exercises, every, submission)
     if submission is not None and submission.is_file() and len(names) != 1:
         _usage(f"{submission} is one file: name the exercise that it solves")
     raise typer.Exit(run_check(course, names, submission, device.value, seed, as_json))
@@ -85,7 +83,8 @@ def hint(exercise: Name) -> None:
     number, of, text = _asked(lambda: next_hint(course, *course.require([exercise])))
     from .terminal import show_markdown
 
-    show_markdown(f"**Hint {number} of {of}**\n\n{text}")
+    last = "" if number < of else "\n\n*That was the last one. The solution is next.*"
+    show_markdown(f"**Hint {number} of {of}**\n\n{text}{last}")
 
 
 @app.command()
@@ -194,7 +193,7 @@ def main() -> NoReturn:
 
 def _run_app() -> int:
     try:
-        result = app(standalone_mode=False)
+        result = app(prog_name="./lockstep", standalone_mode=False)
     except typer.Exit as exit:
         return exit.exit_code
     except typer.Abort:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 import shutil
@@ -16,11 +17,13 @@ from .course import Course
 from .submission import Submission
 from .verdict import Diagnosis
 
-DEADLINE_SECONDS = 120.0
-CPU_SECONDS = 20.0
+DEADLINE_SECONDS = 90.0
+CPU_SECONDS = 8.0
 IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
+ENDLESS = ("timed out", "too much output", "out of memory")
+"""Ends that cost so much time or memory that nobody should wait for them twice."""
 
 Reader = Callable[[ranks.Run], Diagnosis | None]
 
@@ -48,6 +51,8 @@ class Grader:
         self.device = device
         self.output = ""
         self._played: dict[str, ranks.Run | Diagnosis] = {}
+        self._told: set[tuple[str, int | None]] = set()
+        self._endless = False
         self._readers: list[Reader] = []
         self._stage = self._set_stage()
 
@@ -78,6 +83,9 @@ class Grader:
         if result.cause is not None:
             diagnosis = self.diagnose(result)
             self._played[key] = diagnosis
+            if (diagnosis.id, diagnosis.line) in self._told:
+                raise NotRun("fails in the same place as above")
+            self._told.add((diagnosis.id, diagnosis.line))
             raise Failed(diagnosis)
         self._played[key] = result
         return result
@@ -93,6 +101,8 @@ class Grader:
         **kwargs: Any,
     ) -> ranks.Run:
         """Play a scenario and return the run, however it ended."""
+        if self._endless:
+            raise NotRun("the submission came to no end above")
         folder = self.scratch / f"{self.submission.name}-work"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -107,6 +117,7 @@ class Grader:
         )  # fmt: skip
         result.left_files += sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         self.output += _printed(result)
+        self._endless = result.cause is not None and result.cause.kind in ENDLESS
         return result
 
     def _set_stage(self) -> Path:
@@ -151,9 +162,10 @@ class Grader:
     def line(self, patterns: str) -> int | None:
         """The first line of the submission that matches; several patterns, tried in order, are separated by ` || `."""
         lines = self.submission.text.splitlines()
+        prose = _docstring_lines(self.submission.text)
         for pattern in patterns.split(" || "):
             for number, line in enumerate(lines, 1):
-                if re.search(pattern, line.split("#")[0]):
+                if number not in prose and re.search(pattern, line.split("#")[0]):
                     return number
         return None
 
@@ -176,7 +188,7 @@ class Grader:
         cause = run.cause
         assert cause is not None
         frame = _innermost(cause, str(self.submission.file))
-        evidence = text.describe(run).partition("\n")[2].strip()
+        evidence = text.evidence(run)
         message = self.submission.to_original(cause.headline)
         message = message[0].upper() + message[1:]
         id = _GENERAL.get(cause.kind, "raised")
@@ -218,6 +230,19 @@ def _environment(extra: dict[str, str] | None) -> dict[str, str]:
 
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return passed_on | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (extra or {})
+
+
+def _docstring_lines(source: str) -> set[int]:
+    """The lines of all docstrings: they speak of what the code does not do."""
+    found: set[int] = set()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return found
 
 
 def _innermost(cause: ranks.Cause, file: str) -> ranks.Frame | None:

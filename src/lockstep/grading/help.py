@@ -31,7 +31,9 @@ def solution(course: Course, name: str) -> str:
     if not file.is_file():
         raise CourseError("this copy of the course has no solutions")
     progress.note(course, name, solution_seen=True)
-    return file.read_text(encoding="utf-8")
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    shown = [line.replace("  # solution-only", "") for line in lines if not line.strip().startswith("# --- ")]
+    return "".join(shown)
 
 
 def reset(course: Course, name: str) -> Path | None:

@@ -47,6 +47,7 @@ class Submission:
 
     def to_original(self, text: str) -> str:
         """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
+        text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colours
         scratch = re.escape(str(self.folder.parent) + os.sep)
         return re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
 

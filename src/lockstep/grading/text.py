@@ -37,7 +37,7 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
     if check.diagnosis is None:
         return f"  {mark} {check.name}"
     diagnosis = check.diagnosis
-    lines = [f"  {mark} {check.name}".ljust(WIDTH - len(diagnosis.id)) + diagnosis.id]
+    lines = [f"  {mark} {check.name}".ljust(WIDTH - len(diagnosis.id) - 2) + "  " + diagnosis.id]
     lines += _wrapped(diagnosis.message)
     if diagnosis.line:
         lines.append(f"      {diagnosis.file}:{diagnosis.line}   {diagnosis.source}")

@@ -25,7 +25,14 @@ def describe(run: Run) -> str:
     """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did."""
     if run.cause is None:
         return ""
-    parts = [_wrapped(headline(run))]
+    return "\n\n".join(filter(None, [_wrapped(headline(run)), evidence(run)]))
+
+
+def evidence(run: Run) -> str:
+    """What stands under the headline: the ranks' table or traceback, and the notes."""
+    if run.cause is None:
+        return ""
+    parts = []
     if run.cause.rows:
         parts.append(table(run.cause.rows))
     if run.cause.error is not None and run.cause.error.traceback:
