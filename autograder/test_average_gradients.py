@@ -39,9 +39,14 @@ Gradients = list[dict[str, torch.Tensor]]
 
 
 def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
-    """Gradients for every rank: `held[rank]` says which it has."""
+    """Gradients for every rank: `held[rank]` says which it has. What is large on one rank is small on the next."""
     generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
-    return [{name: torch.randn(SHAPES[name], generator=generator) + 1 for name in one} for one in held]
+
+    def one(rank: int, name: str) -> torch.Tensor:
+        size = 4 if (name in RIGHT) == (rank % 2 == 0) else 1
+        return size * (torch.randn(SHAPES[name], generator=generator) + 1)
+
+    return [{name: one(rank, name) for name in names} for rank, names in enumerate(held)]
 
 
 def everywhere(grader: Grader) -> tuple[Run, Gradients]:
