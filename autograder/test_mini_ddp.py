@@ -157,6 +157,18 @@ def _explain(grader: Grader, ranks: list[Step], step: int, rank: int, name: str)
     what = f"In step {step} {name}.grad on rank {rank} is up to {away:.2g} away from DDP's."
     alone = [one["alone"].get(name) for one in ranks]
     own = alone[rank]
+    here = ranks[rank]
+    averaged = [
+        n for n, g in here["mine"].items() if torch.equal(g, here["theirs"][n]) and not _close(g, here["alone"][n])
+    ]
+    if own is not None and _close(got, own) and averaged:
+        grader.fail(
+            "bucket-never-launched",
+            f"{what} It is that rank's own gradient, while that of {averaged[0]} is averaged. Nobody used never.weight, so "
+            "a bucket was never full.",
+            of=[rank],
+            at=FINISH,
+        )
     if own is not None and _close(got, own):
         grader.fail("not-averaged", f"{what} It is that rank's own gradient.", of=[rank], at=FINISH)
     if _close(got, wanted * WORLD):
