@@ -105,9 +105,9 @@ class MiniDDP(nn.Module):
             bucket_cap_mb: how many MiB (2**20 bytes) of gradients a bucket holds at most. A parameter larger than that
                 has a bucket by itself.
         """
+        # --- solution: broadcast, make the buckets, register the hooks ---
         super().__init__()
         self.module = module
-        # --- solution: broadcast, make the buckets, register the hooks ---
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
 
@@ -182,11 +182,12 @@ class MiniDDP(nn.Module):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
     rank = dist.get_rank()
     torch.manual_seed(rank)  # other weights on every rank, until MiniDDP makes them alike
     model = MiniDDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     for step in range(3):
         optimizer.zero_grad()
         inputs = torch.randn(4, 8)
