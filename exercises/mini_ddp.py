@@ -65,7 +65,7 @@ class MiniDDP(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, without `module.` before its keys: it can be loaded with or without MiniDDP."""
-        raise NotImplementedError("mini_ddp: the module's state")
+        raise NotImplementedError("mini_ddp: return the state of the plain module")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load what `state_dict` returned, here or from the plain module."""

@@ -170,7 +170,7 @@ class MiniDDP(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own, without `module.` before its keys: it can be loaded with or without MiniDDP."""
-        # --- solution: the module's state ---
+        # --- solution: return the state of the plain module ---
         return self.module.state_dict(*args, **kwargs)
         # --- end ---
 
