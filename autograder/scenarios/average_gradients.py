@@ -1,0 +1,54 @@
+"""On the ranks: `average_gradients` is given a model whose gradients were chosen. Nothing is judged here."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import observe
+
+
+class Branches(nn.Module):
+    """A model that is made to break what does not think of it.
+
+    `decoder` shares its weight with `encoder`; `frozen` takes no gradient; `scale` has no dimension; `left` and `right`
+    stand for branches that not every batch goes through.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(7, 5)
+        self.frozen = nn.Parameter(torch.ones(4, 5), requires_grad=False)
+        self.decoder = nn.Linear(5, 7, bias=False)
+        self.decoder.weight = self.encoder.weight
+        self.left = nn.Linear(5, 3)
+        self.right = nn.Linear(5, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank() % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        return torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+def averages(submission, gradients: list[dict[str, torch.Tensor]]) -> None:
+    """Call it once. `gradients[rank][name]` is what that rank has; what is not in there is None."""
+    device = join()
+    observe("held", sorted(gradients[rank()]))
+    torch.manual_seed(rank())  # other weights on every rank: they are none of this function's business
+    model = Branches().to(device)
+    for name, parameter in model.named_parameters():
+        if name in gradients[rank()]:
+            parameter.grad = gradients[rank()][name].clone().to(device)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    submission.average_gradients(model)
+    after = dict(model.named_parameters())
+    observe("gradients", {name: p.grad.detach().clone() for name, p in after.items() if p.grad is not None})
+    observe("changed", [name for name, old in before.items() if not torch.equal(old, after[name].detach())])

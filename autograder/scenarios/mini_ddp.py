@@ -1,0 +1,190 @@
+"""On the ranks: `MiniDDP` wraps models that break simple versions, beside torch's DDP. Nothing is judged here."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+WIDTH = 32
+
+
+def before() -> None:
+    """Mark each wait for a collective, ahead of the submission's import."""
+    wait = dist.Work.wait
+
+    def marked_wait(self, *args, **kwargs):
+        mark("wait")
+        return wait(self, *args, **kwargs)
+
+    dist.Work.wait = marked_wait
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank() % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        return torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+class Awkward(nn.Module):
+    """Tied, frozen and unused parameters, buffers of several kinds, and one parameter larger than all others together.
+
+    `side` is used when the caller says so, `never` by nobody.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.never = nn.Linear(6, 2)
+        self.huge = nn.Linear(6, 300)
+        self.back = nn.Linear(300, 6)
+        self.frozen = nn.Linear(6, 6)
+        self.frozen.requires_grad_(False)
+        self.side = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("offset", torch.randn(6))
+        self.register_buffer("unsaved", torch.rand(6) + 0.5, persistent=False)
+        self.register_buffer("count", torch.tensor(rank()))
+
+    def forward(self, tokens: torch.Tensor, *, side: bool) -> torch.Tensor:
+        """(B,) → (B, 11)."""
+        x = self.embedding(tokens) * self.unsaved + self.offset
+        x = self.frozen(x + self.back(torch.tanh(self.huge(x))))
+        return self.head(x + self.side(x) if side else x)
+
+
+def state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every gradient that is not None."""
+    return {name: p.grad.detach().clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, side: bool) -> torch.Tensor:
+    """The loss of one batch."""
+    return nn.functional.cross_entropy(model(tokens, side=side), targets)
+
+
+def trains(submission, tokens: torch.Tensor, sides: list[list[bool]], cap: float, micro: int) -> None:
+    """Some steps with MiniDDP and with torch's DDP, from the same start, on the same batches.
+
+    `tokens[step][rank]` is a batch; `sides[step][rank]` says whether that rank uses the side branch. A step has `micro`
+    micro-batches, and all but the last are in no_sync.
+    """
+    device = join()
+    torch.manual_seed(1000 + rank())  # other weights on every rank; only rank 0's may count
+    model = Awkward().to(device)
+    original = state(model)
+    wrapped = submission.MiniDDP(copy.deepcopy(model), bucket_cap_mb=cap)
+    inner = wrapped.module if isinstance(getattr(wrapped, "module", None), nn.Module) else wrapped
+    observe("original", original)
+    observe("constructed", state(inner))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = DistributedDataParallel(model, find_unused_parameters=True)
+    mine_steps = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    their_steps = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
+    found: list[dict[str, dict[str, torch.Tensor]]] = []
+    for step, batches in enumerate(tokens):
+        pieces = batches[rank()].to(device).chunk(micro)
+        side = sides[step][rank()]
+        alone = copy.deepcopy(theirs.module)
+        alone.zero_grad()
+        for optimizer in (mine_steps, their_steps):
+            optimizer.zero_grad()
+        for number, piece in enumerate(pieces):
+            loss_of(alone, piece, piece.flip(0), side).backward()
+            last = number == len(pieces) - 1
+            mark("backward")
+            if last:
+                loss_of(wrapped, piece, piece.flip(0), side).backward()
+            else:
+                with wrapped.no_sync():
+                    loss_of(wrapped, piece, piece.flip(0), side).backward()
+            mark("backward done" if last else "backward in no_sync done")
+        wrapped.finish_gradient_synchronization()
+        mark("finished")
+        mine = gradients(inner)
+        for number, piece in enumerate(pieces):
+            if number == len(pieces) - 1:
+                loss_of(theirs, piece, piece.flip(0), side).backward()
+            else:
+                with theirs.no_sync():
+                    loss_of(theirs, piece, piece.flip(0), side).backward()
+        found.append({"mine": mine, "theirs": gradients(theirs.module), "alone": gradients(alone)})
+        for optimizer in (mine_steps, their_steps):
+            optimizer.step()
+    observe("gradients", found)
+    observe("mine", {name: p.detach().clone() for name, p in inner.named_parameters()})
+    observe("theirs", {name: p.detach().clone() for name, p in theirs.module.named_parameters()})
+
+
+def overlaps(submission, layers: int, per_bucket: int) -> None:
+    """Backward through equal layers, with a mark whenever a gradient is ready."""
+    device = join()
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).to(device)
+    for index, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: mark(f"ready {index}"))
+    wrapped = submission.MiniDDP(model, bucket_cap_mb=per_bucket * WIDTH * WIDTH * 4 / 2**20)
+    for _ in range(2):
+        wrapped.zero_grad()
+        loss = wrapped(torch.ones(1, WIDTH, device=device)).sum()
+        mark("backward")
+        loss.backward()
+        mark("backward done")
+        wrapped.finish_gradient_synchronization()
+        mark("finished")
+
+
+class Steep(nn.Module):
+    """A parameter whose gradient is nearly as large as a number can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, slope: float) -> torch.Tensor:
+        """A scalar."""
+        return (self.weight * slope).sum()
+
+
+def overflows(submission, slope: float) -> None:
+    """One backward with huge gradients."""
+    wrapped = submission.MiniDDP(Steep().to(join()))
+    wrapped(slope).backward()
+    wrapped.finish_gradient_synchronization()
+    observe("gradient", wrapped.module.weight.grad)
+
+
+def saves(submission) -> None:
+    """state_dict and back."""
+    device = join()
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to(device)
+    wrapped = submission.MiniDDP(copy.deepcopy(model))
+    observe("plain", list(model.state_dict()))
+    observe("wrapped", list(wrapped.state_dict()))
+    other = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    error = ""
+    try:
+        wrapped.load_state_dict(other)
+    except (RuntimeError, KeyError) as caught:
+        error = str(caught)
+    observe("error", error)
+    observe("loaded", all(torch.equal(tensor, other[name]) for name, tensor in wrapped.module.state_dict().items()))

@@ -1,0 +1,44 @@
+"""On the ranks: `ring_all_reduce` is given tensors that were drawn elsewhere. Nothing is judged here."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank() % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        return torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+def view_of(tensor: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensor as a view of some memory, and that memory."""
+    if how == "transposed":
+        memory = tensor.t().contiguous()
+        return memory.t(), memory
+    if how == "column":
+        memory = torch.full((*tensor.shape, 3), -7.0, device=tensor.device, dtype=tensor.dtype)
+        memory[..., 1] = tensor
+        return memory[..., 1], memory
+    return tensor, tensor
+
+
+def sums(submission, inputs: dict[str, list[torch.Tensor]], views: dict[str, str]) -> None:
+    """Sum each of `inputs[name][rank]` over the ranks, one after the other."""
+    device = join()
+    for name, tensors in inputs.items():
+        tensor, memory = view_of(tensors[rank()].clone().to(device), views.get(name, ""))
+        mark(name)
+        returned = submission.ring_all_reduce(tensor)
+        mark(f"{name} done")
+        observe(name, tensor.detach().contiguous().clone())
+        observe(f"{name} memory", memory)
+        observe(f"{name} returned", returned if isinstance(returned, torch.Tensor) else None)

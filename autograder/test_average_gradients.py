@@ -1,0 +1,319 @@
+"""What `average_gradients` has to do.
+
+    average_gradients(model) -> None
+
+Every rank is given gradients that were drawn here, and reports those that it has afterwards. When they are not the
+mean, the usual mistakes are computed as well: the one that gives the same numbers is the diagnosis.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.explain import names
+from lockstep.ranks.mismatch import say_mismatch
+from lockstep.ranks.text import describe
+
+WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
+SHAPES = {
+    "encoder.weight": (7, 5), "frozen": (4, 5), "left.weight": (3, 5), "left.bias": (3,), "right.weight": (3, 5),
+    "right.bias": (3,), "scale": (),
+}  # fmt: skip
+TRAINED = [name for name in SHAPES if name != "frozen"]
+COMMON = ["encoder.weight", "scale"]  # what every rank has a gradient for when the branches are not all taken
+LEFT, RIGHT = ["left.weight", "left.bias"], ["right.weight", "right.bias"]
+
+FUNCTION = r"def average_gradients"
+REDUCE = r"all_reduce\( || reduce\( || all_gather || " + FUNCTION
+DIVIDE = r"/ || div || AVG || " + REDUCE
+MISSING = r"grad is None || is not None || " + REDUCE
+WALK = r"parameters\( || state_dict || " + FUNCTION
+
+Gradients = list[dict[str, torch.Tensor]]
+
+
+def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
+    """Gradients for every rank: `held[rank]` says which it has. What is large on one rank is small on the next."""
+    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+
+    def one(rank: int, name: str) -> torch.Tensor:
+        size = 4 if (name in RIGHT) == (rank % 2 == 0) else 1
+        return size * (torch.randn(SHAPES[name], generator=generator) + 1)
+
+    return [{name: one(rank, name) for name in names} for rank, names in enumerate(held)]
+
+
+def everywhere(grader: Grader) -> tuple[Run, Gradients]:
+    """Every rank has a gradient for everything that is trained."""
+    gradients = draw(grader, "everywhere", [TRAINED] * WORLD)
+    return grader.run("averages", WORLD, gradients=gradients), gradients
+
+
+def branches(grader: Grader) -> tuple[Run, Gradients]:
+    """The left branch was taken on rank 1 only, the right one by nobody."""
+    gradients = draw(grader, "branches", [COMMON, COMMON + LEFT, COMMON])
+    return grader.run("averages", WORLD, gradients=gradients), gradients
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Name what a failed run of this exercise usually means."""
+    cause = run.cause
+    assert cause is not None
+    if cause.error is not None and "NoneType" in cause.error.message:
+        return grader.diagnosis(
+            "trips-over-none",
+            f"{names(cause.ranks).capitalize()} raised {cause.error}. A parameter that took no part in the loss has None.",
+            of=cause.ranks,
+            at=cause.error.frame,
+        )
+    if cause.kind not in ("hang", "mismatch", "crashed"):
+        return None
+    sizes = [[call.nbytes for call in calls if call.nbytes] for calls in run.collectives]
+    brought = "; ".join(f"rank {rank}: {len(own)} of {sum(own)} bytes in all" for rank, own in enumerate(sizes))
+    headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
+    held = [len(names or []) for names in run.observed("held")]
+    uneven = len(set(held)) > 1
+    had = (
+        "Only rank 1 had gradients for the left branch, and the ranks no longer call the same collectives"
+        if uneven
+        else "All ranks had a gradient for every parameter, and yet their collectives do not fit together"
+    )
+    return grader.diagnosis(
+        "skips-missing-gradients" if uneven else "order-differs",
+        f"{headline}. {had}. Collectives seen: {brought}.",
+        evidence=describe(run).partition("\n")[2].strip(),
+        of=cause.ranks,
+        at=MISSING if uneven else WALK,
+    )
+
+
+# What can have happened to one gradient ------------------------------------------------------------------------------
+
+
+def close(seen: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Equal but for the rounding of single precision."""
+    return seen.shape == wanted.shape and torch.allclose(seen.float(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def short(tensor: torch.Tensor) -> str:
+    """Its first number, as a learner would print it."""
+    return f"{tensor.flatten()[0].item():.4f}"
+
+
+def mean_of(gradients: Gradients, name: str) -> torch.Tensor:
+    """The mean over the world size, where missing counts as zero."""
+    return torch.stack([own.get(name, torch.zeros(SHAPES[name])) for own in gradients]).sum(0) / WORLD
+
+
+def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str) -> None:
+    """One parameter's gradient on every rank, against the mean; fails with what it is instead."""
+    wanted = mean_of(gradients, name)
+    wrong = [rank for rank in range(WORLD) if not close(seen[rank][name], wanted)]
+    if not wrong:
+        return
+    rank = wrong[0]
+    got = seen[rank][name]
+    own = gradients[rank].get(name, torch.zeros(SHAPES[name]))
+    having = [r for r in range(WORLD) if name in gradients[r]]
+    what = (
+        f"{name}.grad begins with {short(got)} on rank {rank}; the mean over {WORLD} ranks begins with {short(wanted)}."
+    )
+    if len(wrong) < WORLD:
+        right = [r for r in range(WORLD) if r not in wrong]
+        grader.fail("only-one-rank", f"{what} The mean is there on {names(right)} only.", of=wrong, at=REDUCE)
+    if name in gradients[0] and all(close(seen[r][name], gradients[0][name]) for r in range(WORLD)):
+        grader.fail(
+            "takes-one-gradient",
+            f"{what} All ranks have rank 0's gradient; what the others had learned is lost.",
+            of=range(1, WORLD),
+            at=r"broadcast || " + REDUCE,
+        )
+    if close(got, own):
+        grader.fail("not-averaged", f"{what} It is still that rank's own gradient.", of=wrong, at=REDUCE)
+    if close(got, own / WORLD):
+        grader.fail("not-averaged", f"{what} It is that rank's own gradient, divided by {WORLD}.", of=wrong, at=REDUCE)
+    if len(having) < WORLD and close(got, wanted * WORLD / len(having)):
+        grader.fail(
+            "divides-by-contributors",
+            f"{what} It was divided by {len(having)}, the number of ranks that had a gradient, instead of {WORLD}.",
+            of=wrong,
+            at=DIVIDE,
+        )
+    if close(got, wanted * WORLD):
+        grader.fail(
+            "never-divides",
+            f"{what} It is the sum, {WORLD} times too large.",
+            of=wrong,
+            at=r"all_reduce\( || " + REDUCE,
+        )
+    if close(got, wanted / WORLD):
+        ones = name == "encoder.weight" and close(seen[rank]["left.weight"], mean_of(gradients, "left.weight"))
+        if ones:
+            grader.fail(
+                "averages-tied-twice",
+                f"{what} The encoder and the decoder share this parameter, and it was divided once for each of them.",
+                of=wrong,
+                at=r"remove_duplicate || modules\( || children\( || " + DIVIDE,
+            )
+        grader.fail("divides-twice", f"{what} It was divided by {WORLD} twice.", of=wrong, at=DIVIDE)
+    alike = [other for other in gradients[0] if SHAPES[other] == SHAPES[name]]
+    for mixed in itertools.product(alike, repeat=WORLD):
+        if close(got, torch.stack([gradients[r].get(mixed[r], own) for r in range(WORLD)]).sum(0) / WORLD):
+            said = ", ".join(f"rank {r}'s {other}" for r, other in enumerate(mixed))
+            grader.fail("order-differs", f"{what} It is the mean of {said}.", of=wrong, at=WALK)
+    factor = (got.sum() / wanted.sum()).item()
+    if close(got, wanted * factor):
+        grader.fail(
+            "wrong-divisor",
+            f"{what} It is the sum of all gradients divided by {WORLD / factor:.3g} instead of {WORLD}.",
+            of=wrong,
+            at=DIVIDE,
+        )
+    grader.fail("wrong-mean", what, of=wrong, at=REDUCE)
+
+
+# The checks ----------------------------------------------------------------------------------------------------------
+
+
+def test_mean(grader: Grader) -> None:
+    """every gradient becomes the mean over all ranks"""
+    run, gradients = everywhere(grader)
+    met = run.silent_mismatch
+    if met:
+        grader.fail(
+            "order-differs",
+            f"All ranks had a gradient for every parameter, but {say_mismatch(met)}.",
+            of=met,
+            at=WALK,
+        )
+    changed = run.observed("changed")
+    for rank, parameters in enumerate(changed):
+        if parameters:
+            grader.fail(
+                "averages-parameters",
+                f"On rank {rank} the parameter {parameters[0]} itself was changed, and its gradient is what should have been.",
+                of=[rank],
+                at=r"\.data || " + REDUCE,
+            )
+    seen = run.observed("gradients")
+    for name in TRAINED:
+        gone = [rank for rank in range(WORLD) if name not in seen[rank]]
+        if gone:
+            grader.fail("not-averaged", f"{name}.grad is None on {names(gone)}.", of=gone, at=REDUCE)
+    for name in sorted(TRAINED, key=lambda name: name == "encoder.weight"):  # the tied one has mistakes of its own
+        judge_mean(grader, seen, gradients, name)
+
+
+@pytest.mark.needs("test_mean")
+def test_tied_once(grader: Grader) -> None:
+    """a parameter that is used in two places is averaged once"""
+    run, _ = everywhere(grader)
+    tied = 4 * 7 * 5
+    payload = sum(4 * torch.Size(SHAPES[name]).numel() for name in TRAINED)
+    for rank, calls in enumerate(run.collectives):
+        moved = sum(call.nbytes for call in calls if call.kind == "all_reduce")
+        reductions = [call for call in calls if call.kind == "all_reduce" and call.nbytes == tied]
+        if moved >= payload + tied:
+            grader.fail(
+                "averages-tied-twice",
+                f"Rank {rank} put {moved} bytes into all-reduces for {payload} bytes of gradients"
+                + (
+                    f": the {tied} bytes of encoder.weight went {len(reductions)} times."
+                    if len(reductions) > 1
+                    else "."
+                ),
+                of=[rank],
+                at=r"remove_duplicate || modules\( || children\( || " + WALK,
+            )
+
+
+@pytest.mark.needs("test_mean")
+def test_frozen(grader: Grader) -> None:
+    """a frozen parameter is left alone, whatever its grad holds"""
+    gradients = draw(grader, "frozen", [[*TRAINED, "frozen"]] * WORLD)
+    run = grader.run("averages", WORLD, gradients=gradients)
+    for rank, seen in enumerate(run.observed("gradients")):
+        if "frozen" not in seen or not torch.equal(seen["frozen"], gradients[rank]["frozen"]):
+            now = short(seen["frozen"]) if "frozen" in seen else "None"
+            grader.fail(
+                "touches-frozen",
+                f"The frozen parameter's grad, left over from before it was frozen, began with "
+                f"{short(gradients[rank]['frozen'])} on rank {rank} and is now {now}.",
+                of=[rank],
+                at=WALK,
+            )
+
+
+@pytest.mark.needs("test_mean")
+def test_missing_on_some(grader: Grader) -> None:
+    """a gradient that some ranks lack counts as zero there"""
+    run, gradients = branches(grader)
+    met = run.silent_mismatch
+    if met:
+        grader.fail(
+            "skips-missing-gradients",
+            f"Only rank 1 had gradients for the left branch, and {say_mismatch(met)}.",
+            of=met,
+            at=MISSING,
+        )
+    seen = run.observed("gradients")
+    for name in LEFT:
+        without = [rank for rank in range(WORLD) if name not in seen[rank]]
+        if without:
+            what = f"{name}.grad is still None on {names(without)}; the mean begins with {short(mean_of(gradients, name))}."
+            grader.fail("missing-stays-missing", what, of=without, at=MISSING)
+        judge_mean(grader, seen, gradients, name)
+    for name in COMMON:
+        judge_mean(grader, seen, gradients, name)
+
+
+@pytest.mark.needs("test_missing_on_some")
+def test_missing_everywhere(grader: Grader) -> None:
+    """a parameter without a gradient on all ranks keeps None"""
+    run, _ = branches(grader)
+    for rank, seen in enumerate(run.observed("gradients")):
+        invented = [name for name in [*RIGHT, "frozen"] if name in seen]
+        if invented:
+            grader.fail(
+                "invents-gradients",
+                f"{invented[0]} had no gradient on any rank, and rank {rank} now has one, "
+                f"{'all zeros' if not seen[invented[0]].any() else 'beginning with ' + short(seen[invented[0]])}.",
+                of=[rank],
+                at=r"zeros || " + MISSING,
+            )
+
+
+@pytest.mark.needs("test_missing_on_some")
+def test_swapped_branches(grader: Grader) -> None:
+    """branches of equal size are not mixed up"""
+    gradients = draw(grader, "swapped", [COMMON + LEFT, COMMON + RIGHT, COMMON + LEFT])
+    run = grader.run("averages", WORLD, gradients=gradients)
+    seen = run.observed("gradients")
+    for name in (*LEFT, *RIGHT):
+        without = [rank for rank in range(WORLD) if name not in seen[rank]]
+        if without:
+            what = f"{name}.grad is still None on {names(without)}."
+            grader.fail("missing-stays-missing", what, of=without, at=MISSING)
+        judge_mean(grader, seen, gradients, name)
+
+
+@pytest.mark.needs("test_mean")
+def test_one_rank(grader: Grader) -> None:
+    """one rank alone keeps its gradients"""
+    gradients = draw(grader, "alone", [TRAINED[:3]])
+    run = grader.run("averages", 1, gradients=gradients)
+    seen = run.observed("gradients")[0]
+    for name, own in gradients[0].items():
+        if name not in seen or not close(seen[name], own):
+            grader.fail(
+                "wrong-alone",
+                f"With one rank the mean is its own gradient, and {name}.grad has changed.",
+                of=[0],
+                at=DIVIDE,
+            )

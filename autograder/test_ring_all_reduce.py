@@ -1,0 +1,302 @@
+"""What `ring_all_reduce` has to do.
+
+    ring_all_reduce(tensor) -> None
+
+The sum is easy to get right; an all-reduce is worth its name only when it does not move more than it must. So besides
+the numbers every message is counted, below the learner's code: how many, how long, from whom to whom.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Collective, Run
+from lockstep.ranks.explain import names
+from lockstep.ranks.text import describe
+
+WORLD, LENGTH = 4, 4000
+LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
+
+FUNCTION = r"def ring_all_reduce"
+SEND = r"isend || send\( || P2POp || " + FUNCTION
+CUT = r"chunk || split || // || " + SEND
+ADD = r"\+= || add_\( || \+ || " + FUNCTION
+
+Inputs = dict[str, list[torch.Tensor]]
+
+
+def draw(grader: Grader, purpose: str, world: int, shapes: dict[str, tuple[int, ...]]) -> Inputs:
+    """Whole numbers, so that their sums are exact in whichever order they are added."""
+    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    return {
+        name: [torch.randint(1, 1000, shape, generator=generator).float() for _ in range(world)]
+        for name, shape in shapes.items()
+    }
+
+
+def main_run(grader: Grader) -> tuple[Run, Inputs]:
+    """The run that most checks look at: everything divides evenly."""
+    inputs = draw(grader, "main", WORLD, {"tensor": (LENGTH,)})
+    return grader.run("sums", WORLD, inputs=inputs, views={}), inputs
+
+
+def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
+    """What a rank called while it summed that tensor."""
+    marks = {mark.name: mark.number for mark in run.ranks[rank].marks}
+    first, last = marks.get(name, 0), marks.get(f"{name} done", 1 << 60)
+    return [call for call in run.collectives[rank] if first < call.number < last]
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Name what a failed run of this exercise usually means."""
+    cause = run.cause
+    assert cause is not None
+    headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
+    evidence = describe(run).partition("\n")[2].strip()
+    rank = cause.ranks[0] if cause.ranks else 0
+    shown = [mark.name for mark in run.ranks[rank].marks if not mark.name.endswith(" done")]
+    length = f"with a tensor of length {shown[-1].split()[-1]} on {run.world_size} ranks" if shown else ""
+    waiting = [row.what for row in cause.rows]
+    if cause.kind == "hang" and waiting and all(what.startswith("send") for what in waiting):
+        return grader.diagnosis(
+            "everybody-sends-first",
+            f"{headline}. All {len(waiting)} ranks wait until somebody receives, and nobody does.",
+            evidence=evidence,
+            of=cause.ranks,
+            at=r"(?<!i)send\( || " + SEND,
+        )
+    if run.world_size == 1 and cause.error is not None and cause.error.type != "NotImplementedError":
+        return grader.diagnosis(
+            "talks-to-itself",
+            f"With one rank alone it raised {cause.error}: the neighbour is the rank itself.",
+            of=[0],
+            at=cause.error.frame,
+        )
+    if cause.error is not None and shown and shown[-1] in ("transposed", "column"):
+        return grader.diagnosis(
+            "loses-the-view",
+            f"{names(cause.ranks).capitalize()} raised {cause.error} The tensor was a view that is not contiguous.",
+            of=cause.ranks,
+            at=cause.error.frame,
+        )
+    if shown and shown[-1].startswith("length "):
+        unequal = cause.error is not None and "size" in cause.error.message
+        if cause.kind in ("crashed", "hang", "mismatch") or unequal:
+            return grader.diagnosis(
+                "wrong-chunk-length",
+                f"{headline}, {length}: what one rank sends is not as long as what its neighbour expects.",
+                evidence=evidence,
+                of=cause.ranks,
+                at=CUT,
+            )
+        if cause.error is not None and cause.error.type in ("IndexError", "RuntimeError", "ValueError"):
+            return grader.diagnosis(
+                "fewer-chunks-than-ranks",
+                f"{names(cause.ranks).capitalize()} raised {cause.error}, {length}.",
+                of=cause.ranks,
+                at=cause.error.frame,
+            )
+    return None
+
+
+# The sum -------------------------------------------------------------------------------------------------------------
+
+
+def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
+    """One tensor on every rank, against the sum; fails with what it is instead."""
+    world = run.world_size
+    wanted = torch.stack(inputs[name]).sum(0)
+    seen = run.observed(name)
+    wrong = [rank for rank in range(world) if not torch.equal(seen[rank], wanted)]
+    if not wrong:
+        return
+    rank = wrong[0]
+    got, own = seen[rank], inputs[name][rank]
+    returned = run.observed(f"{name} returned")[rank]
+    places = (got != wanted).flatten().nonzero().flatten()
+    first = int(places[0])
+    what = (
+        f"On rank {rank} {len(places)} of {wanted.numel()} elements are not the sum over {world} ranks; element {first} "
+        f"is {got.flatten()[first].item():g}, the sum is {wanted.flatten()[first].item():g}."
+    )
+    if returned is not None and torch.equal(returned.reshape(wanted.shape), wanted):
+        grader.fail(
+            "not-in-place", f"{what} The tensor that was returned holds the sum.", of=wrong, at=r"return || " + FUNCTION
+        )
+    if torch.allclose(got * world, wanted):
+        grader.fail("divides-the-sum", f"{what} It is the mean.", of=wrong, at=r"/ || div || " + ADD)
+    if torch.equal(got, own) and run.collectives[rank]:
+        grader.fail(
+            "not-in-place", f"{what} The tensor is as it was.", of=wrong, at=r"reshape || view || clone || " + FUNCTION
+        )
+    if len(places) < world and wanted.numel() % world and first == wanted.numel() // world * world:
+        grader.fail(
+            "loses-the-remainder",
+            f"{what} {wanted.numel()} elements on {world} ranks leave a remainder of {wanted.numel() % world}: "
+            "those at the end were left out.",
+            of=wrong,
+            at=CUT,
+        )
+    chunks = [list(one.flatten().tensor_split(world)) for one in inputs[name]]
+    mine = list(got.flatten().tensor_split(world))
+    sums = list(wanted.flatten().tensor_split(world))
+    if wanted.numel() % world == 0:
+        for place, chunk in enumerate(mine):
+            other = next((c for c in range(world) if c != place and torch.equal(chunk, sums[c])), None)
+            if other is not None:
+                grader.fail(
+                    "wrong-chunk",
+                    f"{what} In the place of chunk {place} lies the sum of chunk {other}.",
+                    of=wrong,
+                    at=r"% || " + CUT,
+                )
+        complete = [torch.equal(a, b) for a, b in zip(mine, sums, strict=True)]
+        single = [any(torch.equal(part, own[place]) for own in chunks) for place, part in enumerate(mine)]
+        if all(single):
+            grader.fail("never-adds", f"{what} Each chunk is that of one rank.", of=wrong, at=r"copy_ || = || " + ADD)
+        if complete.count(True) == 1 and all(
+            sum(torch.equal(a, b) for a, b in zip(seen[r].flatten().tensor_split(world), sums, strict=True)) == 1
+            for r in range(world)
+        ):
+            grader.fail(
+                "no-all-gather",
+                f"{what} Its chunk {complete.index(True)} alone is complete; every rank has the sum of one chunk, and nobody "
+                "has the others'.",
+                of=wrong,
+                at=SEND,
+            )
+        grader.fail(
+            "incomplete-sum",
+            f"{what} Chunks {[place for place, done in enumerate(complete) if not done]} hold the sum over some of the "
+            "ranks only.",
+            of=wrong,
+            at=r"range\( || " + SEND,
+        )
+    grader.fail("incomplete-sum", what, of=wrong, at=CUT)
+
+
+# The checks ----------------------------------------------------------------------------------------------------------
+
+
+def test_sum(grader: Grader) -> None:
+    """the tensor becomes the sum over all ranks, in place"""
+    run, inputs = main_run(grader)
+    judge_sum(grader, run, inputs, "tensor")
+
+
+@pytest.mark.needs("test_sum")
+def test_point_to_point(grader: Grader) -> None:
+    """ranks only send and receive"""
+    run, _ = main_run(grader)
+    for rank in range(WORLD):
+        collectives = [call for call in calls_for(run, rank, "tensor") if not call.is_point_to_point]
+        if collectives:
+            moved = sum(call.nbytes for call in collectives)
+            kinds = ", ".join(sorted({call.kind for call in collectives}))
+            grader.fail(
+                "calls-a-collective",
+                f"Rank {rank} put {moved} bytes into {kinds}. The exercise is to build that from send and recv.",
+                of=[rank],
+                at=collectives[0].frame,
+            )
+
+
+@pytest.mark.needs("test_point_to_point")
+def test_traffic(grader: Grader) -> None:
+    """each rank sends 2(N-1)/N of the tensor, in 2(N-1) steps, to one neighbour"""
+    run, _ = main_run(grader)
+    sent = [[call for call in calls_for(run, rank, "tensor") if call.kind == "send"] for rank in range(WORLD)]
+    size = 4 * LENGTH
+    steps, chunk = 2 * (WORLD - 1), size // WORLD
+    allowed = steps * chunk + 4 * WORLD
+    moved = [sum(call.nbytes for call in calls) for calls in sent]
+    most = max(range(WORLD), key=lambda rank: moved[rank])
+    all_of_them = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(moved))
+    what = (
+        f"Rank {most} sent {moved[most]} bytes in {len(sent[most])} messages to sum {size} bytes over {WORLD} ranks; a "
+        f"ring sends {steps * chunk} in {steps}."
+    )
+    if moved[most] > allowed and moved[most] >= 2 * min(moved):
+        grader.fail(
+            "through-one-rank",
+            f"{what} Everything goes through that rank (bytes sent by {all_of_them}), and the others wait for it.",
+            of=[most],
+            at=SEND,
+        )
+    if moved[most] > allowed and any(call.nbytes >= size for call in sent[most]):
+        grader.fail(
+            "moves-whole-tensor",
+            f"{what} Its messages are of {sent[most][0].nbytes} bytes, the whole tensor, instead of {chunk}.",
+            of=[most],
+            at=sent[most][0].frame,
+        )
+    if moved[most] > allowed:
+        types = ", ".join(sorted({call.dtype for call in sent[most]}))
+        grader.fail(
+            "sends-too-much",
+            f"{what} The longest has {max(call.nbytes for call in sent[most])} bytes ({types}).",
+            of=[most],
+            at=sent[most][0].frame,
+        )
+    for rank, calls in enumerate(sent):
+        peers = sorted({call.peer for call in calls if call.peer is not None})
+        if len(peers) > 1:
+            grader.fail(
+                "not-a-ring",
+                f"Rank {rank} sent to {names(peers)}. In a ring it has one neighbour that it sends to.",
+                of=[rank],
+                at=SEND,
+            )
+        if len(calls) != steps:
+            grader.fail(
+                "wrong-number-of-steps",
+                f"Rank {rank} sent {len(calls)} messages of {sorted({call.nbytes for call in calls})} bytes; "
+                f"{WORLD - 1} to reduce and {WORLD - 1} to gather make {steps}.",
+                of=[rank],
+                at=SEND,
+            )
+
+
+@pytest.mark.needs("test_sum")
+def test_any_length(grader: Grader) -> None:
+    """any length: not divisible, shorter than the world, empty"""
+    inputs = draw(grader, "lengths", WORLD, {f"length {n}": (n,) for n in (*LENGTHS, 0)})
+    run = grader.run("sums", WORLD, inputs=inputs, views={})
+    for name in inputs:
+        judge_sum(grader, run, inputs, name)
+
+
+@pytest.mark.needs("test_any_length")
+def test_any_shape(grader: Grader) -> None:
+    """any shape, also a view whose elements do not lie side by side"""
+    shapes = {"matrix": (3, 5), "scalar": (), "transposed": (4, 6), "column": (9,)}
+    inputs = draw(grader, "shapes", 3, shapes)
+    run = grader.run("sums", 3, inputs=inputs, views={"transposed": "transposed", "column": "column"})
+    for name in shapes:
+        seen = run.observed(name)
+        wrong = [rank for rank in range(3) if not torch.equal(seen[rank], torch.stack(inputs[name]).sum(0))]
+        if wrong and name in ("transposed", "column"):
+            same = torch.equal(seen[wrong[0]], inputs[name][wrong[0]])
+            grader.fail(
+                "loses-the-view",
+                f"The tensor was a {'transposed matrix' if name == 'transposed' else 'column of a matrix'}, a view that "
+                f"is not contiguous, and on {names(wrong)} it {'is as it was' if same else 'is not the sum'} afterwards.",
+                of=wrong,
+                at=r"reshape || flatten || contiguous || view || " + FUNCTION,
+            )
+        judge_sum(grader, run, inputs, name)
+    for rank, memory in enumerate(run.observed("column memory")):
+        if not (memory[..., 0::2] == -7).all():
+            grader.fail("loses-the-view", "The elements beside the view were changed.", of=[rank], at=FUNCTION)
+
+
+@pytest.mark.needs("test_sum")
+def test_any_world(grader: Grader) -> None:
+    """two ranks, and one alone"""
+    for world in (2, 1):
+        inputs = draw(grader, f"world {world}", world, {"tensor": (6,)})
+        run = grader.run("sums", world, inputs=inputs, views={})
+        judge_sum(grader, run, inputs, "tensor")

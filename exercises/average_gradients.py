@@ -1,0 +1,49 @@
+"""Exercise average_gradients: what DDP does for you in backward, by hand and all at once.
+
+Chapter 1, "The mean". To see it at work on two ranks:
+
+    torchrun --nproc-per-node=2 exercises/average_gradients.py
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+
+def average_gradients(model: nn.Module) -> None:
+    """Replace the gradient of every parameter by its mean over all ranks. Called on every rank, after backward.
+
+    The process group exists already. The mean is over the world size: a rank that has no gradient for a parameter
+    (its batch did not go through that branch) counts as zero, and has the mean afterwards like all the others. So in
+    the end every rank's gradients are the same, and every optimizer takes the same step.
+
+    - A parameter without a gradient on *all* ranks keeps None: an optimizer skips it, but not one with zeros, which
+      momentum and weight decay still move.
+    - A frozen parameter (`requires_grad` is False) is left alone, whatever its `grad` holds.
+    - A parameter that is used in two places (tied weights) is averaged once.
+    - Whatever its own gradients look like, a rank calls the same collectives as all the others, in the same order.
+    - One rank alone works too, and changes nothing.
+
+    Args:
+        model: the same model on every rank, with this rank's own gradients in `parameter.grad`.
+    """
+    raise NotImplementedError("average_gradients: average the gradients over all ranks")
+
+
+if __name__ == "__main__":
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
+    rank = dist.get_rank()
+    torch.manual_seed(0)  # the same weights everywhere
+    model = nn.Linear(3, 1, bias=False)
+    model(torch.full((1, 3), float(rank + 1))).sum().backward()
+    print(f"rank {rank} before: {model.weight.grad.tolist()}", flush=True)
+    average_gradients(model)
+    print(f"rank {rank} after:  {model.weight.grad.tolist()}", flush=True)
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,50 @@
+"""Exercise ring_all_reduce: an all-reduce from nothing but messages between neighbours.
+
+Chapter 1, "All-reduce by hand". To see it at work on four ranks:
+
+    torchrun --nproc-per-node=4 exercises/ring_all_reduce.py
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def ring_all_reduce(tensor: torch.Tensor) -> None:
+    """Replace `tensor` by its sum over all ranks, in place. Called on every rank with the same shape and type.
+
+    The process group exists already. Only point-to-point calls are used (`send`, `recv`, `isend`, `irecv`,
+    `batch_isend_irecv`), and a rank sends to one neighbour and receives from the other, round the ring. With N ranks
+    the tensor is cut into N chunks, as equal as can be:
+
+    - reduce-scatter, N - 1 steps: each rank sends a chunk on and adds the one that comes in to its own. Afterwards each
+      rank holds the complete sum of one chunk.
+    - all-gather, N - 1 steps: the complete chunks go round once more.
+
+    So each rank sends 2 * (N - 1) messages of about 1/N of the tensor, 2 * (N - 1) / N of it in all: hardly more with
+    a thousand ranks than with two.
+
+    Any world size will do (with one rank there is nothing to do), and any tensor: a length that N does not divide, one
+    shorter than N, an empty one, any number of dimensions, and views whose elements do not lie side by side in memory
+    (what lies between them stays as it was).
+
+    Args:
+        tensor: this rank's summand; afterwards the sum.
+    """
+    raise NotImplementedError("ring_all_reduce: sum round the ring")
+
+
+if __name__ == "__main__":
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
+    rank = dist.get_rank()
+    tensor = torch.arange(6.0) * 10**rank
+    print(f"rank {rank} before: {tensor.tolist()}", flush=True)
+    ring_all_reduce(tensor)
+    print(f"rank {rank} after:  {tensor.tolist()}", flush=True)
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)

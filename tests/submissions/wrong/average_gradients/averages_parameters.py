@@ -1,0 +1,17 @@
+# diagnosis: averages-parameters
+# why: the weights are averaged instead of their gradients
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+
+def average_gradients(model: nn.Module) -> None:
+    world = dist.get_world_size()
+    params = [p for p in model.parameters() if p.requires_grad]
+    have = torch.tensor([float(p.grad is not None) for p in params])
+    dist.all_reduce(have)
+    for p, count in zip(params, have.tolist()):
+        if count == 0:
+            continue
+        dist.all_reduce(p.data)
+        p.data.div_(world)

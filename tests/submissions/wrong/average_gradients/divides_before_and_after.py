@@ -1,0 +1,20 @@
+# diagnosis: divides-twice
+# why: each rank gives its share, and the sum is divided again
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+
+def average_gradients(model: nn.Module) -> None:
+    world = dist.get_world_size()
+    params = [p for p in model.parameters() if p.requires_grad]
+    have = torch.tensor([float(p.grad is not None) for p in params])
+    dist.all_reduce(have)
+    for p, count in zip(params, have.tolist()):
+        if count == 0:
+            continue
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        p.grad /= world
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)

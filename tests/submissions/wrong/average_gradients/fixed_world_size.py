@@ -1,0 +1,19 @@
+# diagnosis: wrong-divisor
+# why: it was written on a machine with two GPUs
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+
+def average_gradients(model: nn.Module) -> None:
+    world = 2
+    params = [p for p in model.parameters() if p.requires_grad]
+    have = torch.tensor([float(p.grad is not None) for p in params])
+    dist.all_reduce(have)
+    for p, count in zip(params, have.tolist()):
+        if count == 0:
+            continue
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        dist.all_reduce(p.grad)
+        p.grad.div_(world)

@@ -1,0 +1,24 @@
+# diagnosis: not-in-place
+# why: the sum is in a copy that is returned
+import torch
+import torch.distributed as dist
+
+
+def ring_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    n, r = dist.get_world_size(), dist.get_rank()
+    right, left = (r + 1) % n, (r - 1) % n
+    flat = tensor.flatten().clone()
+    chunks = list(flat.tensor_split(n))
+    for step in range(n - 1):
+        give, take = (r - step) % n, (r - step - 1) % n
+        work = dist.isend(chunks[give], right)
+        buffer = torch.empty_like(chunks[take])
+        dist.recv(buffer, left)
+        work.wait()
+        chunks[take] += buffer
+    for step in range(n - 1):
+        give, take = (r + 1 - step) % n, (r - step) % n
+        work = dist.isend(chunks[give], right)
+        dist.recv(chunks[take], left)
+        work.wait()
+    return flat.view_as(tensor)
