@@ -67,10 +67,10 @@ function mount(root, data) {
   const [wayLabel, way] = choose("Way", ways, change("way", false));
   const go = (step) => { now.step = Math.max(0, Math.min(schedule().steps.length, step)); show(); };
   const button = (text, label, act) => element("button", { type: "button", textContent: text, ariaLabel: label, onclick: act });
-  const first = button("⏮", "to the beginning", () => go(0));
+  const first = button("|◀", "to the beginning", () => go(0));
   const back = button("◀", "one step back", () => go(now.step - 1));
   const next = button("▶", "one step forward", () => go(now.step + 1));
-  const last = button("⏭", "to the end", () => go(Infinity));
+  const last = button("▶|", "to the end", () => go(Infinity));
   const slider = element("input", { type: "range", min: 0, ariaLabel: "step", oninput: () => go(Number(slider.value)) });
   const table = element("table");
   const field = element("div", { className: "field" }, table);
@@ -165,11 +165,13 @@ function mount(root, data) {
       + 'orient="auto"><path d="M0 0 8 4 0 8z"/></marker>';
     step.moves.forEach(([sender, receiver, chunk], index) => {
       const from = table.rows[sender].cells[chunk + 1], to = table.rows[receiver].cells[chunk + 1];
-      const x = from.offsetLeft + 9 + (now.way === "naive" ? index * 14 : 0);
-      const down = receiver > sender;
+      const down = receiver > sender, near = Math.abs(receiver - sender) === 1;
+      const x = from.offsetLeft + (near ? 9 : -4) + (now.way === "naive" ? index * 14 : 0);
       const y1 = from.offsetTop + (down ? from.offsetHeight - 5 : 5), y2 = to.offsetTop + (down ? 1 : to.offsetHeight - 1);
       const path = document.createElementNS(space, "path");
-      path.setAttribute("d", `M${x} ${y1}L${x} ${y2}`);
+      // An arrow over other ranks' rows runs beside their numbers.
+      path.setAttribute("d", near || now.way === "naive" ? `M${x} ${y1}L${x} ${y2}` : `M${x + 8} ${y1}C${x} ${y1} ${x} ${y1} ${x} ${y1 - 6}`
+        + `L${x} ${y2 + 8}Q${x} ${y2 + 2} ${x + 8} ${y2}`);
       path.setAttribute("marker-end", "url(#tip)");
       drawing.append(path);
     });
