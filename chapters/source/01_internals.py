@@ -97,10 +97,10 @@ dist.barrier()
 from lockstep.notebook.quiz import quiz
 from lockstep.ranks import Mark
 
-def story(run, rank=0):
+def story(run, rank=0, lines=None):
     """What a rank did, in order: its marks, and indented below them its collectives."""
     report = run.ranks[rank]
-    for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number):
+    for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number)[:lines]:
         print(event.name if isinstance(event, Mark) else f"    {event.kind}: {event.nbytes} bytes")
 
 # %% [markdown]
@@ -119,7 +119,8 @@ def order_of(function, words):
     source = inspect.getsource(function)
     return sorted(words, key=lambda word: source.index(f"{word}("))
 
-print(order_of(torch.nn.DataParallel.forward, ["self.gather", "self.parallel_apply", "self.replicate", "self.scatter"]))
+steps = ["self.gather", "self.parallel_apply", "self.replicate", "self.scatter"]
+print(order_of(torch.nn.DataParallel.forward, steps))
 assert "threading.Thread(" in inspect.getsource(torch.nn.parallel.parallel_apply)
 
 # %% [markdown]
@@ -139,11 +140,9 @@ DDP(torch.nn.Linear(2, 1), device_ids=[0, 1])  # BUG: one process, two GPUs
 # %%
 # %%ranks 4 --into run
 import os
-import torch
 from lockstep.ranks import observe
 
 observe("process", os.getpid())
-observe("address of a weight", torch.nn.Linear(2, 1).weight.data_ptr())
 
 # %%
 print("processes:", len(set(run.observed("process"))))
@@ -217,7 +216,8 @@ story(run)
 # %% [markdown]
 # Read it from the top.
 #
-# - **At construction**: a comparison of shapes (`all_gather`), then rank 0's values, parameters and buffers together.
+# - **At construction**: a comparison of counts and shapes (8 and 80 bytes), then rank 0's values: 260 bytes of parameters
+#   and 40 of statistics together, and a counter.
 # - **In each forward**: rank 0's buffers, the running mean and variance (5 × 4 bytes each) and a counter of 8. Nobody
 #   averages buffers. Rank 0's win.
 # - **In the forward of step 1 only**: a list of numbers. More about it in "Hooks and buckets".
@@ -292,6 +292,7 @@ from lockstep.ranks import mark, observe
 
 def average(parameter):
     dist.all_reduce(parameter.grad.div_(dist.get_world_size()))
+    mark("the sum is there")
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -307,14 +308,15 @@ mark("end")
 observe("apart", spread(parameter.grad for parameter in model.parameters()))
 
 # %%
-sent = [one.nbytes for one in hooks.collectives[0] if one.inside == "backward"]
+sent = [one.nbytes for one in hooks.collectives[0] if one.dtype == "float32"]  # spread() sends float64
 print(len(sent), "all-reduces:", sent[:4], "…")
 assert hooks.observed("apart") == [0.0, 0.0] and len(sent) == 24
+story(hooks, lines=9)
 
 # %% [markdown]
 # Right gradients on all ranks, by 24 all-reduces for 24 parameters. Two things are wrong with it. Every message has a
 # price of its own, however small it is (here half of them carry a bias of 1 KiB). And `average` **waits inside the
-# hook**: autograd stands still until the sum is there. DDP mends both. It collects gradients in **buckets**, and starts
+# hook**: the next gradient is computed only when the sum of this one is there. DDP mends both. It collects gradients in **buckets**, and starts
 # their all-reduce without waiting for it.
 #
 # The same network, wrapped. What is sent in three steps?
@@ -335,8 +337,8 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Step 0 has one bucket** with everything in it: 12 layers of 257 × 256 numbers, 3158016 bytes. (This is so with
-#   DDP's defaults in the version that the course pins. With `find_unused_parameters=True` it is not.)
+# - **Step 0 has one bucket** with everything in it: 12 layers of 257 × 256 numbers, 3158016 bytes. (So it is with
+#   DDP's defaults, in the version of PyTorch that this course pins.)
 # - Before step 1, DDP has seen in which order the gradients really became ready. It **rebuilds** the buckets in that
 #   order, once. Rank 0 tells the others what it chose: the two small broadcasts.
 # - **From step 1 on there are two**, and the first is small: it is closed by the gradient that brings it to 1 MiB
@@ -385,18 +387,18 @@ quiz("01_internals/buckets")
 # %% [markdown]
 # ## Overlap
 #
-# Two of these settings next to each other, as pictures. The cell is the same but for one argument; it marks where it is,
-# and `--timeline` also records when each all-reduce is over.
+# The same program with three settings, as pictures. It marks where it is, and `timeline=True` records not only when each
+# all-reduce began, but when it was over.
 
 # %%
-# %%ranks 2 --timeline --into default --save overlap.py
+# %%writefile overlap.py
 import sys
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from lockstep.ranks import mark
 
+cap = {"None": None, "25": 25, "0.5": 0.5}[sys.argv[1]]
 dist.init_process_group("gloo")
-cap = float(sys.argv[1]) if len(sys.argv) > 1 else None
 ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)]), bucket_cap_mb=cap)
 for name, parameter in ddp.module.named_parameters():
     parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
@@ -409,10 +411,9 @@ for step in range(3):
     mark("end")
 
 # %%
-capped = ranks.run(ranks.Script("overlap.py", ("25",)), world_size=2, timeline=True)
-small = ranks.run(ranks.Script("overlap.py", ("0.5",)), world_size=2, timeline=True)
-titles = ("bucket_cap_mb=None", "bucket_cap_mb=25", "bucket_cap_mb=0.5")
-pictures = timeline(default, capped, small, titles=titles, step=-1)
+caps = ("None", "25", "0.5")
+runs = [ranks.run(ranks.Script("overlap.py", (cap,)), world_size=2, timeline=True) for cap in caps]
+pictures = timeline(*runs, titles=tuple(f"bucket_cap_mb={cap}" for cap in caps), step=-1)
 pictures
 
 # %%
@@ -430,23 +431,11 @@ print(pictures)
 # Communication that is not hidden is called **exposed**. Only that part makes a step longer. And a long green bar need
 # not mean a slow network: an all-reduce lasts until the *slowest* rank has joined, so it contains waiting too.
 #
-# And the two-line DDP from above? Its 24 all-reduces are launched early too, but each holds the backward up:
+# And the two-line DDP from above? It launches early as well, but its marks stand apart by the length of a message. In
+# DDP's picture, gradients go on becoming ready above a green bar.
 
 # %%
 timeline(hooks)
-
-# %% [markdown]
-# The marks stand apart by the length of a message. Compare the order: the next gradient is ready only after the
-# all-reduce before it has ended. In DDP's picture, gradients go on becoming ready below a green bar.
-
-# %%
-def waits(one):
-    """How many all-reduces had ended before the next gradient was ready, by the record's clock."""
-    later = [at for _, at in one.gradients]
-    return sum(all(bucket.end <= at for at in later if at > bucket.launch) for bucket in one.buckets)
-
-one = timeline(hooks).panels[0].steps[0][0]
-print(f"{len(one.buckets)} all-reduces, {len(one.gradients)} gradients, {waits(one)} waited for")
 
 # %% [markdown]
 # Want to look closer? `save_trace` writes a file that `ui.perfetto.dev` and `chrome://tracing` open. Nothing is uploaded:
@@ -691,8 +680,8 @@ for name, (latency, bandwidth) in networks.items():
         print(f"{name}: {buckets:>4} buckets {buckets * each * 1e3:>7.0f} in all, {each * 1e3:>6.2f} the last one alone")
 
 # %% [markdown]
-# In thousandths of a second. Each bucket pays the latency again. On the slow network a thousand buckets cost forty times
-# what one costs, so "small buckets for slow networks", which you will read, is the wrong way round. But a single bucket
+# In thousandths of a second. Each bucket pays the latency again. On the slow network a thousand buckets cost about
+# forty times what one costs, so "small buckets for slow networks", which you will read, is the wrong way round. But a single bucket
 # hides nothing: what you pay is the last one alone if the backward is long enough to hide the rest. Ten is a good answer
 # to both. This is why there is a size to choose, and why the default is neither small nor endless.
 #
@@ -890,7 +879,7 @@ quiz("01_internals/bypass")
 # the backward, and give both runs to `timeline`.
 
 # %%
-# after merge: yours beside PyTorch's, timeline(default, mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
+# after merge: yours beside PyTorch's, timeline(runs[1], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 
 # %% [markdown]
 # ## Take it with you

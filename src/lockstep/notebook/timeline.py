@@ -141,14 +141,17 @@ def _panel(run: Run, title: str, step: int | None) -> Panel:
 
 
 def _steps(report: RankReport) -> list[StepOfRank]:
-    """A rank's events, cut at each mark "forward"."""
+    """A rank's events from each mark "forward" to its mark "end". What comes between belongs to no step."""
     pieces: list[list[Mark | Collective]] = []
+    inside = False
     events: list[Mark | Collective] = [*report.marks, *report.collectives]
     for event in sorted(events, key=lambda event: event.number):
         if isinstance(event, Mark) and event.name == PHASES[0]:
             pieces.append([])
-        if pieces:
+            inside = True
+        if inside:
             pieces[-1].append(event)
+        inside = inside and not (isinstance(event, Mark) and event.name == END)
     return [_step(report.rank, piece) for piece in pieces]
 
 
