@@ -94,6 +94,7 @@ dist.barrier()
 # recorded below PyTorch's Python code, so that nothing is missed. This little function prints such a list:
 
 # %%
+from lockstep.notebook.contract import contract
 from lockstep.notebook.quiz import quiz
 from lockstep.ranks import Mark
 
@@ -850,7 +851,7 @@ quiz("01_internals/bypass")
 # not use, a buffer, one that is larger than a bucket). And on what it does: buckets instead of a call for each parameter,
 # the first of them launched before the last gradient is ready, by the order of events and not by the clock.
 #
-# A hook cannot know that its backward is over, so the training loop says so: `finish_gradient_synchronization()` after
+# A hook of yours is not told that the backward is over, so the training loop says so: `finish_gradient_synchronization()` after
 # `backward()`, before `step()`.
 
 # %%
@@ -874,12 +875,34 @@ quiz("01_internals/bypass")
 # Divide first, then sum, as DDP does.
 # </details>
 #
-# The solution is `solutions/mini_ddp.py`. When yours passes, look at it next to PyTorch's, as you looked at the bucket
-# sizes in "Overlap": run `overlap.py` once with `DDP` and once with your class, `finish_gradient_synchronization()` after
-# the backward, and give both runs to `timeline`.
+# The solution is `solutions/mini_ddp.py`. When yours passes, look at it: the same training as in "Overlap", with your
+# class, beneath PyTorch's with buckets of the same size.
 
 # %%
-# after merge: yours beside PyTorch's, timeline(runs[1], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
+# after merge: %%ranks 2 --timeline --into mine
+# after merge: import os, sys, torch, torch.distributed as dist
+# after merge: from lockstep.ranks import mark
+# after merge: sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))
+# after merge: from mini_ddp import MiniDDP
+# after merge:
+# after merge: dist.init_process_group("gloo")
+# after merge: model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
+# after merge: for name, parameter in model.named_parameters():
+# after merge:     parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
+# after merge: ddp = MiniDDP(model, bucket_cap_mb=0.5)
+# after merge: batch = torch.randn(256, 256)
+# after merge: for step in range(3):
+# after merge:     mark("forward")
+# after merge:     loss = ddp(batch).square().mean()
+# after merge:     mark("backward")
+# after merge:     loss.backward()
+# after merge:     ddp.finish_gradient_synchronization()
+# after merge:     mark("end")
+
+# %%
+# after merge: both = timeline(runs[2], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
+# after merge: print(both)
+# after merge: both
 
 # %% [markdown]
 # ## Take it with you

@@ -161,17 +161,18 @@ function mount(root, data) {
     drawing.setAttribute("aria-hidden", "true");
     drawing.setAttribute("width", table.offsetWidth);
     drawing.setAttribute("height", table.offsetHeight);
-    drawing.innerHTML = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
+    drawing.innerHTML = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="5" markerHeight="5" '
       + 'orient="auto"><path d="M0 0 8 4 0 8z"/></marker>';
     step.moves.forEach(([sender, receiver, chunk], index) => {
       const from = table.rows[sender].cells[chunk + 1], to = table.rows[receiver].cells[chunk + 1];
-      const down = receiver > sender, near = Math.abs(receiver - sender) === 1;
-      const x = from.offsetLeft + (near ? 9 : -4) + (now.way === "naive" ? index * 14 : 0);
+      const down = receiver > sender, left = from.offsetLeft;
+      const x = left + 9 + (now.way === "naive" ? index * 14 : 0);
       const y1 = from.offsetTop + (down ? from.offsetHeight - 5 : 5), y2 = to.offsetTop + (down ? 1 : to.offsetHeight - 1);
+      const middle = (cell) => cell.offsetTop + cell.offsetHeight / 2;
       const path = document.createElementNS(space, "path");
-      // An arrow over other ranks' rows runs beside their numbers.
-      path.setAttribute("d", near || now.way === "naive" ? `M${x} ${y1}L${x} ${y2}` : `M${x + 8} ${y1}C${x} ${y1} ${x} ${y1} ${x} ${y1 - 6}`
-        + `L${x} ${y2 + 8}Q${x} ${y2 + 2} ${x + 8} ${y2}`);
+      // Where a ring closes, the arrow passes other ranks' rows: it runs beside their numbers.
+      const beside = now.way === "ring" && Math.abs(receiver - sender) > 1;
+      path.setAttribute("d", beside ? `M${left} ${middle(from)}H${left - 4}V${middle(to)}H${left + 2}` : `M${x} ${y1}L${x} ${y2}`);
       path.setAttribute("marker-end", "url(#tip)");
       drawing.append(path);
     });

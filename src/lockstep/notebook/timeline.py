@@ -270,12 +270,14 @@ def _draw_step(one: StepOfRank, begin: float, scale: float, top: int, row: int) 
         wide = max(1.5, (item.end - item.launch) * scale)
         parts.append(_rect("all_reduce" if item.is_all_reduce else "other", x(item.launch), y, wide, row - 2, said))
         if row >= 14 and item.is_all_reduce:
-            parts.append(_label(f"{words}, {_size(item.nbytes)}", x(item.launch), x(item.launch) + wide, y + 10))
+            free = x(item.launch) - x(one.begin)  # before its launch nothing of this step is in a bucket's row
+            parts.append(_label(f"{words}, {_size(item.nbytes)}", x(item.launch), x(item.launch) + wide, y + 10, free))
     return parts
 
 
-def _label(words: str, left: float, right: float, y: float) -> str:
-    if right + 6.3 * len(words) < WIDTH:
+def _label(words: str, left: float, right: float, y: float, free: float) -> str:
+    needed = 6.3 * len(words)
+    if free < needed and right + needed < WIDTH:
         return f'<text class="q" x="{right + 4:.1f}" y="{y:g}">{words}</text>'
     return f'<text class="q" text-anchor="end" x="{left - 4:.1f}" y="{y:g}">{words}</text>'
 
