@@ -447,7 +447,8 @@ import json
 
 pictures.save_trace("trace.json")
 events = json.loads(Path("trace.json").read_text())["traceEvents"]
-print("kinds of events:", sorted({event["ph"] for event in events}), "for", len({event["pid"] for event in events}), "ranks")
+print("kinds of events:", *sorted({event["ph"] for event in events}))
+print("processes:", len({event["pid"] for event in events}), "for three runs of two ranks")
 
 # %%
 quiz("01_internals/overlap")

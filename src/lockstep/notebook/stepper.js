@@ -1,10 +1,12 @@
 // The all-reduce stepper's page. Who sends what to whom comes from stepper.py; here it is only carried out and shown.
 
+const DARK = `color-scheme: dark; --fg: #e6edf3; --quiet: #9da7b1; --bg: #111417; --line: #3d444d;
+  --own: #2b3036; --part: #6b4e0f; --full: #1d5b30; --mark: #6cb6ff; --button: #22272e`;
 const STYLE = `
 :root { color-scheme: light dark; --fg: #1b1f24; --quiet: #57606a; --bg: #fff; --line: #d0d7de; --own: #eef1f4;
   --part: #fbe3b5; --full: #bfe6c8; --mark: #0b62c4; --button: #f3f5f7 }
-@media (prefers-color-scheme: dark) { :root { --fg: #e6edf3; --quiet: #9da7b1; --bg: #111417; --line: #3d444d;
-  --own: #2b3036; --part: #6b4e0f; --full: #1d5b30; --mark: #6cb6ff; --button: #22272e } }
+@media (prefers-color-scheme: dark) { :root { ${DARK} } }
+:root[data-theme=dark] { ${DARK} }
 * { box-sizing: border-box }
 body { margin: 0; font: 14px/1.4 system-ui, sans-serif; color: var(--fg); background: var(--bg) }
 main { padding: 8px 10px; max-width: 780px; outline-offset: -2px }
@@ -15,7 +17,7 @@ button { min-width: 44px; touch-action: manipulation } button:disabled { opacity
 input[type=range] { flex: 1; min-width: 110px; min-height: 36px; accent-color: var(--mark) }
 :focus-visible { outline: 3px solid var(--mark); outline-offset: 1px }
 .field { position: relative; overflow-x: auto }
-table { border-spacing: 7px 9px; border-collapse: separate; margin-left: -7px }
+table { border-spacing: 7px 9px; border-collapse: separate }
 th { font-weight: 400; text-align: left; color: var(--quiet); white-space: nowrap; padding-right: 6px }
 td { padding: 0; border-radius: 5px; background: var(--own); border: 2px solid transparent; text-align: center }
 td.part { background: var(--part) } td.full { background: var(--full) } td.fresh { border-color: var(--mark) }

@@ -21,7 +21,7 @@ from typing import Any
 LARGEST = 8
 LENGTHS = (3, 5, 8, 12, 16)
 NUMBER_BYTES = 4  # float32
-HEIGHT = 590
+HEIGHT = 510
 
 
 class How(str, Enum):
@@ -137,23 +137,28 @@ class Stepper:
         sent = max(bytes_sent(ring(self.ranks), self.length))
         return f"Stepper({self.ranks} ranks, {self.length} numbers, ring: {sent} bytes a rank)"
 
-    def page(self) -> str:
-        """The whole document, for an iframe or a file."""
+    def page(self, theme: str = "auto") -> str:
+        """The whole document, for an iframe or a file. `theme` is `auto` (what the system prefers) or `dark`."""
         script = (Path(__file__).with_name("stepper.js")).read_text(encoding="utf-8")
         data = json.dumps(self._data(), separators=(",", ":"), sort_keys=True)
-        return (f"<!doctype html><html lang=en><meta charset=utf-8><title>All-reduce, step by step</title>"
+        return (f"<!doctype html><html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
                 f"<body><main id=stepper></main><script>{script}\nmount(document.getElementById('stepper'), {data});"
                 "</script></body></html>")  # fmt: skip
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        frame = (
+        # A sandboxed frame cannot see JupyterLab's theme, so there is a second one for its dark theme. The frame that is
+        # not shown is not loaded either.
+        style = (
             "<style>.lockstep-picture { width: 100%; max-width: 780px; border: 0 }\n"
-            'body[data-jp-theme-light="false"] .lockstep-picture { color-scheme: dark }\n'
-            'body[data-jp-theme-light="true"] .lockstep-picture { color-scheme: light }</style>'
-            f'<iframe class="lockstep-picture" title="All-reduce, step by step" sandbox="allow-scripts" '
-            f'height="{HEIGHT}" srcdoc="{html.escape(self.page())}"></iframe>'
+            '.lockstep-dark, body[data-jp-theme-light="false"] .lockstep-auto { display: none }\n'
+            'body[data-jp-theme-light="false"] .lockstep-dark { display: inline }</style>'
         )
-        return {"text/html": frame, "text/plain": repr(self)}
+        frames = [
+            f'<iframe class="lockstep-picture lockstep-{theme}" title="All-reduce, step by step" loading="lazy" '
+            f'sandbox="allow-scripts" height="{HEIGHT}" srcdoc="{html.escape(self.page(theme))}"></iframe>'
+            for theme in ("auto", "dark")
+        ]
+        return {"text/html": style + "".join(frames), "text/plain": repr(self)}
 
     def _data(self) -> dict[str, Any]:
         schedules = [make(ranks) for ranks in range(2, LARGEST + 1) for make in (ring, naive)]

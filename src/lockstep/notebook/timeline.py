@@ -187,7 +187,8 @@ def _tell(panel: Panel) -> str:
         )
         lines.append(f"step {number}: {counted}")
     title = f"{panel.title}, " if panel.title else ""
-    return f"Timeline({title}{len(panel.steps[0])} ranks; " + "; ".join(lines) + ")"
+    gap = " " if len(lines) == 1 else "\n  "
+    return f"Timeline({title}{len(panel.steps[0])} ranks;{gap}" + f";{gap}".join(lines) + ")"
 
 
 # The picture ---------------------------------------------------------------------------------------------------------
