@@ -184,7 +184,7 @@ for name in ("init_sync=True", "init_sync=False"):
 assert run.observed("init_sync=True")[0][1] == 0.0 < run.observed("init_sync=False")[0][1]
 
 # %% [markdown]
-# `spread.py` is nine lines that tell how far the ranks are apart (the largest difference between two of them). The
+# `spread`, from `spread.py`, tells how far the ranks are apart: the largest difference between two of them. The
 # **constructor** sends rank 0's parameters to all. Seeding every rank alike, which many programs do as a ritual, is not
 # needed for this. With `init_sync=False` nobody sends anything, and nothing later repairs it: gradients are averaged,
 # parameters never again.
