@@ -877,7 +877,8 @@ quiz("01_internals/bypass")
 # </details>
 #
 # The solution is `solutions/mini_ddp.py`. When yours passes, look at it: the same training as in "Overlap", with your
-# class, beneath PyTorch's with buckets of the same size.
+# class, beneath PyTorch's with buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the
+# cap; yours holds *at most* so much.)
 
 # %%
 # after merge: %%ranks 2 --timeline --into mine
@@ -890,7 +891,7 @@ quiz("01_internals/bypass")
 # after merge: model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
 # after merge: for name, parameter in model.named_parameters():
 # after merge:     parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
-# after merge: ddp = MiniDDP(model, bucket_cap_mb=0.5)
+# after merge: ddp = MiniDDP(model, bucket_cap_mb=0.502)  # two layers, 526336 bytes, fit below this
 # after merge: batch = torch.randn(256, 256)
 # after merge: for step in range(3):
 # after merge:     mark("forward")

@@ -12,7 +12,7 @@ from ..grading.course import find
 def contract(exercise: str, *functions: str) -> None:
     """Print the contract of `functions` (default: the one named like the exercise) from `exercises/<exercise>.py`.
 
-    A class is shown with those of its methods that have a docstring.
+    A class is shown with those of its methods that have a docstring and no private name.
     """
     text = _file(exercise).read_text(encoding="utf-8")
     defined = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -21,8 +21,13 @@ def contract(exercise: str, *functions: str) -> None:
         node = defined[name]
         print("", *_head(text, node), sep="\n")
         for method in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(method, ast.FunctionDef) and ast.get_docstring(method):
+            if isinstance(method, ast.FunctionDef) and _is_asked_for(method):
                 print("", *_head(text, method), sep="\n")
+
+
+def _is_asked_for(method: ast.FunctionDef) -> bool:
+    private = method.name.startswith("_") and not method.name.startswith("__")
+    return not private and ast.get_docstring(method) is not None
 
 
 def _head(text: str, node: ast.FunctionDef | ast.ClassDef) -> list[str]:
