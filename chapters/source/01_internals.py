@@ -889,8 +889,8 @@ quiz("01_internals/bypass")
 # after merge:
 # after merge: dist.init_process_group("gloo")
 # after merge: model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
-# after merge: for name, parameter in model.named_parameters():
-# after merge:     parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
+# after merge: for name, one in model.named_parameters():
+# after merge:     one.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
 # after merge: ddp = MiniDDP(model, bucket_cap_mb=0.502)  # two layers, 526336 bytes, fit below this
 # after merge: batch = torch.randn(256, 256)
 # after merge: for step in range(3):
