@@ -497,7 +497,7 @@ x, y = torch.randn(32, 10) + torch.arange(32).view(32, 1) / 8, torch.randint(0, 
 plain = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5))
 normed = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
 total = lambda scores, y: cross_entropy(scores, y, reduction="sum")
-gaps = torch.where((torch.arange(32) < 16) & (torch.arange(32) % 4 > 0), -100, y)  # 4 valid of the first 16
+gaps = torch.where((torch.arange(32) < 16) & (torch.arange(32) % 4 > 0), -100, y)  # 4 of 16 valid
 weight = [2 * 26 / 32, 2 * 6 / 32][dist.get_rank()]  # ranks × own samples / all samples
 observe("16 + 16, mean loss", relative_error(plain, cross_entropy, x, y, [16, 16]))
 observe("26 + 6, mean loss", relative_error(plain, cross_entropy, x, y, [26, 6]))
@@ -679,7 +679,8 @@ networks = {"fast, 10 µs and 20 GB/s": (1e-5, 2e10), "slow, 500 µs and 1 GB/s"
 for name, (latency, bandwidth) in networks.items():
     for buckets in (1, 10, 1000):
         each = ring_time(1e8 / buckets, 8, latency, bandwidth)
-        print(f"{name}: {buckets:>4} buckets {buckets * each * 1e3:>7.0f} in all, {each * 1e3:>6.2f} the last one alone")
+        total, last = buckets * each * 1e3, each * 1e3
+        print(f"{name}: {buckets:>4} buckets {total:>7.0f} in all, {last:>6.2f} the last one alone")
 
 # %% [markdown]
 # In thousandths of a second. Each bucket pays the latency again. On the slow network a thousand buckets cost about
@@ -699,7 +700,8 @@ from lockstep.ranks import observe
 
 dist.init_process_group("gloo")
 for view in (False, True):
-    ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]), gradient_as_bucket_view=view)
+    layers = [torch.nn.Linear(64, 64) for _ in range(4)]
+    ddp = DDP(torch.nn.Sequential(*layers), gradient_as_bucket_view=view)
     optimizer = torch.optim.Adam(ddp.parameters())
     for _ in range(2):
         ddp(torch.randn(2, 64)).sum().backward()
@@ -711,7 +713,8 @@ for view in (False, True):
     observe(f"gradient_as_bucket_view={view}", [*counts, len(memories)])
 
 # %%
-for name, (parameters, gradients, state, memories) in run.ranks[0].observations.items():
+for name, counts in run.ranks[0].observations.items():
+    parameters, gradients, state, memories = counts
     print(f"{name:<30} parameters {parameters}, gradients {gradients} in {memories} places, Adam {state}")
     assert parameters == gradients and state == 2 * parameters
 
