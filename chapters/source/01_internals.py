@@ -715,7 +715,7 @@ for view in (False, True):
 # %%
 for name, counts in run.ranks[0].observations.items():
     parameters, gradients, state, memories = counts
-    print(f"{name:<30} parameters {parameters}, gradients {gradients} in {memories} places, Adam {state}")
+    print(f"{name:<30} parameters {parameters}, gradients {gradients} in {memories}, Adam {state}")
     assert parameters == gradients and state == 2 * parameters
 
 # %% [markdown]
