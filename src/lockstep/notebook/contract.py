@@ -1,4 +1,4 @@
-"""Show what an exercise asks for: its functions' signatures and docstrings, as they stand in the learner's file."""
+"""Show what an exercise asks for: signatures and docstrings, as they stand in the learner's file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,30 @@ from ..grading.course import find
 
 
 def contract(exercise: str, *functions: str) -> None:
-    """Print the contract of `functions` (default: the one named like the exercise) from `exercises/<exercise>.py`."""
+    """Print the contract of `functions` (default: the one named like the exercise) from `exercises/<exercise>.py`.
+
+    A class is shown with those of its methods that have a docstring and no private name.
+    """
     text = _file(exercise).read_text(encoding="utf-8")
-    defined = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    defined = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     print(f"exercises/{exercise}.py")
     for name in functions or (exercise,):
         node = defined[name]
-        documentation = node.body[0]  # a contract is a docstring, so every function of an exercise has one
-        print("", *text.splitlines()[node.lineno - 1 : documentation.end_lineno], sep="\n")
+        print("", *_head(text, node), sep="\n")
+        for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(method, ast.FunctionDef) and _is_asked_for(method):
+                print("", *_head(text, method), sep="\n")
+
+
+def _is_asked_for(method: ast.FunctionDef) -> bool:
+    private = method.name.startswith("_") and not method.name.startswith("__")
+    return not private and ast.get_docstring(method) is not None
+
+
+def _head(text: str, node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """The lines from the name (or its decorators) to the end of the docstring: what is asked for has one."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return text.splitlines()[first - 1 : node.body[0].end_lineno]
 
 
 def _file(exercise: str) -> Path:

@@ -1,0 +1,237 @@
+"""The all-reduce stepper: how N ranks get the sum of what they brought, one step at a time.
+
+Who sends what to whom is computed here and handed to `stepper.js` as data, so there is one schedule: the one that
+`tests/test_pictures.py` proves. The page is a sandboxed iframe without any outside resource: it works in JupyterLab
+without internet and in a static page. Where no script runs (GitHub's preview), `still` draws the same steps side by
+side:
+
+    python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+LARGEST = 8
+LENGTHS = (3, 5, 8, 12, 16)
+NUMBER_BYTES = 4  # float32
+HEIGHT = 510
+
+
+class How(str, Enum):
+    """What a receiver does with what it gets."""
+
+    ADD = "add"  # adds the sender's present numbers to its own
+    COPY = "copy"  # puts them in place of its own
+    OWN = "own"  # adds what the sender brought in the beginning, whatever the sender holds by now
+
+
+@dataclass(frozen=True)
+class Move:
+    """One message."""
+
+    sender: int
+    receiver: int
+    chunk: int
+    how: How
+
+
+@dataclass(frozen=True)
+class Step:
+    """Messages that travel at the same time."""
+
+    phase: str
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A whole all-reduce among `ranks`, of a tensor cut into `chunks`."""
+
+    name: str
+    ranks: int
+    chunks: int
+    steps: tuple[Step, ...]
+
+
+def ring(ranks: int) -> Schedule:
+    """Reduce-scatter, then all-gather: each rank sends one chunk a step to its right neighbour, 2(N−1) times."""
+    right = [(rank + 1) % ranks for rank in range(ranks)]
+    steps = []
+    for step in range(ranks - 1):
+        moves = [Move(rank, right[rank], (rank - step) % ranks, How.ADD) for rank in range(ranks)]
+        steps.append(Step("reduce-scatter", tuple(moves)))
+    for step in range(ranks - 1):
+        moves = [Move(rank, right[rank], (rank + 1 - step) % ranks, How.COPY) for rank in range(ranks)]
+        steps.append(Step("all-gather", tuple(moves)))
+    return Schedule("ring", ranks, ranks, tuple(steps))
+
+
+def naive(ranks: int) -> Schedule:
+    """Everybody sends the whole tensor to everybody, one after the other."""
+    steps = [
+        Step("everything to everybody", tuple(Move(rank, (rank + d) % ranks, 0, How.OWN) for rank in range(ranks)))
+        for d in range(1, ranks)
+    ]
+    return Schedule("naive", ranks, 1, tuple(steps))
+
+
+def bounds(length: int, chunks: int) -> list[int]:
+    """Where the chunks begin and, last, where the tensor ends; the first chunks are longer when it does not divide."""
+    small, longer = divmod(length, chunks)
+    return [index * small + min(index, longer) for index in range(chunks + 1)]
+
+
+def brought(ranks: int, length: int) -> list[list[int]]:
+    """What each rank brings: digits from 1 to 9, the same in every run."""
+    return [[(7 * rank + 4 * index + rank * index) % 9 + 1 for index in range(length)] for rank in range(ranks)]
+
+
+def states(schedule: Schedule, values: list[list[int]]) -> list[list[list[int]]]:
+    """The numbers of every rank before the first step and after each."""
+    ends = bounds(len(values[0]), schedule.chunks)
+    history = [[list(row) for row in values]]
+    for step in schedule.steps:
+        before = history[-1]
+        after = [list(row) for row in before]
+        for move in step.moves:
+            source = values if move.how is How.OWN else before
+            for index in range(ends[move.chunk], ends[move.chunk + 1]):
+                sent = source[move.sender][index]
+                after[move.receiver][index] = sent if move.how is How.COPY else after[move.receiver][index] + sent
+        history.append(after)
+    return history
+
+
+def contributions(schedule: Schedule) -> list[list[list[int]]]:
+    """How many ranks' numbers each chunk holds: after each step, for each rank and chunk."""
+    ones = [[1] * schedule.chunks for _ in range(schedule.ranks)]
+    return states(schedule, ones)
+
+
+def bytes_sent(schedule: Schedule, length: int) -> list[int]:
+    """What each rank sends in all steps together, for `length` numbers of float32."""
+    ends = bounds(length, schedule.chunks)
+    sent = [0] * schedule.ranks
+    for step in schedule.steps:
+        for move in step.moves:
+            sent[move.sender] += (ends[move.chunk + 1] - ends[move.chunk]) * NUMBER_BYTES
+    return sent
+
+
+class Stepper:
+    """The page, as the value of a cell. `ranks` and `length` are what it shows first."""
+
+    def __init__(self, ranks: int = 4, length: int = 8) -> None:
+        if not 2 <= ranks <= LARGEST or length not in LENGTHS:
+            raise ValueError(f"the stepper knows 2 to {LARGEST} ranks and the lengths {LENGTHS}")
+        self.ranks, self.length = ranks, length
+
+    def __repr__(self) -> str:
+        sent = max(bytes_sent(ring(self.ranks), self.length))
+        return f"Stepper({self.ranks} ranks, {self.length} numbers, ring: {sent} bytes a rank)"
+
+    def page(self, theme: str = "auto") -> str:
+        """The whole document, for an iframe or a file. `theme` is `auto` (what the system prefers) or `dark`."""
+        script = (Path(__file__).with_name("stepper.js")).read_text(encoding="utf-8")
+        data = json.dumps(self._data(), separators=(",", ":"), sort_keys=True)
+        return (f"<!doctype html><html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
+                f"<body><main id=stepper></main><script>{script}\nmount(document.getElementById('stepper'), {data});"
+                "</script></body></html>")  # fmt: skip
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        # A sandboxed frame cannot see JupyterLab's theme, so there is a second one for its dark theme. The frame that is
+        # not shown is not loaded either.
+        style = (
+            "<style>.lockstep-picture { width: 100%; max-width: 780px; border: 0 }\n"
+            '.lockstep-dark, body[data-jp-theme-light="false"] .lockstep-auto { display: none }\n'
+            'body[data-jp-theme-light="false"] .lockstep-dark { display: inline }</style>'
+        )
+        frames = [
+            f'<iframe class="lockstep-picture lockstep-{theme}" title="All-reduce, step by step" loading="lazy" '
+            f'sandbox="allow-scripts" height="{HEIGHT}" srcdoc="{html.escape(self.page(theme))}"></iframe>'
+            for theme in ("auto", "dark")
+        ]
+        return {"text/html": style + "".join(frames), "text/plain": repr(self)}
+
+    def _data(self) -> dict[str, Any]:
+        schedules = [make(ranks) for ranks in range(2, LARGEST + 1) for make in (ring, naive)]
+        return {
+            "first": {"ranks": self.ranks, "length": self.length},
+            "largest": LARGEST,
+            "lengths": LENGTHS,
+            "numberBytes": NUMBER_BYTES,
+            "values": {
+                str(length): brought(LARGEST, length) for length in LENGTHS
+            },
+            "bounds": {
+                f"{length}/{chunks}": bounds(length, chunks) for length in LENGTHS for chunks in range(1, LARGEST + 1)
+            },
+            "schedules": {f"{one.name}/{one.ranks}": _plain(one) for one in schedules},
+        }
+
+
+def _plain(schedule: Schedule) -> dict[str, Any]:
+    steps = [
+        {"phase": step.phase, "moves": [[m.sender, m.receiver, m.chunk, m.how.value] for m in step.moves]}
+        for step in schedule.steps
+    ]
+    return {"ranks": schedule.ranks, "chunks": schedule.chunks, "steps": steps}
+
+
+def still(ranks: int = 4, length: int = 8) -> str:
+    """All steps of the ring side by side, as an SVG picture that needs no script."""
+    schedule = ring(ranks)
+    values = states(schedule, brought(ranks, length))
+    held = contributions(schedule)
+    ends = bounds(length, schedule.chunks)
+    cell, row, columns = 24, 28, 4
+    wide, high = length * cell + 44, ranks * row + 46
+    rows = -(-len(values) // columns)
+    width, height = columns * (wide + 14) + 14, rows * high + 62
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="Ring all-reduce of {length} numbers among {ranks} ranks, step by step">',
+        "<style>text { font: 13px sans-serif; fill: #1b1f24 } .n { text-anchor: middle } .b { font-weight: 600 }"
+        " .bg { fill: #fff } .own { fill: #eef1f4 } .part { fill: #fbe3b5 } .full { fill: #bfe6c8 }"
+        " .new { stroke: #0b62c4; stroke-width: 2.5 } .q { fill: #57606a }"
+        " @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .bg { fill: #111417 } .own { fill: #2b3036 }"
+        " .part { fill: #6b4e0f } .full { fill: #1d5b30 } .new { stroke: #6cb6ff } .q { fill: #9da7b1 } }</style>",
+        f'<rect class="bg" width="{width}" height="{height}"/>',
+    ]
+    for index, state in enumerate(values):
+        left, top = 14 + index % columns * (wide + 14), 8 + index // columns * high
+        title = "what each rank brought" if index == 0 else f"{index}: {schedule.steps[index - 1].phase}"
+        parts.append(f'<text class="b" x="{left}" y="{top + 16}">{title}</text>')
+        fresh = {(m.receiver, m.chunk) for m in schedule.steps[index - 1].moves} if index else set()
+        for rank in range(ranks):
+            y = top + 24 + rank * row
+            parts.append(f'<text class="q" x="{left}" y="{y + 17}">rank {rank}</text>')
+            for chunk in range(schedule.chunks):
+                x = left + 46 + ends[chunk] * cell - (2 if chunk == 0 else 0)
+                size = (ends[chunk + 1] - ends[chunk]) * cell - 3
+                count = held[index][rank][chunk]
+                kind = "own" if count == 1 else "full" if count == ranks else "part"
+                kind += " new" if (rank, chunk) in fresh else ""
+                parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{size}" height="{row - 5}" rx="3"/>')
+                for place in range(ends[chunk], ends[chunk + 1]):
+                    middle = x + (place - ends[chunk]) * cell + cell / 2 - 1
+                    parts.append(f'<text class="n" x="{middle:g}" y="{y + 16}">{state[rank][place]}</text>')
+    total, whole = bytes_sent(schedule, length)[0], length * NUMBER_BYTES
+    line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}. Framed: arrived in this step."
+    cost = (f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}. "
+            f"If everybody sent everything to everybody: {bytes_sent(naive(ranks), length)[0]} bytes.")  # fmt: skip
+    parts += [f'<text x="14" y="{height - 30}">{line}</text>', f'<text x="14" y="{height - 10}">{cost}</text>', "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(still(), encoding="utf-8")

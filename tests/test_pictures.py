@@ -1,0 +1,240 @@
+"""The two pictures of chapter 1: what the stepper shows is an all-reduce, and the timeline tells what the ranks did."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep import ranks
+from lockstep.authoring import chapters
+from lockstep.notebook import stepper
+from lockstep.notebook.stepper import How, Move, Schedule, Step, Stepper
+from lockstep.notebook.timeline import Timeline, timeline
+
+ROOT = Path(__file__).resolve().parents[1]
+SVG = "{http://www.w3.org/2000/svg}"
+CHROMIUM = Path("/usr/bin/chromium")
+
+each_size = pytest.mark.parametrize("size", range(2, stepper.LARGEST + 1))
+
+
+def sums(schedule: Schedule, length: int) -> bool:
+    """Does every rank end with the sum of what all brought?"""
+    values = stepper.brought(schedule.ranks, length)
+    expected = [sum(column) for column in zip(*values, strict=True)]
+    return all(row == expected for row in stepper.states(schedule, values)[-1])
+
+
+# The stepper's schedule ----------------------------------------------------------------------------------------------
+
+
+@each_size
+@pytest.mark.parametrize("make", [stepper.ring, stepper.naive])
+def test_every_rank_ends_with_the_sum_at_every_length(make: Any, size: int) -> None:
+    for length in (*stepper.LENGTHS, 0, 1, 7, 840):
+        assert sums(make(size), length)
+
+
+@each_size
+def test_the_ring_makes_2_n_minus_1_steps_and_sends_2_n_minus_1_nths(size: int) -> None:
+    plan, length = stepper.ring(size), 840  # which all sizes up to 8 divide
+    assert len(plan.steps) == 2 * (size - 1)
+    whole = length * stepper.NUMBER_BYTES
+    assert stepper.bytes_sent(plan, length) == [2 * (size - 1) * whole // size] * size
+    assert stepper.bytes_sent(stepper.naive(size), length) == [(size - 1) * whole] * size
+
+
+@each_size
+def test_in_a_ring_each_rank_sends_one_chunk_to_the_right_and_what_it_sends_is_there(size: int) -> None:
+    plan = stepper.ring(size)
+    held = stepper.contributions(plan)
+    for number, step in enumerate(plan.steps):
+        assert sorted(move.sender for move in step.moves) == list(range(size))
+        assert all(move.receiver == (move.sender + 1) % size for move in step.moves)
+        for move in step.moves:
+            count = held[number][move.sender][move.chunk]
+            assert count == (number + 1 if move.how is How.ADD else size), "partial sums grow by one; copies are complete"
+
+
+@each_size
+def test_chunks_cover_the_tensor_and_differ_by_one_at_most(size: int) -> None:
+    for length in range(20):
+        ends = stepper.bounds(length, size)
+        sizes = [end - begin for begin, end in itertools.pairwise(ends)]
+        assert ends[0] == 0 and ends[-1] == length and max(sizes) - min(sizes) <= 1
+
+
+def test_a_wrong_schedule_is_noticed() -> None:
+    right = stepper.ring(4)
+    short = Schedule("ring", 4, 4, right.steps[:-1])
+    assert not sums(short, 8)
+    first = right.steps[0]
+    turned = tuple(Move(move.sender, move.receiver, (move.chunk + 1) % 4, move.how) for move in first.moves)
+    assert not sums(Schedule("ring", 4, 4, (Step(first.phase, turned), *right.steps[1:])), 8)
+
+
+def test_the_page_carries_the_schedule_and_nothing_that_changes_or_comes_from_elsewhere() -> None:
+    page = Stepper().page()
+    assert page == Stepper().page()
+    assert not re.search(r"https?://(?!www\.w3\.org)|src=|@import|import\(", page)
+    data = json.loads(re.search(r"getElementById\('stepper'\), (\{.*\})\);</script>", page)[1])  # type: ignore[index]
+    for size in range(2, stepper.LARGEST + 1):
+        moves = [[tuple(move[:3]) for move in step["moves"]] for step in data["schedules"][f"ring/{size}"]["steps"]]
+        assert moves == [[(m.sender, m.receiver, m.chunk) for m in step.moves] for step in stepper.ring(size).steps]
+    bundle = Stepper()._repr_mimebundle_()
+    assert 'sandbox="allow-scripts"' in bundle["text/html"] and bundle["text/plain"] == repr(Stepper())
+    with pytest.raises(ValueError, match="2 to 8"):
+        Stepper(ranks=9)
+
+
+def test_the_still_picture_shows_every_number_of_every_step_and_is_up_to_date() -> None:
+    drawn = ElementTree.fromstring(stepper.still(4, 8))
+    shown = [int(text.text or "") for text in drawn.iter(f"{SVG}text") if text.get("class") == "n"]
+    states = stepper.states(stepper.ring(4), stepper.brought(4, 8))
+    assert shown == [number for state in states for row in state for number in row]
+    stored = (ROOT / "chapters" / "pictures" / "all_reduce.svg").read_text(encoding="utf-8")
+    assert stored == stepper.still(), "run: python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg"
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")
+def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="not run: no playwright here")
+    (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        page, faults = browser.new_page(), []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"file://{tmp_path}/page.html")
+        for size, length, way in ((4, 8, "ring"), (3, 5, "ring"), (8, 3, "ring"), (5, 12, "naive")):
+            for place, value in enumerate((size, length, way)):
+                page.locator("select").nth(place).select_option(str(value))
+            plan = stepper.ring(size) if way == "ring" else stepper.naive(size)
+            states = stepper.states(plan, stepper.brought(size, length))
+            page.locator("main").focus()
+            for step in range(len(plan.steps)):
+                assert table(page) == states[step], (size, length, way, step)
+                page.keyboard.press("ArrowRight")
+            assert table(page) == states[-1]
+            page.keyboard.press("ArrowLeft")
+            assert table(page) == states[-2]
+            page.keyboard.press("Home")
+            assert table(page) == states[0]
+        browser.close()
+    assert faults == []
+
+
+def table(page: Any) -> list[list[int]]:
+    """The numbers on the page, row by row."""
+    rows = page.eval_on_selector_all("tr", "rows => rows.map(row => [...row.querySelectorAll('span')].map(s => s.innerText))")
+    return [[int(text) for text in row if text != "–"] for row in rows]
+
+
+# The timeline --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run() -> ranks.Run:
+    return ranks.run(ranks.Script(str(ROOT / "chapters" / "four_ranks.py")), world_size=2, timeline=True)
+
+
+def test_a_real_run_has_the_right_order(run: ranks.Run) -> None:
+    panel = timeline(run).panels[0]
+    assert [len(step) for step in panel.steps] == [2, 2]
+    for number, step in enumerate(panel.steps):
+        for one in step:
+            assert [phase.name for phase in one.phases] == ["forward", "backward"]
+            assert [name for name, _ in one.gradients][:2] == ["11.bias", "11.weight"] and len(one.gradients) == 24
+            assert [bucket.nbytes for bucket in one.buckets] == ([3158016], [1052672, 2105344])[number]
+            assert [bucket.early for bucket in one.buckets] == ([False], [True, False])[number]
+            for bucket in one.buckets:
+                assert bucket.ready is not None and bucket.ready <= bucket.launch <= bucket.end
+            assert one.gradients[-1][1] <= one.buckets[-1].launch, "the last bucket is never hidden"
+
+
+def test_its_text_carries_no_times_and_its_picture_is_well_formed(run: ranks.Run) -> None:
+    picture = timeline(run, run, titles=("one", "two <&>"), step=-1)
+    assert repr(picture).splitlines()[0] == (
+        "Timeline(one, 2 ranks; step 1: 2 buckets, 1 launched before the last gradient was ready)"
+    )
+    drawn = ElementTree.fromstring(picture.svg())
+    kinds = [rect.get("class") for rect in drawn.iter(f"{SVG}rect")]
+    assert kinds.count("all_reduce") == 2 * 2 * 2 + 1  # panels, ranks, buckets; and the key
+    edge = float(drawn.get("width") or 0)
+    for rect in drawn.iter(f"{SVG}rect"):
+        left, width = float(rect.get("x") or 0), float(rect.get("width") or 0)
+        assert left >= 0 and left + width <= edge + 0.2
+
+
+def test_two_runs_compare_as_equal_and_another_schedule_does_not(run: ranks.Run) -> None:
+    again = ranks.run(ranks.Script(str(ROOT / "chapters" / "four_ranks.py")), world_size=2, timeline=True)
+    same = chapters.rules().apply
+    first, second = timeline(run)._repr_mimebundle_(), timeline(again)._repr_mimebundle_()
+    assert first["image/svg+xml"] != second["image/svg+xml"]
+    assert {key: same(text) for key, text in first.items()} == {key: same(text) for key, text in second.items()}
+    assert repr(timeline(run, step=0)) != repr(timeline(run, step=1))
+
+
+def test_the_trace_is_what_perfetto_reads(run: ranks.Run, tmp_path: Path) -> None:
+    timeline(run, run, titles=("a", "b")).save_trace(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert check_trace(trace) == []
+    events = trace["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "a rank 0", "a rank 1", "b rank 0", "b rank 1"
+    }  # fmt: skip
+    assert sum(event["name"] == "all_reduce" for event in events) == 2 * 2 * 3
+    assert sum(event["name"].startswith("ready ") for event in events) == 2 * 2 * 2 * 24
+
+
+def check_trace(trace: dict[str, Any]) -> list[str]:
+    """What is wrong with a trace, by the fields that the format asks for."""
+    faults = []
+    for event in trace["traceEvents"]:
+        for field, kinds in (("ph", str), ("name", str), ("pid", int), ("tid", int), ("ts", (int, float))):
+            if not isinstance(event.get(field), kinds):
+                faults.append(f"{field} of {event}")
+        if event.get("ph") not in ("X", "i", "M") or event.get("ts", 0) < 0:
+            faults.append(f"ph or ts of {event}")
+        if event.get("ph") == "X" and not event.get("dur", -1) >= 0:
+            faults.append(f"dur of {event}")
+        if event.get("ph") == "i" and event.get("s") not in ("t", "p", "g"):
+            faults.append(f"scope of {event}")
+    busy: dict[tuple[Any, Any], float] = {}
+    for event in sorted((e for e in trace["traceEvents"] if e.get("ph") == "X"), key=lambda e: e.get("ts", 0)):
+        line = event.get("pid"), event.get("tid")
+        if event.get("ts", 0) < busy.get(line, 0) - 0.01:
+            faults.append(f"overlaps on its own line: {event}")
+        busy[line] = max(busy.get(line, 0), event.get("ts", 0) + event.get("dur", 0))
+    return faults
+
+
+def test_the_check_of_traces_notices_what_is_missing(run: ranks.Run) -> None:
+    for field in ("ph", "ts", "pid", "tid", "dur"):
+        trace = timeline(run).trace()
+        del next(event for event in trace["traceEvents"] if event["ph"] == "X")[field]
+        assert check_trace(trace) != []
+
+
+def test_what_cannot_be_drawn_says_what_is_missing(run: ranks.Run) -> None:
+    body = 'import torch.distributed as d, torch\nfrom lockstep.ranks import mark\nd.init_process_group("gloo")\n{}'
+    step = 'mark("forward"); d.all_reduce(torch.ones(2)); {}'
+
+    def ran(text: str, ends: bool = True) -> Any:
+        return ranks.run(ranks.Source(body.format(text)), 2, timeline=ends)
+
+    with pytest.raises(ValueError, match="no step to draw"):
+        timeline(ran("d.barrier()"))
+    with pytest.raises(ValueError, match='no mark\\("end"\\)'):
+        timeline(ran(step.format("")))
+    with pytest.raises(ValueError, match="--timeline"):
+        timeline(ran(step.format('mark("end")'), ends=False))
+    with pytest.raises(ValueError, match="titles"):
+        timeline(run, run, titles=("one",))
+    after = timeline(ran(step.format('mark("end"); d.all_reduce(torch.ones(2))')))
+    assert isinstance(after, Timeline) and len(after.panels[0].steps[0][0].buckets) == 1  # what comes after is no step's
