@@ -536,10 +536,10 @@ quiz("01_internals/joined_batch")
 # anywhere.
 
 # %%
-# after merge: contract("average_gradients")
+contract("average_gradients")
 
 # %%
-# after merge: %check average_gradients
+# %check average_gradients
 
 # %% [markdown]
 # <details><summary>It hangs, or the sizes do not fit</summary>
@@ -628,10 +628,10 @@ quiz("01_internals/ring")
 # that sends the whole tensor in each step gives the right sum, and fails.
 
 # %%
-# after merge: contract("ring_all_reduce")
+contract("ring_all_reduce")
 
 # %%
-# after merge: %check ring_all_reduce
+# %check ring_all_reduce
 
 # %% [markdown]
 # <details><summary>The sum is right for 2 ranks and wrong for 3</summary>
@@ -709,13 +709,14 @@ for view in (False, True):
     parameters = list(ddp.parameters())
     state = [t for one in optimizer.state.values() for t in one.values() if t.numel() > 1]
     memories = {p.grad.untyped_storage().data_ptr() for p in parameters}
-    counts = [sum(t.nbytes for t in group) for group in (parameters, [p.grad for p in parameters], state)]
+    gradients = [p.grad for p in parameters]
+    counts = [sum(t.nbytes for t in group) for group in (parameters, gradients, state)]
     observe(f"gradient_as_bucket_view={view}", [*counts, len(memories)])
 
 # %%
 for name, counts in run.ranks[0].observations.items():
     parameters, gradients, state, memories = counts
-    print(f"{name:<30} parameters {parameters}, gradients {gradients} in {memories}, Adam {state}")
+    print(f"{name:<30} parameters {parameters}, gradients {gradients} in {memories} memories, Adam {state}")
     assert parameters == gradients and state == 2 * parameters
 
 # %% [markdown]
@@ -859,10 +860,10 @@ quiz("01_internals/bypass")
 # `backward()`, before `step()`.
 
 # %%
-# after merge: contract("mini_ddp", "MiniDDP")
+contract("mini_ddp", "MiniDDP")
 
 # %%
-# after merge: %check mini_ddp
+# %check mini_ddp
 
 # %% [markdown]
 # <details><summary>It hangs after a few steps</summary>
@@ -884,30 +885,30 @@ quiz("01_internals/bypass")
 # cap; yours holds *at most* so much.)
 
 # %%
-# after merge: %%ranks 2 --timeline --into mine
-# after merge: import os, sys, torch, torch.distributed as dist
-# after merge: from lockstep.ranks import mark
-# after merge: sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))
-# after merge: from mini_ddp import MiniDDP
-# after merge:
-# after merge: dist.init_process_group("gloo")
-# after merge: model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
-# after merge: for name, one in model.named_parameters():
-# after merge:     one.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
-# after merge: ddp = MiniDDP(model, bucket_cap_mb=0.502)  # two layers, 526336 bytes, fit below this
-# after merge: batch = torch.randn(256, 256)
-# after merge: for step in range(3):
-# after merge:     mark("forward")
-# after merge:     loss = ddp(batch).square().mean()
-# after merge:     mark("backward")
-# after merge:     loss.backward()
-# after merge:     ddp.finish_gradient_synchronization()
-# after merge:     mark("end")
+# %%ranks 2 --timeline --into mine
+import os, sys, torch, torch.distributed as dist
+from lockstep.ranks import mark
+sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))
+from mini_ddp import MiniDDP
+
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
+for name, one in model.named_parameters():
+    one.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
+ddp = MiniDDP(model, bucket_cap_mb=0.502)  # two layers, 526336 bytes, fit below this
+batch = torch.randn(256, 256)
+for step in range(3):
+    mark("forward")
+    loss = ddp(batch).square().mean()
+    mark("backward")
+    loss.backward()
+    ddp.finish_gradient_synchronization()
+    mark("end")
 
 # %%
-# after merge: both = timeline(runs[2], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
-# after merge: print(both)
-# after merge: both
+both = timeline(runs[2], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
+print(both)
+both
 
 # %% [markdown]
 # ## Take it with you
