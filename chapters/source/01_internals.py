@@ -716,8 +716,9 @@ for view in (False, True):
 # %%
 for name, counts in run.ranks[0].observations.items():
     parameters, gradients, state, memories = counts
-    print(f"{name:<30} parameters {parameters}, gradients {gradients} in {memories} memories, Adam {state}")
     assert parameters == gradients and state == 2 * parameters
+    gradients = f"gradients {gradients} in {memories} memories"
+    print(f"{name:<30} parameters {parameters}, {gradients}, Adam {state}")
 
 # %% [markdown]
 # With four bytes a number: 4 for the parameter, 4 for the gradient, 8 for Adam. And buckets: by default a gradient and
