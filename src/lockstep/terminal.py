@@ -18,9 +18,8 @@ STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOu
 
 
 def console() -> Console:
-    """Where things are shown; never wider than is good to read."""
-    found = Console(highlight=False, soft_wrap=True)
-    return found
+    """Where things are shown; the texts bring their own line breaks."""
+    return Console(highlight=False, soft_wrap=True)
 
 
 def show_check(check: CheckResult, exercise: str) -> None:

@@ -247,17 +247,9 @@ def _docstring_lines(source: str) -> set[int]:
 
 def _innermost(cause: ranks.Cause, file: str) -> ranks.Frame | None:
     """The innermost frame that lies in the submission itself."""
-    frames = list(cause.error.frames) if cause.error else []
-    frames += [cause.frame] if cause.frame else []
-    frames += [row.frame for row in cause.rows if row.frame]
-    inside = [frame for frame in frames if frame.file == file]
-    if cause.error and inside:
-        return (
-            [frame for frame in cause.error.frames if frame.file == file][-1:][0]
-            if any(frame.file == file for frame in cause.error.frames)
-            else inside[0]
-        )
-    return inside[0] if inside else None
+    raised = list(reversed(cause.error.frames)) if cause.error else []
+    others = [cause.frame, *(row.frame for row in cause.rows)]
+    return next((frame for frame in (*raised, *others) if frame is not None and frame.file == file), None)
 
 
 def _printed(run: ranks.Run) -> str:
