@@ -9,6 +9,7 @@ import pytest
 HERE = Path(__file__).parent
 NBVAL_DEFAULT_TIMEOUT = 2000
 CELL_TIMEOUT = 60
+NOT_COMPARED = pytest.StashKey[dict[str, list[str]]]()
 
 sys.path.insert(0, str(HERE.parent / "src"))
 
@@ -26,3 +27,26 @@ def pytest_configure(config: pytest.Config) -> None:
         option.nbval_cell_timeout = CELL_TIMEOUT
     os.environ.update(reference_environment(HERE.parent))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A cell tagged `needs-…` is run everywhere, and compared only where this machine has what it needs."""
+    if not getattr(config.option, "nbval", False):
+        return
+    from lockstep.cluster import available
+
+    left_out: dict[str, list[str]] = {}
+    for item in items:
+        cell = getattr(item, "cell", None)
+        for tag in cell.metadata.get("tags", ()) if cell is not None else ():
+            missing = available(tag.removeprefix("needs-")) if tag.startswith("needs-") else None
+            if missing is not None:
+                item.options["check"] = False
+                left_out.setdefault(str(missing), []).append(item.nodeid)
+    config.stash[NOT_COMPARED] = left_out
+
+
+def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
+    """Say which cells were not compared, and why."""
+    for reason, cells in config.stash.get(NOT_COMPARED, {}).items():
+        terminalreporter.write_line(f"{len(cells)} cells not compared: {reason}")  # type: ignore[attr-defined]

@@ -201,3 +201,5 @@ if __name__ == "__main__":
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
+
+# lockstep-canary: 745b58abb92885c3

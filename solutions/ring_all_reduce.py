@@ -86,3 +86,5 @@ if __name__ == "__main__":
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
+
+# lockstep-canary: 63358c0d214d0427

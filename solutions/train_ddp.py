@@ -124,3 +124,5 @@ if __name__ == "__main__":
     # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
     sys.stdout.flush()
     os._exit(0)
+
+# lockstep-canary: 6e9ffa4969f348b7

@@ -238,3 +238,16 @@ def test_what_cannot_be_drawn_says_what_is_missing(run: ranks.Run) -> None:
         timeline(run, run, titles=("one",))
     after = timeline(ran(step.format('mark("end"); d.all_reduce(torch.ones(2))')))
     assert isinstance(after, Timeline) and len(after.panels[0].steps[0][0].buckets) == 1  # what comes after is no step's
+
+
+def test_bars_are_as_long_as_their_values_and_take_no_markup() -> None:
+    from lockstep.notebook.bars import bars
+
+    html = bars({"one": 1.0, "half <b>": 0.5, "none": 0.0}, unit="s", title="a & b")._repr_html_()
+    one, half, none = (float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', html))
+    assert one > 0 and half == pytest.approx(one / 2) and none == 0
+    assert "<b>" not in html and "half &lt;b&gt;" in html and "a &amp; b" in html
+    assert html.startswith('<svg data-measured=""')  # what comparisons of outputs look past
+    for wrong in ({}, {"x": -1.0}):
+        with pytest.raises(ValueError):
+            bars(wrong)

@@ -153,3 +153,27 @@ def test_the_gap_around_a_removed_part_is_the_longer_of_the_two() -> None:
 def test_broken_markers_are_named(text: str, complaint: str) -> None:
     with pytest.raises(MarkerError, match=complaint):
         make_stub(text, "n")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "solutions").glob("*.sbatch")), ids=lambda path: path.name)
+def test_a_batch_script_has_a_stub_that_says_what_to_write(script: Path, tmp_path: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    tasks = [match["task"] for line in text.splitlines() if (match := SOLUTION.match(line))]
+    stub = tmp_path / script.name
+    write_stubs(script.parent, tmp_path)
+    assert [line for line in taken_out(text) if line in stub.read_text(encoding="utf-8").splitlines()] == []
+    assert stub.read_text(encoding="utf-8").count("; exit 64") == len(tasks) > 0
+    ran = subprocess.run(["bash", str(stub)], capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (64, f"{script.name}: {tasks[0]}\n")
+    shown = subprocess.run(
+        ["git", "show", f"HEAD:exercises/{script.name}"], cwd=ROOT, capture_output=True, text=True, timeout=30
+    )
+    if shown.returncode == 0:
+        assert shown.stdout == stub.read_text(encoding="utf-8"), "render it with `lockstep author stubs`, commit both"
+
+
+def test_a_task_is_told_as_it_is_written_in_a_shell_too(tmp_path: Path) -> None:
+    task = 'say "$HOME", `pwd` and \\\\n'
+    text = make_stub(f"# --- solution: {task} ---\ntrue\n# --- end ---\n", "a.sbatch")
+    ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=30)
+    assert (ran.returncode, ran.stderr) == (64, f"a.sbatch: {task}\n")

@@ -1240,7 +1240,7 @@ print("when it is gone:      ", reach(port))
 # ### Under SLURM
 #
 # `srun` starts tasks and sets variables of its own. Either let it start one torchrun for each node, which is the less
-# work, or one task for each rank, and translate. Neither was run here; the cluster part of the course does.
+# work, or one task for each rank, and translate. Chapter 5 runs the first on a SLURM cluster made for the moment.
 #
 # | torchrun sets | from SLURM, with one task for each rank |
 # |---|---|

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -12,7 +11,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
-from .grading.course import Course, CourseError, find
+from .grading.course import Course, CourseError, find, leaf
 
 app = typer.Typer(
     name="lockstep",
@@ -98,9 +97,12 @@ def solution(exercise: Name, yes: Annotated[bool, typer.Option("--yes", "-y", he
         left = f"./lockstep hint {name} has hints left. " if progress.of(course, name).get("hints", 0) < 3 else ""
         if not typer.confirm(f"{name} has not passed yet. {left}Show the solution?"):
             raise typer.Exit(1)
-    from .terminal import show_code
+    from .terminal import show_code, show_markdown
 
     show_code(_asked(lambda: help.solution(course, name)))
+    write_up = help.write_up(course, name)
+    if write_up:
+        show_markdown(write_up)
 
 
 @app.command()
@@ -147,29 +149,47 @@ def run(context: typer.Context) -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def test(context: typer.Context) -> None:
     """Run the course's own tests. Options are pytest's."""
+    from .testing import run_tests
+
+    try:
+        raise typer.Exit(run_tests(_course().root, context.args))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def release(
+    folder: Annotated[
+        Path | None, typer.Argument(help="a new folder for the learner's copy", show_default=False)
+    ] = None,
+    exercises: Annotated[str | None, typer.Option(help="only these, with commas between them")] = None,
+    gradescope: Annotated[Path | None, typer.Option(help="write a Gradescope autograder: FILE.zip")] = None,
+    classroom: Annotated[Path | None, typer.Option(help="a new folder for a GitHub template with a workflow")] = None,
+) -> None:
+    """For teachers: a learner's copy of the course, without solutions; refused where anything of one shows."""
+    from .release import release as write
+
     course = _course()
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    whole = not [argument for argument in context.args if not argument.startswith("-")]
-    commands = [[sys.executable, "-m", "pytest", *context.args, *(["tests"] if whole else [])]]
-    if whole:
-        commands.append([sys.executable, "-m", "pytest", "--nbval", "chapters", "-q"])
-    worst = 0
-    for command in commands:
-        try:
-            worst = subprocess.call(command, cwd=course.root, env=environment) or worst
-        except KeyboardInterrupt:
-            worst = 130
-            break
-    raise typer.Exit(worst)
+    if not (folder or gradescope or classroom):
+        _usage("where to? Give a folder, --gradescope FILE.zip or --classroom FOLDER")
+    only = [name.strip() for name in exercises.split(",") if name.strip()] if exercises is not None else None
+    if only == []:
+        _usage("--exercises names none")
+    done = _asked(lambda: write(course, only, folder=folder, gradescope=gradescope, classroom=classroom))
+    if done.added:
+        typer.echo(f"also needed, so included: {', '.join(done.added)}")
+    for path in done.written:
+        typer.echo(f"{_short(path)}: {len(done.exercises)} exercises, no solution in it")
 
 
 @author.command()
 def stubs() -> None:
-    """Write the stubs anew from the solutions."""
-    from .authoring.stubs import write_stubs
+    """Write the stubs anew from the solutions, and into each solution the canary that shows a leak."""
+    from .authoring.stubs import write_canaries, write_stubs, write_support
 
     course = _course()
-    for path in write_stubs(course.solutions, course.exercises):
+    changed = write_canaries(course.solutions) + write_stubs(course.solutions, course.exercises)
+    for path in changed + write_support(course.autograder, course.solutions, course.exercises):
         typer.echo(_short(path))
 
 
@@ -239,10 +259,13 @@ def _choose(course: Course, names: list[str] | None, every: bool, submission: Pa
         _usage("name exercises, or give --all, not both")
     if names:
         return _asked(lambda: course.require(names))
-    if submission is not None and submission.is_file() and submission.stem in course.names:
-        return [submission.stem]
+    if submission is not None and submission.is_file():
+        alike = [name for name in course.names if leaf(name) == submission.stem]
+        if len(alike) == 1:
+            return alike
     if submission is not None and submission.is_dir():
-        found = [name for name in course.names if (submission / f"{name}.py").is_file()]
+        places = {name: (submission / f"{name}.py", submission / f"{leaf(name)}.py") for name in course.names}
+        found = [name for name, files in places.items() if any(file.is_file() for file in files)]
         if not found:
             _usage(f"{submission} has no file named after an exercise ({', '.join(course.names)})")
         return found

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cluster.availability import Feature
 
 
 class State(str, Enum):
@@ -39,16 +44,10 @@ def examine() -> Iterator[Finding]:
     yield _shared_memory()
     yield from _torch()
     yield _ranks()
-    yield _tool(
-        "slow links and several nodes",
-        ("tc", "ip", "unshare"),
-        "apt install iproute2 util-linux",
-        "chapter 4's throttled links",
-    )
-    yield _tool("SLURM on one machine", ("slurmctld", "slurmd"), "apt install slurm-wlm", "chapter 5's SLURM parts")
-    yield _tool(
-        "isolation of other people's code", ("bwrap",), "apt install bubblewrap", "grading a class in isolation"
-    )
+    yield _cluster("bandwidth", "chapter 4's throttled links")
+    yield _cluster("hosts", "what needs hosts with addresses of their own")
+    yield _cluster("slurm", "what needs SLURM")
+    yield _isolation()
 
 
 def _python() -> Finding:
@@ -158,9 +157,32 @@ def _ranks() -> Finding:
     return Finding("two ranks", State.GOOD, f"met, computed and left in {result.seconds:.2f} s (start method {method})")
 
 
-def _tool(subject: str, commands: tuple[str, ...], remedy: str, used: str) -> Finding:
-    missing = [command for command in commands if shutil.which(command) is None
-               and not any(os.access(f"{folder}/{command}", os.X_OK) for folder in ("/usr/sbin", "/sbin"))]  # fmt: skip
-    if missing:
-        return Finding(subject, State.ABSENT, f"no {', '.join(missing)}: {used} will be shown as not run", remedy)
-    return Finding(subject, State.GOOD, "found")
+def _cluster(feature: Feature, used: str) -> Finding:
+    """What the very probe says that decides whether a cell is run."""
+    from .cluster import available
+    from .cluster.availability import SUBJECTS
+
+    missing = available(feature)
+    if missing is None:
+        return Finding(SUBJECTS[feature], State.GOOD, "found" if feature == "slurm" else "tried, and it works")
+    return Finding(SUBJECTS[feature], State.ABSENT, f"{missing.what}: {used} will be shown as not run", missing.remedy)
+
+
+def _isolation() -> Finding:
+    """Other people's code is kept from this machine by bubblewrap, which needs namespaces too."""
+    subject = "isolation of other people's code"
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
+        used = "grading a class in isolation will be shown as not run"
+        return Finding(subject, State.ABSENT, f"no bwrap: {used}", "sudo apt install bubblewrap")
+    command = [bubblewrap, "--ro-bind", "/", "/", "--unshare-all", "true"]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        said = tried.stderr.strip().splitlines()[:1] if tried.returncode else []
+    except subprocess.TimeoutExpired:
+        said = ["no answer within 20 s"]
+    if said:
+        return Finding(
+            subject, State.ABSENT, f"bubblewrap does not work here ({said[0]})", "see its README on namespaces"
+        )
+    return Finding(subject, State.GOOD, "tried, and it works")

@@ -8,9 +8,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from . import ranks
+from . import cluster, ranks
 from .ranks import text
 
+NOT_RUN = 4
 COLOURS = (36, 33, 35, 32, 34, 31)
 IGNORED = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--log-dir", "--tee", "-t",
            "--redirects", "-r", "--start-method", "--monitor-interval", "--role", "--local-addr", "--master-addr",
@@ -51,8 +52,22 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="cpu hides the GPUs from the ranks (default: what the machine has)",
     )
+    options.add_argument(
+        "--bandwidth",
+        metavar="RATE",
+        default=None,
+        help="let the ranks share a link this slow, such as 1gbit; with --hosts, each node has its own",
+    )
+    options.add_argument(
+        "--hosts", action="store_true", help="make each node of --nnodes a host with its own name and address"
+    )
     options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
     options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
+    options.add_argument(
+        "--watch-replicas",
+        action="store_true",
+        help="compare the models of all ranks after every optimizer step, and report the first that differs",
+    )
     options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
     options.add_argument("script", help="the Python file to run")
     options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
@@ -60,20 +75,31 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run and explain. Exit codes: 0 all ranks ended well, 1 one did not, 2 usage, 3 our own fault, 130 Ctrl-C."""
+    """Run and explain. Exit codes: 0 all ranks ended well, 1 one did not or replicas drifted apart, 2 usage, 3 our own
+    fault, 4 not run because this machine lacks something, 130 Ctrl-C.
+    """
     options = parser().parse_args(_without_ignored(list(arguments)))
     try:
         per_node, nodes = _count(options.nproc_per_node), _nodes(options.nnodes)
+        network = _network(options)
     except ValueError as error:
         parser().error(str(error))
     if not options.module and not os.path.isfile(options.script):
         parser().error(f"there is no file {options.script}")
     print(f"As torchrun: {torchrun(options, per_node, nodes)}", file=sys.stderr)
     for restart in range(options.max_restarts + 1):
-        result = _once(options, per_node, nodes, restart)
-        if result.cause is None:
+        try:
+            result = _once(options, per_node, nodes, network, restart)
+        except ranks.NotRun as missing:
+            print(f"not run: {missing}", file=sys.stderr)
+            return NOT_RUN
+        if result.cause is None and not options.watch_replicas:
             return 0
         sys.stdout.flush()
+        if options.watch_replicas:
+            print("\n" + text.replicas(result), file=sys.stderr)
+        if result.cause is None:
+            return 1 if result.replicas and result.replicas.drift else 0
         print("\n" + text.describe(result), file=sys.stderr)
         if result.cause.kind == "interrupted":
             return 130
@@ -82,12 +108,15 @@ def main(arguments: Sequence[str]) -> int:
     return 1
 
 
-def _once(options: argparse.Namespace, per_node: int, nodes: int, restart: int) -> ranks.Run:
+def _once(
+    options: argparse.Namespace, per_node: int, nodes: int, network: ranks.Function | None, restart: int
+) -> ranks.Run:
     printer = Printer(per_node * nodes, prefix=not options.no_prefix)
     result = ranks.run(
         ranks.Script(options.script, tuple(options.arguments), module=options.module),
         per_node * nodes,
         nodes=nodes,
+        network=network,
         device=options.device or ("cuda" if gpu_count() else "cpu"),
         deadline=options.deadline,
         idle_limit=None,
@@ -95,10 +124,18 @@ def _once(options: argparse.Namespace, per_node: int, nodes: int, restart: int) 
         output_limit=None,
         restart=restart,
         max_restarts=options.max_restarts,
+        watch_replicas=options.watch_replicas,
         on_output=printer.take,
     )
     printer.close()
     return result
+
+
+def _network(options: argparse.Namespace) -> ranks.Function | None:
+    """Where the ranks stand. Raises ValueError for what is no bandwidth."""
+    if options.hosts:
+        return cluster.own_hosts(options.bandwidth)
+    return cluster.slow_link(options.bandwidth) if options.bandwidth else None
 
 
 def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
@@ -181,7 +218,7 @@ def _without_ignored(arguments: list[str]) -> list[str]:
     kept: list[str] = []
     at = 0
     takes_value = {"-n", "--nproc-per-node", "--nproc_per_node", "--nnodes", "--max-restarts", "--max_restarts", "--device",
-                   "--deadline", "--memory"}  # fmt: skip
+                   "--deadline", "--memory", "--bandwidth"}  # fmt: skip
     while at < len(arguments):
         argument = arguments[at]
         name = argument.split("=")[0].replace("_", "-")

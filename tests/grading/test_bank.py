@@ -19,8 +19,8 @@ from lockstep.grading.worker import Worker
 
 BANK = Path(__file__).resolve().parents[1] / "submissions"
 NAMES = Course(BANK.parents[1]).names
-WRONG = sorted(path for path in BANK.glob("wrong/*/*.py"))
-RIGHT = sorted(path for path in BANK.glob("right/*/*.py"))
+WRONG = sorted(path for path in BANK.glob("wrong/**/*.py"))
+RIGHT = sorted(path for path in BANK.glob("right/**/*.py"))
 
 
 def said(path: Path, key: str) -> list[str]:
@@ -29,9 +29,14 @@ def said(path: Path, key: str) -> list[str]:
     return [item.strip() for item in found.group(1).split(",")] if found else []
 
 
+def exercise(path: Path) -> str:
+    """The exercise that a file of the bank hands in: its folder below `wrong` or `right`."""
+    return "/".join(path.relative_to(BANK).parts[1:-1])
+
+
 def label(path: Path) -> str:
     """`train_ddp/no_set_epoch`."""
-    return f"{path.parent.name}/{path.stem}"
+    return f"{exercise(path)}/{path.stem}"
 
 
 @pytest.mark.parametrize("path", WRONG, ids=label)
@@ -40,7 +45,7 @@ def test_wrong_fails_for_its_own_reason(path: Path, worker: Worker, course: Cour
     expected = said(path, "diagnosis")
     assert len(expected) == 1, f"{path} does not say which diagnosis it must get"
     assert expected[0] in course.catalogue, f"{expected[0]} is not in autograder/diagnoses.toml"
-    report = worker.grade(course, [path.parent.name], path)
+    report = worker.grade(course, [exercise(path)], path)
     assert not report.faults, report.faults
     (result,) = report.exercises
     shown = report_text(report)
@@ -59,7 +64,7 @@ def test_wrong_fails_for_its_own_reason(path: Path, worker: Worker, course: Cour
 @pytest.mark.parametrize("path", RIGHT, ids=label)
 def test_right_passes(path: Path, worker: Worker, course: Course) -> None:
     """Another style is no mistake."""
-    report = worker.grade(course, [path.parent.name], path)
+    report = worker.grade(course, [exercise(path)], path)
     assert report.passed, report_text(report)
 
 
@@ -73,16 +78,20 @@ def test_solutions_pass_together(worker: Worker, course: Course) -> None:
 def test_stub_is_recognised(name: str, worker: Worker, course: Course, tmp_path: Path) -> None:
     """The untouched stub fails as such, once; its other checks are not run, and no point is given."""
     stub = tmp_path / f"{name}.py"
+    stub.parent.mkdir(exist_ok=True)
+    (stub.parent / "ticket.txt").write_text("1\n")
     stub.write_text(make_stub((course.solutions / f"{name}.py").read_text(encoding="utf-8"), name), encoding="utf-8")
     report = worker.grade(course, [name], stub)
     (result,) = report.exercises
     assert not report.faults and result.score == 0, report_text(report)
-    assert {diagnosis.id for diagnosis in result.diagnoses} == {"not-implemented"}, report_text(report)
+    broken = {"not-diagnosed", "still-broken"} if name.startswith("clinic/") else {"not-implemented"}
+    assert {diagnosis.id for diagnosis in result.diagnoses} == broken, report_text(report)
     assert result.checks[0].outcome is CheckOutcome.FAILED
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bank_is_large_enough(name: str) -> None:
-    """At least 12 wrong and 4 right ones for an exercise, and every diagnosis only for what has a wrong one."""
-    assert len([path for path in WRONG if path.parent.name == name]) >= 12
-    assert len([path for path in RIGHT if path.parent.name == name]) >= 4
+    """At least 12 wrong and 4 right ones for an exercise; 3 wrong mends and a right one for a case of the clinic."""
+    wrong, right = (3, 1) if name.startswith("clinic/") else (12, 4)
+    assert len([path for path in WRONG if exercise(path) == name]) >= wrong
+    assert len([path for path in RIGHT if exercise(path) == name]) >= right

@@ -7,19 +7,41 @@
     # --- end ---                                 ends either
     import traceback  # solution-only             goes
 
+A broken job, which the learner mends, has both states in its solution:
+
+    # --- mended: take as many steps as the others ---    what follows is the solution's
+    # --- was ---                                         what follows, each line behind "# ", is the stub's
+    # --- end ---
+
+A batch script, `solutions/NAME.sbatch`, goes with the exercise NAME and has the same markers; what is taken out of it
+becomes a line that says what to write, and ends the script.
+
+A solution ends with its canary, a comment that is in no stub and in nothing that a learner is shown: where it turns up,
+a solution has leaked. `author stubs` puts it there.
+
 Stubs are made from the solutions and never read back: what a learner wrote in `exercises/` is looked at by nobody here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 SOLUTION = re.compile(r"^(?P<indent> *)# --- solution: (?P<task>.+?) ---$")
 SOLUTION_ONLY = re.compile(r"^ *# --- solution-only ---$")
 SOLUTION_ONLY_LINE = re.compile(r"^.*\S  # solution-only$")
+MENDED = re.compile(r"^ *# --- mended: (?P<what>.+?) ---$")
+WAS = re.compile(r"^ *# --- was ---$")
 END = re.compile(r"^ *# --- end ---$")
-ANY_MARKER = re.compile(r"^\s*#\s*-{2,}\s*(solution|end)\b")
+ANY_MARKER = re.compile(r"^\s*#\s*-{2,}\s*(solution|mended|was|end)\b")
+
+CANARY = re.compile(r"^ *# lockstep-canary: [0-9a-f]+$")
+
+
+SCRIPT = ".sbatch"
+NOT_WRITTEN = 64
+"""With what status the stub of a batch script ends where a part is missing."""
 
 
 class MarkerError(ValueError):
@@ -32,28 +54,39 @@ def make_stub(solution_text: str, name: str) -> str:
     Raises MarkerError when there is no marked part, or a marker has no partner.
     """
     stub: list[str] = []
+    was = False  # inside the part of a broken job that the stub has
     opened = 0  # the line of the marker whose part is being left out; 0 outside
     blank_before: int | None = None  # how many blank lines stood before a part that has gone
     tasks = 0
-    for number, line in enumerate(solution_text.splitlines(), 1):
+    lines = solution_text.splitlines()
+    for number, line in enumerate(lines, 1):
         task = SOLUTION.match(line)
-        if task or SOLUTION_ONLY.match(line):
+        if task or SOLUTION_ONLY.match(line) or MENDED.match(line):
             if opened:
                 raise MarkerError(f"{name}, line {number}: the part that began in line {opened} has not ended")
             opened = number
             if task:
                 tasks += 1
-                message = f"{name}: {task['task']}".replace("\\", "\\\\").replace('"', '\\"')
-                stub.append(f'{task["indent"]}raise NotImplementedError("{message}")')
+                stub.append(task["indent"] + _not_written(name, task["task"]))
+            elif MENDED.match(line):
+                tasks += 1
             else:
                 blank_before = _blank_lines(stub)
+        elif WAS.match(line):
+            if not opened or not MENDED.match(lines[opened - 1]):
+                raise MarkerError(f"{name}, line {number}: nothing was mended above")
+            was = True
         elif END.match(line):
             if not opened:
                 raise MarkerError(f"{name}, line {number}: there is nothing that this could end")
-            opened = 0
+            if MENDED.match(lines[opened - 1]) and not was:
+                raise MarkerError(f"{name}, line {opened}: the part does not say what it was")
+            opened, was = 0, False
+        elif was:
+            stub.append(_uncommented(line, f"{name}, line {number}"))
         elif ANY_MARKER.match(line):
             raise MarkerError(f"{name}, line {number}: no such marker is known: {line.strip()}")
-        elif not opened and not SOLUTION_ONLY_LINE.match(line):
+        elif not opened and not SOLUTION_ONLY_LINE.match(line) and not CANARY.match(line):
             if line.strip() and blank_before is not None:
                 # Where a part has gone, the longer one of the two gaps around it is left.
                 surplus = min(blank_before, _blank_lines(stub) - blank_before)
@@ -67,24 +100,92 @@ def make_stub(solution_text: str, name: str) -> str:
     return "\n".join(stub).rstrip() + "\n"
 
 
+def _not_written(name: str, task: str) -> str:
+    """The line that stands in a stub for a part that is to be written."""
+    message = f"{name}: {task}".replace("\\", "\\\\").replace('"', '\\"')
+    if name.endswith(SCRIPT):
+        return 'echo "' + re.sub(r"[$`]", r"\\\g<0>", message) + f'" >&2; exit {NOT_WRITTEN}'
+    return f'raise NotImplementedError("{message}")'
+
+
+def _uncommented(line: str, where: str) -> str:
+    bare = line.lstrip(" ")
+    if bare and not bare.startswith("#"):
+        raise MarkerError(f'{where}: a line of what it was has to stand behind "# "')
+    return (line[: len(line) - len(bare)] + bare.removeprefix("#").removeprefix(" ")).rstrip()
+
+
+def without_markers(solution_text: str) -> str:
+    """The solution as a reader sees it: whole, without markers, and without what a broken job was before."""
+    shown, was = [], False
+    for line in solution_text.splitlines(keepends=True):
+        bare = line.rstrip("\n")
+        if END.match(bare):
+            was = False
+        elif WAS.match(bare):
+            was = True
+        elif not was and not ANY_MARKER.match(bare) and not CANARY.match(bare):
+            shown.append(line.replace("  # solution-only", ""))
+    return "".join(shown).rstrip() + "\n"
+
+
+def canary(name: str) -> str:
+    """The word that gives away a copy of the solution of this exercise: 16 hex digits, the same every time."""
+    return hashlib.sha256(f"lockstep canary {name}".encode()).hexdigest()[:16]
+
+
+def with_canary(solution_text: str, name: str) -> str:
+    """The same solution, ending with the canary of this exercise and no other."""
+    kept = "".join(line for line in solution_text.splitlines(keepends=True) if not CANARY.match(line.rstrip("\n")))
+    return f"{kept.rstrip()}\n\n# lockstep-canary: {canary(name)}\n"
+
+
+def write_canaries(solutions: Path) -> list[Path]:
+    """Put its canary into every solution. Returns the files that changed."""
+    changed = []
+    for name, path in solved(solutions).items():
+        changed += _write(path, with_canary(path.read_text(encoding="utf-8"), name))
+    return changed
+
+
 def _blank_lines(lines: list[str]) -> int:
     """How many blank lines the text ends with."""
     return next((count for count, line in enumerate(reversed(lines)) if line.strip()), len(lines))
 
 
 def make_stubs(solutions: Path) -> dict[str, str]:
-    """The stub of every solution in a folder, by the exercise's name."""
-    found = sorted(solutions.glob("*.py"))
-    return {path.stem: make_stub(path.read_text(encoding="utf-8"), path.stem) for path in found}
+    """The stub of every solution in a folder and the folders in it, by the exercise's name."""
+    return {name: make_stub(path.read_text(encoding="utf-8"), name) for name, path in solved(solutions).items()}
+
+
+def solved(solutions: Path) -> dict[str, Path]:
+    """Every solution by its exercise's name; a file without any marker is what others share, and no exercise."""
+    found = {path.relative_to(solutions).with_suffix("").as_posix(): path for path in sorted(solutions.rglob("*.py"))}
+    return {name: path for name, path in found.items() if "/" not in name or "# --- " in path.read_text("utf-8")}
 
 
 def write_stubs(solutions: Path, exercises: Path) -> list[Path]:
     """Write the stub of every solution into `exercises`, over whatever is there. Returns the files that changed."""
-    exercises.mkdir(parents=True, exist_ok=True)
     changed = []
     for name, text in make_stubs(solutions).items():
-        path = exercises / f"{name}.py"
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
-            changed.append(path)
+        changed += _write(exercises / f"{name}.py", text)
+    for script in sorted(solutions.glob(f"*{SCRIPT}")):
+        changed += _write(exercises / script.name, make_stub(script.read_text(encoding="utf-8"), script.name))
     return changed
+
+
+def write_support(autograder: Path, *folders: Path) -> list[Path]:
+    """Copy what the exercises of a group share (`autograder/GROUP/support`) beside them. Returns the files that changed."""
+    changed = []
+    for source in sorted(autograder.glob("*/support/*.py")):
+        for folder in folders:
+            changed += _write(folder / source.parents[1].name / source.name, source.read_text(encoding="utf-8"))
+    return changed
+
+
+def _write(path: Path, text: str) -> list[Path]:
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return [path]

@@ -83,25 +83,45 @@ class Course:
         return {key: Entry(key, item["title"], item["why"], item.get("read", "")) for key, item in raw.items()}
 
     def checks(self, name: str) -> Path:
-        """The pytest file of an exercise."""
-        return self.autograder / f"test_{name}.py"
+        """The pytest file of an exercise: `autograder/test_NAME.py`, or `autograder/GROUP/test_NAME.py` in a group."""
+        return (self.autograder / name).with_name(f"test_{leaf(name)}.py")
 
     def scenario(self, name: str) -> Path:
-        """What runs on the ranks for that exercise."""
-        return self.autograder / "scenarios" / f"{name}.py"
+        """What runs on the ranks for that exercise: its own file, or that of its whole group."""
+        scenarios = self.autograder / "scenarios"
+        own = scenarios / f"{name}.py"
+        return own if own.is_file() or "/" not in name else scenarios / f"{name.partition('/')[0]}.py"
+
+    def of_checks(self, file: Path) -> str:
+        """The exercise that a pytest file checks."""
+        relative = file.resolve().relative_to(self.autograder)
+        return relative.with_name(relative.stem.removeprefix("test_")).as_posix()
+
+    def group(self, name: str) -> tuple[str, ...]:
+        """The exercises whose names begin with `name/`."""
+        return tuple(one for one in self.names if one.startswith(f"{name}/"))
 
     def chapter_of(self, name: str) -> Chapter | None:
         """The chapter that an exercise belongs to."""
         return next((chapter for chapter in self.chapters if name in chapter.exercises), None)
 
     def require(self, names: list[str]) -> list[str]:
-        """These exercises, checked to exist; raises CourseError naming what there is instead."""
+        """These exercises, checked to exist; raises CourseError naming what there is instead.
+
+        The name of a group (`clinic`) stands for all its exercises.
+        """
+        names = [one for name in names for one in (self.group(name) or (name,))]
         for name in names:
             if name not in self.names:
                 near = _nearest(name, self.names)
                 hint = f" Did you mean {near}?" if near else ""
                 raise CourseError(f"there is no exercise {name!r}.{hint} There are: {', '.join(self.names)}")
         return [name for name in self.names if name in names]
+
+
+def leaf(name: str) -> str:
+    """An exercise's own name, without its group's: the stem of its file."""
+    return name.rpartition("/")[2]
 
 
 def find(start: Path | None = None) -> Course:

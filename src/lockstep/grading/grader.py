@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from .. import ranks
 from ..ranks import text
-from .course import Course
+from .course import Course, leaf
 from .submission import Submission
 from .verdict import Diagnosis
 
@@ -65,6 +65,7 @@ class Grader:
         *,
         launcher: bool = False,
         nodes: int = 1,
+        network: ranks.Function | None = None,
         environment: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> ranks.Run:
@@ -73,13 +74,15 @@ class Grader:
         A run that did not is a failed check, diagnosed from its cause. The same scenario with the same arguments runs
         once: a second check that needs a run which failed is *not run*, so that one mistake is told once.
         """
-        key = repr((scenario, world_size, launcher, nodes, environment, sorted(kwargs.items(), key=str)))
+        key = repr((scenario, world_size, launcher, nodes, network, environment, sorted(kwargs.items(), key=str)))
         known = self._played.get(key)
         if isinstance(known, Diagnosis):
             raise NotRun("needs a run that failed above")
         if known is not None:
             return known
-        result = self.attempt(scenario, world_size, launcher=launcher, nodes=nodes, environment=environment, **kwargs)
+        result = self.attempt(
+            scenario, world_size, launcher=launcher, nodes=nodes, network=network, environment=environment, **kwargs
+        )
         if result.cause is not None:
             diagnosis = self.diagnose(result)
             self._played[key] = diagnosis
@@ -97,24 +100,33 @@ class Grader:
         *,
         launcher: bool = False,
         nodes: int = 1,
+        network: ranks.Function | None = None,
         environment: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> ranks.Run:
-        """Play a scenario and return the run, however it ended."""
+        """Play a scenario and return the run, however it ended.
+
+        `network` is where the ranks stand, such as `cluster.slow_link("1gbit")`; raises NotRun where this machine
+        cannot make it.
+        """
         if self._endless:
             raise NotRun("the submission came to no end above")
-        folder = self.scratch / f"{self.submission.name}-work"
+        folder = self.scratch / f"{self._label}-work"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         target = ranks.Function("lockstep.grading.on_rank", "play", {
             "scenario_file": str(self._stage), "scenario": scenario, "submission": str(self.submission.file),
             "kwargs": kwargs,
         })  # fmt: skip
-        result = ranks.run(
-            target, world_size, device=self.device, launcher=launcher, nodes=nodes, deadline=DEADLINE_SECONDS,
-            cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS, memory_limit=MEMORY_BYTES, output_limit=OUTPUT_BYTES,
-            directory=folder, hidden=[self._stage.parent], environment=_environment(environment), on_interrupt="raise",
-        )  # fmt: skip
+        try:
+            result = ranks.run(
+                target, world_size, device=self.device, launcher=launcher, nodes=nodes, network=network,
+                deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS, memory_limit=MEMORY_BYTES,
+                output_limit=OUTPUT_BYTES, directory=folder, hidden=[self._stage.parent],
+                environment=_environment(environment), on_interrupt="raise",
+            )  # fmt: skip
+        except ranks.NotRun as missing:
+            raise NotRun(str(missing)) from None
         result.left_files += sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         self.output += _printed(result)
         self._endless = result.cause is not None and result.cause.kind in ENDLESS
@@ -122,11 +134,15 @@ class Grader:
 
     def _set_stage(self) -> Path:
         """The scenario under a module name of its own, importable by processes that the submission starts."""
-        stage = self.scratch / f"{self.submission.name}-stage"
+        stage = self.scratch / f"{self._label}-stage"
         stage.mkdir(parents=True, exist_ok=True)
-        copy = stage / f"scenario_{self.submission.name}.py"
+        copy = stage / f"scenario_{leaf(self.submission.name)}.py"
         shutil.copyfile(self.course.scenario(self.submission.name), copy)
         return copy
+
+    @property
+    def _label(self) -> str:
+        return self.submission.name.replace("/", "-")
 
     def random(self, name: str) -> random.Random:
         """Random numbers for one purpose, the same for the same seed."""

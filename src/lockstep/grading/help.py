@@ -31,9 +31,15 @@ def solution(course: Course, name: str) -> str:
     if not file.is_file():
         raise CourseError("this copy of the course has no solutions")
     progress.note(course, name, solution_seen=True)
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    shown = [line.replace("  # solution-only", "") for line in lines if not line.strip().startswith("# --- ")]
-    return "".join(shown)
+    from ..authoring.stubs import without_markers
+
+    return without_markers(file.read_text(encoding="utf-8"))
+
+
+def write_up(course: Course, name: str) -> str:
+    """What is written about a solution beside it (`solutions/NAME.md`); empty when there is nothing."""
+    file = course.solutions / f"{name}.md"
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def reset(course: Course, name: str) -> Path | None:
@@ -46,10 +52,11 @@ def reset(course: Course, name: str) -> Path | None:
             return None
         folder = course.workspace / "backups"
         folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+        label = name.replace("/", "-")
+        kept = folder / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}.py"
         number = 1
         while kept.exists():
-            kept = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{(number := number + 1)}.py"
+            kept = folder / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{(number := number + 1)}.py"
         kept.write_bytes(file.read_bytes())
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(stub, encoding="utf-8")

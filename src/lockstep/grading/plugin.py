@@ -94,7 +94,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
     """The submission under test, for the exercise that the module's name says."""
     try:
-        one = request.config.stash[SESSION].grader(_exercise(request.module.__name__))
+        one = request.config.stash[SESSION].grader(_exercise(request))
     except CourseError as error:
         pytest.fail(str(error), pytrace=False)
     if hasattr(request.module, "read_failure") and not one._readers:
@@ -105,7 +105,7 @@ def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold back a check whose premises have not passed."""
     session = item.config.stash[SESSION]
-    exercise = _exercise(item.module.__name__)  # type: ignore[attr-defined]
+    exercise = _exercise(item)
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if session.outcome(exercise, name) is not CheckOutcome.PASSED:
@@ -119,7 +119,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     outcome = yield
     report = outcome.get_result()
     session = item.config.stash[SESSION]
-    exercise = _exercise(item.module.__name__)  # type: ignore[attr-defined]
+    exercise = _exercise(item)
     if call.when == "setup":
         session.began[exercise] = time.monotonic()
     if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
@@ -167,5 +167,6 @@ def _title(item: pytest.Item) -> str:
     return (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
 
 
-def _exercise(module: str) -> str:
-    return module.rsplit(".", 1)[-1].removeprefix("test_")
+def _exercise(of: pytest.Item | pytest.FixtureRequest) -> str:
+    """The exercise that this test's file checks."""
+    return of.config.stash[SESSION].course.of_checks(of.path)

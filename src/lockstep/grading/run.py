@@ -60,7 +60,7 @@ def grade(
     names = course.require(names)
     arguments = [str(course.checks(name)) for name in names]
     arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "--noconftest", "-c", os.devnull,
-                  "--rootdir", str(course.root), "--import-mode=importlib", "--device", device]  # fmt: skip
+                  "--rootdir", str(course.root), "-o", f"pythonpath={course.autograder}", "--import-mode=importlib", "--device", device]  # fmt: skip
     if submission is not None:
         arguments.append(f"--submission={submission}")
     if seed is not None:
@@ -81,7 +81,8 @@ def grade(
         if autoload is not None:
             os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = autoload
         for name in set(sys.modules) - before:
-            if name.rsplit(".", 1)[-1].startswith(("test_", "conftest")) or name.startswith("autograder"):
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.startswith("autograder") or (file and Path(file).is_relative_to(course.autograder)):
                 del sys.modules[name]
     session = witness.session
     faults = list(session.faults) if session else []

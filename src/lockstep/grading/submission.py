@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from .course import Course, CourseError
+from .course import Course, CourseError, leaf
 
 MAX_BYTES = 1 << 20
 
@@ -57,7 +57,8 @@ def locate(course: Course, name: str, given: Path | None) -> Path:
     default = os.environ.get("LOCKSTEP_SUBMISSION")
     place = given or (Path(default) if default else course.exercises)
     if place.is_dir():
-        place = place / f"{name}.py"
+        inside = place / f"{name}.py"
+        place = inside if inside.is_file() else place / f"{leaf(name)}.py" if given else inside
     if not place.is_file():
         remedy = f"./lockstep reset {name} brings the stub back" if given is None else "give a file or a folder"
         raise CourseError(f"there is no {place}: {remedy}")
@@ -69,17 +70,31 @@ def locate(course: Course, name: str, given: Path | None) -> Path:
 def prepare(course: Course, name: str, given: Path | None, scratch: Path) -> Submission:
     """Copy the submission and what it imports into a folder of its own below `scratch`."""
     original = locate(course, name, given)
-    folder = scratch / name
+    folder = scratch / name.replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}.py"
+    file = folder / f"{leaf(name)}.py"
     shutil.copyfile(original, file)
-    _add_imports(course, original, file, folder, {name})
+    _add_imports(course, name, original, file, folder, {leaf(name)})
     return Submission(name, original, file)
 
 
-def _add_imports(course: Course, original: Path, file: Path, folder: Path, taken: set[str]) -> None:
+def _support(course: Course, name: str, module: str) -> Path | None:
+    """The course's own file that the exercises of this one's group share: never the submission's version of it."""
+    group = name.rpartition("/")[0]
+    file = course.autograder / group / "support" / f"{module}.py"
+    return file if group and file.is_file() else None
+
+
+def _add_imports(course: Course, name: str, original: Path, file: Path, folder: Path, taken: set[str]) -> None:
     for module, names in _imports(file).items():
-        if module in taken or module not in course.names:
+        if module in taken:
+            continue
+        support = _support(course, name, module)
+        if support is not None:
+            taken.add(module)
+            shutil.copyfile(support, folder / support.name)
+            continue
+        if module not in course.names:
             continue
         taken.add(module)
         own = original.parent / f"{module}.py"
@@ -89,7 +104,7 @@ def _add_imports(course: Course, original: Path, file: Path, folder: Path, taken
             source = own
         if source.is_file():
             shutil.copyfile(source, folder / f"{module}.py")
-            _add_imports(course, original, folder / f"{module}.py", folder, taken)
+            _add_imports(course, name, original, folder / f"{module}.py", folder, taken)
 
 
 def _parse(file: Path) -> ast.Module:

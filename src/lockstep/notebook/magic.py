@@ -17,7 +17,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from .. import ranks
+from .. import cluster, ranks
 from ..ranks import Run, text
 
 HOLD_BACK_SECONDS = 0.5
@@ -45,16 +45,31 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("ranks", type=int, nargs="?", default=2, help="how many ranks")
     options.add_argument("--save", metavar="FILE", help="also write the cell to FILE, for torchrun")
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the ranks may see")
-    options.add_argument("--nodes", type=int, default=1, help="tell the ranks that they are spread over so many nodes")
+    options.add_argument(
+        "--nodes", type=int, default=1, help="spread the ranks over so many nodes; hosts of their own where possible"
+    )
+    options.add_argument("--hosts", action="store_true", help="do not run without hosts of their own for the nodes")
+    options.add_argument("--bandwidth", metavar="RATE", help="let the ranks share a link this slow, such as 1gbit")
     options.add_argument("--timeout", type=float, default=60.0, help="end a run that takes longer, in seconds")
-    options.add_argument("--into", metavar="NAME", help="keep the run's result in this variable")
+    options.add_argument("--into", metavar="NAME", help="keep the run's result in this variable; None: not run")
     options.add_argument(
         "--expect", choices=EXPECTATIONS, help="this cell is meant to end so; anything else is an error"
     )
     options.add_argument("--timeline", action="store_true", help="record the end of each collective too")
+    options.add_argument(
+        "--watch-replicas", action="store_true", help="compare the ranks' models after every optimizer step"
+    )
     options.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set a variable on the ranks")
     options.add_argument("--quiet", action="store_true", help="do not show what the ranks print")
     return options
+
+
+def _network(options: argparse.Namespace) -> ranks.Function | None:
+    """Where the cell's ranks stand. Raises ValueError for what is no bandwidth."""
+    wanted = options.hosts or (options.nodes > 1 and options.bandwidth)
+    if wanted or (options.nodes > 1 and options.device == "cpu" and cluster.available("hosts") is None):
+        return cluster.own_hosts(options.bandwidth)
+    return cluster.slow_link(options.bandwidth) if options.bandwidth else None
 
 
 class Output:
@@ -117,17 +132,29 @@ class RanksMagic(Magics):
                 options.ranks,
                 device=options.device,
                 nodes=options.nodes,
+                network=_network(options),
                 deadline=options.timeout,
                 timeline=options.timeline,
+                watch_replicas=options.watch_replicas,
                 environment=environment,
                 on_output=None if options.quiet else output.take,
             )
         except ValueError as error:
             raise UsageError(f"%%ranks: {error}") from None
+        except ranks.NotRun as missing:
+            print(f"not run: {missing}")
+            self._keep(options.into, None)
+            return
         output.close()
-        if options.into and self.shell is not None:
-            self.shell.user_ns[options.into] = result
+        self._keep(options.into, result)
+        if options.watch_replicas:
+            print(text.replicas(result))
         self._conclude(result, (options.expect or "").replace("-", " "))
+
+    def _keep(self, name: str | None, result: Run | None) -> None:
+        """The run's result goes into the reader's variable; None says that the cell was not run."""
+        if name and self.shell is not None:
+            self.shell.user_ns[name] = result
 
     def _save(self, cell: str, options: argparse.Namespace) -> None:
         Path(options.save).write_text(cell, encoding="utf-8")

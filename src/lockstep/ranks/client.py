@@ -13,13 +13,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from . import explain
+from . import drift, explain
 from .channel import Channel, ChannelError, decode, encode
-from .job import Job, Source, Target, describe
+from .job import Function, Job, Source, Target, describe
+from .network import NotRun
 from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack
 
 SOURCE = str(Path(__file__).resolve().parents[2])
@@ -154,6 +155,7 @@ def run(
     *,
     device: str = "cpu",
     nodes: int = 1,
+    network: Function | None = None,
     launcher: bool = False,
     deadline: float | None = 60.0,
     cpu_limit: float | None = None,
@@ -165,6 +167,7 @@ def run(
     directory: str | os.PathLike[str] | None = None,
     hidden: Iterable[str | os.PathLike[str]] = (),
     timeline: bool = False,
+    watch_replicas: bool = False,
     restart: int = 0,
     max_restarts: int = 0,
     on_output: Printer | None = None,
@@ -174,8 +177,9 @@ def run(
 
     `on_output(rank, stream, text)` is called as the ranks print. A KeyboardInterrupt ends the ranks and comes back as
     outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
-    The limits are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target
-    that is not there, RanksError when Lockstep itself fails.
+    `network` has the ranks stand in a network made for them, such as `lockstep.cluster.slow_link("1gbit")`. The limits
+    are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target that is not
+    there, NotRun where this machine cannot make that network, RanksError when Lockstep itself fails.
     """
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}; it must be at least 1")
@@ -188,12 +192,13 @@ def run(
         linecache.cache[target.filename] = (len(target.text), None, target.text.splitlines(True), target.filename)
     tree, blob = encode(kwargs)
     job = Job(
-        world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher, deadline=deadline,
+        world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher,
+        network=asdict(network) if network is not None else None, deadline=deadline,
         cpu_limit=cpu_limit, idle_limit=idle_limit, patience=patience, memory_limit=memory_limit,
         output_limit=output_limit,
         environment=dict(os.environ) if environment is None else dict(environment),
         directory=str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
-        timeline=timeline, restart=restart, max_restarts=max_restarts,
+        timeline=timeline, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
     )  # fmt: skip
     channel = Channel(_connect())
     try:
@@ -273,6 +278,8 @@ class _Listener:
                     self.observations.setdefault(message["member"], {})[message["name"]] = value
             case "events":
                 self.events.setdefault(message["member"], []).extend(message["events"])
+            case "not run":
+                raise NotRun(str(message["why"]))
             case "end":
                 return self._result(message)
         return None
@@ -287,6 +294,9 @@ class _Listener:
             self.job.world_size, self.job.device, ranks, workers, seconds=end["seconds"], quiet_seconds=end["still"],
             began=end["began"], left_running=[*end["stray"], *map(str, end["immortal"])], left_files=end["temporary"],
         )  # fmt: skip
+        if end["replicas"]:
+            with contextlib.suppress(TypeError, ValueError, LookupError):
+                run.replicas = drift.read(end["replicas"], ranks)
         run.cause = explain.cause(run, self.job, end["reason"])
         return run
 

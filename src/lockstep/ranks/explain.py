@@ -31,7 +31,7 @@ TIMEOUT = re.compile(
 )
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
 HANGS = 'chapter 3, "Hangs"'
-FAILURES = 'chapter 3, "Failures"'
+FAILURES = 'chapter 3, "Reading failures"'
 HELP = (
     (r"EOF when reading a line", "A rank has no keyboard: input() finds nothing to read."),
     (r"EADDRINUSE|Address already in use",
@@ -137,8 +137,17 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
                  _help(error), read=FAILURES, error=error)
 
 
+UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration.*?Parameter indices which did not "
+                    r"receive grad for rank \d+: ([\d ]+)", re.DOTALL)  # fmt: skip
+
+
 def _short(error: Error) -> str:
     said = first_line(error.message)
+    unused = UNUSED.search(error.message)
+    if unused:  # Its first line is five lines of advice; what one needs to know stands at its end.
+        named = re.search(r"Parameters which did not receive grad for rank \d+: (.+)", error.message)
+        which = named.group(1) if named else f"number {', '.join(unused.group(1).split())}"
+        said = f"in the step before, some parameters got no gradient, and DDP still waits for them: {which}"
     return f"{error.type}: {said}" if said else error.type
 
 

@@ -94,11 +94,12 @@ def _collectives(members: list[RankReport], waiting: list[RankReport], finished:
 def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding:
     here = names(report.rank for report in in_init)
     waits = one_or_more(in_init, "waits", "wait")
-    size = next((size for report in in_init if isinstance(size := detail(report).get("world_size"), int) and size > 0),
-                None)
-    if size is not None and size != len(members):
-        return (f"{here} {waits} in init_process_group for a group of {size}, but there "
-                f"{one_or_more(members, 'is', 'are')} {len(members)}.", [report.rank for report in in_init],
+    sizes = {report.rank: detail(report).get("world_size") for report in in_init}
+    odd = {rank: size for rank, size in sizes.items() if isinstance(size, int) and size > 0 and size != len(members)}
+    if odd:
+        size = next(iter(odd.values()))
+        return (f"{names(odd)} {one_or_more(odd, 'waits', 'wait')} in init_process_group for a group of {size}, but there "
+                f"{one_or_more(members, 'is', 'are')} {len(members)}.", list(odd),
                 [f"world_size={size} was given; the launcher started {len(members)}."])
     given = {report.rank: detail(report).get("rank") for report in in_init}
     twice = [number for number, count in Counter(given.values()).items() if count > 1 and _is_rank(number)]

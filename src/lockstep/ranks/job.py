@@ -60,14 +60,16 @@ class Job:
     everybody waits in a collective (somebody sleeps). None switches a limit off. `patience` is for how long nothing may
     have moved before ranks that all wait for each other are said to hang: more than a message takes on a slow link.
 
-    `launcher` runs the target in one process without torchrun's variables; the ranks are those that it starts itself
+    `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one process without torchrun's variables; the ranks are those that it starts itself
     through `torch.multiprocessing`. `nodes` tells the ranks that they are spread over so many nodes, in equal parts.
+    `network` names the function that makes the network they stand in (see `network`); None is this machine's own.
     """
 
     world_size: int
     target: dict[str, Any]
     device: str = "cpu"
     nodes: int = 1
+    network: dict[str, Any] | None = None
     launcher: bool = False
     deadline: float | None = 60.0
     cpu_limit: float | None = None
@@ -80,6 +82,7 @@ class Job:
     directory: str = ""
     hidden: list[str] = field(default_factory=list)
     timeline: bool = False
+    watch_replicas: bool = False
     restart: int = 0
     max_restarts: int = 0
     run_id: str = "none"
@@ -93,9 +96,13 @@ class Job:
         """A function has to return; a script may also leave with status 0."""
         return bool(self.target["type"] == "function")
 
-    def rank_environment(self, rank: int, port: int) -> dict[str, str]:
-        """The environment of one rank: what torchrun would have set, with the store at `port`."""
+    def rank_environment(self, rank: int, host: str, port: int, defaults: dict[str, str]) -> dict[str, str]:
+        """The environment of one rank: what torchrun would have set, with the store at `host` and `port`.
+
+        `defaults` are the network's variables; the job's own environment has the last word on them.
+        """
         environment = {key: value for key, value in self.environment.items() if key not in TORCHRUN_VARIABLES}
+        environment = defaults | environment
         environment.setdefault("OMP_NUM_THREADS", "1")
         if self.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -112,7 +119,7 @@ class Job:
             ROLE_RANK=str(rank),
             ROLE_WORLD_SIZE=str(self.world_size),
             ROLE_NAME="default",
-            MASTER_ADDR="127.0.0.1",
+            MASTER_ADDR=host,
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",
             TORCHELASTIC_RESTART_COUNT=str(self.restart),

@@ -54,7 +54,7 @@ def main(directory: str, rank: int) -> None:
         os._exit(1)
     message, blob = order
     job = Job(**message["job"])
-    prepare(job, rank, message["port"], directory)
+    prepare(job, message["environment"], directory)
     if job.launcher:
         from . import nursery
 
@@ -67,12 +67,12 @@ def main(directory: str, rank: int) -> None:
     _leave(recorder)
 
 
-def prepare(job: Job, rank: int, port: int, directory: str) -> None:
+def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
     """Give this process the environment, folder, streams and fault file of a rank."""
     import torch
 
     os.environ.clear()
-    os.environ.update(job.rank_environment(rank, port))
+    os.environ.update(environment)
     os.environ["TMPDIR"] = os.path.join(directory, "tmp")
     tempfile.tempdir = None  # It may have been asked for, and kept, before the fork.
     if sys.platform.startswith("linux"):
@@ -139,6 +139,11 @@ def record(channel: Channel, job: Job) -> Any:
     from . import recorder
 
     book = recorder.Recorder(channel, tuple(job.hidden), job.timeline)
+    if job.watch_replicas:
+        from .replicas import ReplicaWatch
+
+        book.replica = ReplicaWatch(book)
+        book.replica.start()
     recorder.start(book)
     return book
 

@@ -2,8 +2,9 @@
 
 All of `torch.distributed`, DDP's own bucket all-reduces included, goes through the dispatcher's `c10d::` operators. A
 kernel of ours at the dispatch key `BackendSelect`, which every call passes and which these operators leave empty, sees
-each one below the learner's code and below DDP, and hands it on. No Python function of torch is replaced but
-`Work.wait`, so that the stack of a waiting rank tells which operation it waits for.
+each one below the learner's code and below DDP, and hands it on. Two Python functions of torch are replaced:
+`Work.wait`, so that the stack of a waiting rank tells which operation it waits for, and the one that makes process
+groups, so that none goes before the process does.
 
 A thread listens for the supervisor's questions. It sleeps until one comes, and answers while the main thread waits
 inside a collective, since that wait releases the interpreter lock.
@@ -19,12 +20,16 @@ import threading
 import time
 from collections import deque
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from .channel import Channel, ChannelError, encode
+
+if TYPE_CHECKING:
+    from .replicas import ReplicaWatch
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -68,6 +73,7 @@ class Recorder:
         self.pid = os.getpid()
         self.channel = channel
         self.timeline = timeline
+        self.replica: ReplicaWatch | None = None
         self.leave = threading.Event()
         self._hidden = (*hidden, _TORCH, _HERE)
         self._lock = threading.Lock()
@@ -82,6 +88,7 @@ class Recorder:
         # A DDP wrapper that outlives its destroyed group deadlocks at random: its destructor joins gloo's thread while
         # it holds the interpreter lock. The usual way to write a training function is hit by it, through no fault of
         # its writer, so no group that was used goes before this process does.
+        self.groups: list[Any] = []
         self.keep_alive: dict[int, tuple[Any, str, list[int]]] = {}
 
     # What the learner's code does ------------------------------------------------------------------------------
@@ -92,7 +99,9 @@ class Recorder:
         tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
         group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
-        frame, inside, reduce_op = self._caller()
+        frame, inside, reduce_op = self.caller()
+        if self.replica is not None and inside == "backward":
+            self.replica.reduced(tensors)
         with self._lock:
             self._number += 1
             number = self._number
@@ -185,7 +194,7 @@ class Recorder:
             return False
         return not filename.startswith((*self._hidden, _PYTHON)) and not _INSTALLED.search(filename)
 
-    def _caller(self) -> tuple[list[Any] | None, str, str]:
+    def caller(self) -> tuple[list[Any] | None, str, str]:
         """The learner's frame below this call, the part of DDP in between, and the reduce operation."""
         frame: FrameType | None = sys._getframe(2)
         inside = ""
@@ -403,10 +412,40 @@ def install() -> None:
             _library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
 
 
+def keep_compilers_out() -> None:
+    """Have torch.compile leave these files alone: what a kernel of ours does is no part of the learner's graph.
+
+    For processes in which `torch._dynamo` is imported; to be called once, before any of them compiles.
+    """
+    with contextlib.suppress(Exception):
+        from torch._dynamo import trace_rules
+
+        trace_rules.add(__package__)
+
+
+def _keep_groups(recorder: Recorder) -> None:
+    """Hold every process group from its beginning.
+
+    A rank that destroys its group as soon as it has it would close the connections on which a slower neighbour is still
+    setting up its own: that one's init_process_group then fails with "Connection closed by peer", now and then.
+    """
+    make = getattr(c10d, "_new_process_group_helper", None)
+    if make is None:
+        return
+
+    def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        recorder.groups.append(made)
+        return made
+
+    c10d._new_process_group_helper = lockstep_make_group
+
+
 def start(recorder: Recorder) -> None:
     """Begin to record in this process."""
     global _current
     install()
+    _keep_groups(recorder)
     dist.Work.wait = _lockstep_wait  # type: ignore[method-assign]
     _current = recorder
     threading.Thread(target=recorder.listen, name="lockstep", daemon=True).start()

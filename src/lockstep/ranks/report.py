@@ -45,6 +45,11 @@ class Frame:
         """True for a notebook cell, which has a name in angle brackets instead of a path."""
         return self.file.startswith("<")
 
+    @property
+    def short(self) -> str:
+        """`train.py:7`, or `cell line 7`."""
+        return str(self) if self.is_cell else f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
     def __str__(self) -> str:
         return f"cell line {self.line}" if self.is_cell else f"{self.file}:{self.line}"
 
@@ -200,12 +205,43 @@ class Cause:
     error: Error | None = None
 
 
+@dataclass(frozen=True)
+class Drift:
+    """The first optimizer step after which the replicas were not equal bit for bit; step 0 is before the first.
+
+    `tensor` is the first of `tensors` parameters, of `of` in all, that differed. `ranks` are those that do not have what
+    most have. `amount` is the largest difference among a few sampled values of it. `frame` is where the step was taken.
+    """
+
+    step: int
+    tensor: str
+    tensors: int
+    of: int
+    ranks: tuple[int, ...]
+    amount: float | None
+    reason: str
+    frame: Frame | None = None
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """What watching the replicas found. `steps` are the optimizer steps that each rank took, `compared` those that all
+    took. `same_work` counts the compared steps at which all ranks brought the same gradients to DDP's average, though each
+    should have data of its own. `statistics` are buffers that differed after a step (BatchNorm's do, by design)."""
+
+    compared: int
+    steps: tuple[int, ...]
+    same_work: int
+    statistics: tuple[str, ...]
+    drift: Drift | None = None
+
+
 @dataclass
 class Run:
     """The result of a run: the reports of its ranks in order, and the cause when it did not end well.
 
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
-    `quiet_seconds` is for how long nothing had moved when a hang was found; `began` is the start of the run by
+    `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found; `began` is the start of the run by
     `time.monotonic()`, from which the times of collectives and marks count.
     """
 
@@ -214,6 +250,7 @@ class Run:
     ranks: list[RankReport]
     workers: list[RankReport] = field(default_factory=list)
     cause: Cause | None = None
+    replicas: Replicas | None = None
     seconds: float = 0.0
     quiet_seconds: float | None = None
     began: float | None = None

@@ -31,9 +31,12 @@ NEEDED = (
     "torch.distributed.elastic.multiprocessing.errors", "numpy",
     "lockstep.ranks.rank", "lockstep.ranks.recorder", "lockstep.ranks.nursery", "lockstep.ranks.supervisor",
 )  # fmt: skip
-WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint", "sklearn.datasets")
+WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint", "sklearn.datasets",
+             "lockstep.cluster")  # fmt: skip
+"""What a run may want, imported so that it need not; where one is missing, nothing is."""
 IDLE_SECONDS = 0.3
 JANITOR_SECONDS = 1.5
+LEAVE_SECONDS = 2.0
 
 
 def warm_up() -> None:
@@ -45,6 +48,7 @@ def warm_up() -> None:
         from . import recorder
 
         recorder.install()
+        recorder.keep_compilers_out()
         never_ask_for_names()
     gc.collect()
     gc.freeze()
@@ -117,6 +121,7 @@ def serve(control: socket.socket) -> None:
         if control.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(control, 16, 4)
             if not data:
+                _wait_and_tidy(supervisors)
                 return
             for descriptor in descriptors:
                 pid = os.fork()
@@ -139,6 +144,21 @@ def _become_supervisor(supervisor: object, control: socket.socket, descriptor: i
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _wait_and_tidy(supervisors: set[int]) -> None:
+    """The client is gone: let the supervisors end their runs, then end whatever has none any more.
+
+    A supervisor may have been killed just before. What its ranks had detached comes here when they have gone, too.
+    """
+    statuses: dict[int, int] = {}
+    patience = time.monotonic() + LEAVE_SECONDS
+    while supervisors and time.monotonic() < patience:
+        processes.reap(statuses)
+        supervisors.difference_update(statuses)
+        time.sleep(0.005)
+    processes.end_all(os.getpid(), statuses)
+    remove_left_folders()
 
 
 def _tidy(supervisors: set[int], spare_janitors: bool) -> bool:

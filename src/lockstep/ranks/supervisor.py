@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import select
 import selectors
@@ -30,8 +31,9 @@ import time
 import traceback
 from typing import Any
 
-from . import processes
+from . import network, processes
 from .channel import Channel, ChannelError
+from .comparison import Comparison
 from .folder import make_folder, remove_folder
 from .job import Job
 from .member import Member
@@ -39,7 +41,6 @@ from .output import Printer
 from .stillness import TICK, Stillness
 
 GRACE = 0.8
-STORE_HOST = "127.0.0.1"
 
 
 class Supervisor:
@@ -55,6 +56,7 @@ class Supervisor:
         self.reason = ""
         self.directory = ""
         self.store: Any = None
+        self.network = network.Network()
         self.began = time.monotonic()
         self.last_word = self.began
         self.measured = 0.0
@@ -70,7 +72,13 @@ class Supervisor:
             return
         message, self.blob = order
         self.job = Job(**message["job"])
+        self.comparison = Comparison(self.job.world_size)
         self.kwargs = message["kwargs"]
+        try:
+            self.network = network.enter(self.job.network, self.job)
+        except network.NotRun as missing:
+            self.tell({"event": "not run", "why": str(missing)})
+            return
         processes.adopt_orphans()
         signal.signal(signal.SIGTERM, lambda *_: self._interrupt())
         shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
@@ -101,7 +109,12 @@ class Supervisor:
         if not fork:
             command = [sys.executable, "-m", "lockstep.ranks.rank", self.directory, str(rank)]
             pid = subprocess.Popen(
-                command, stdout=pipes[0][1], stderr=pipes[1][1], stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=functools.partial(self.network.join, rank) if self.job.network else None,
             ).pid
         member = Member("rank", rank, pid)
         self.members.append(member)
@@ -117,6 +130,7 @@ class Supervisor:
             processes.die_with_parent()
             os.dup2(pipes[0][1], 1)
             os.dup2(pipes[1][1], 2)
+            self.network.join(rank)
             _close_descriptors()
             from . import rank as rank_module
 
@@ -138,12 +152,12 @@ class Supervisor:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         with socket.socket() as listening:
-            listening.bind((STORE_HOST, 0))
+            listening.bind((self.network.address, 0))
             listening.listen(1024)
             self.port = listening.getsockname()[1]
             self.store = TCPStore(
-                STORE_HOST, self.port, None, True, timeout=datetime.timedelta(minutes=30), wait_for_workers=False,
-                master_listen_fd=listening.detach(),
+                self.network.address, self.port, None, True, timeout=datetime.timedelta(minutes=30),
+                wait_for_workers=False, master_listen_fd=listening.detach(),
             )  # fmt: skip
 
     def _watch(self) -> None:
@@ -224,7 +238,11 @@ class Supervisor:
             if member is None:
                 return
             member.channel = channel
-            channel.send({"do": "go", "job": self.job.to_json(), "port": self.port, "kwargs": self.kwargs}, self.blob)
+            environment = self.job.rank_environment(
+                member.rank or 0, self.network.address, self.port, self.network.environment(member.rank or 0)
+            )
+            go = {"do": "go", "job": self.job.to_json(), "environment": environment, "kwargs": self.kwargs}
+            channel.send(go, self.blob)
         elif self.job.launcher and hello["role"] == "nursery" and self.nursery is None:
             self.nursery = channel
         elif self.job.launcher and hello["role"] == "worker":
@@ -244,6 +262,9 @@ class Supervisor:
             case "begin" | "mark" | "end":
                 member.events.append(message)
                 member.operations += event == "begin"
+            case "replica":
+                if member.rank is not None:
+                    self.comparison.take(member.rank, message)
             case "rank":
                 if member.role == "worker":
                     member.rank = int(message["rank"])
@@ -449,6 +470,7 @@ class Supervisor:
                 "stray": stray[:20],
                 "temporary": temporary,
                 "immortal": immortal,
+                "replicas": self.comparison.to_json(),
                 "members": [
                     {
                         "role": member.role,
@@ -510,3 +532,4 @@ def serve(sock: socket.socket, fork: bool) -> None:
 
 if __name__ == "__main__":
     serve(socket.socket(fileno=int(sys.argv[1])), fork=False)
+    os._exit(0)  # All is reported; the interpreter's own ending, with torch in it, takes its time.

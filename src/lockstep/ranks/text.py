@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from .report import Frame, Run, Waiting
+from .words import names
 
 WIDTH = 96
 CODE_WIDTH = 40
@@ -53,9 +54,39 @@ def headline(run: Run) -> str:
     assert cause is not None
     title = TITLES.get(cause.kind, cause.kind.upper())
     after = f" after {run.seconds:.1f} s" if cause.kind in ("hang", "timed out") else ""
+    after += f" at {cause.frame.short}" if cause.frame else ""
     if cause.kind == "interrupted":
         return cause.headline[0].upper() + cause.headline[1:]
     return f"{title}{after}: {cause.headline}"
+
+
+def replicas(run: Run) -> str:
+    """What watching the replicas found: a line when all was well, the first step that differed when not."""
+    found = run.replicas
+    if found is None:
+        return "No optimizer took a step, so there were no replicas to compare."
+    steps = "every step" if found.compared > 1 else "the only step"
+    said = [f"Replicas: equal bit for bit after {steps} that all ranks took ({found.compared})."]
+    if found.drift is not None:
+        drift = found.drift
+        when = f"at step {drift.step}" if drift.step else "before the first step"
+        amount = f", by {drift.amount:.2g} in the values sampled" if drift.amount else ""
+        others = [rank for rank in range(run.world_size) if rank not in drift.ranks]
+        where = f"on {names(drift.ranks)} is not that of {names(others)}" if others else "is another on every rank"
+        at = f" ({drift.frame.short})" if drift.frame else ""
+        said = [f"DRIFT {when}{at}: {drift.tensor} {where}{amount}: {drift.reason}."]
+        if drift.tensors > 1:
+            said.append(f"{drift.tensors} of {drift.of} parameters differed then.")
+    elif found.same_work and found.same_work == found.compared:
+        said = [f"SAME WORK: at all {found.compared} steps every rank brought the same gradients to DDP's average. They are fed "
+                "the same samples: together they do what one rank does alone."]  # fmt: skip
+    if found.statistics and found.drift is None:
+        said.append(f"{', '.join(found.statistics[:3])} differed between ranks: running statistics are of each rank's own "
+                    "batches until DDP copies rank 0's before the next forward.")  # fmt: skip
+    if len(set(found.steps)) > 1:
+        taken = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(found.steps))
+        said.append(f"The ranks did not take equally many steps: {taken}.")
+    return "\n".join(_wrapped(line) for line in said)
 
 
 def table(rows: tuple[Waiting, ...]) -> str:
@@ -98,8 +129,6 @@ def _wrapped(text: str) -> str:
 def _short(frame: Frame | None) -> str:
     if frame is None:
         return ""
-    if frame.is_cell:
-        return str(frame)
-    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}"
+    return frame.short
 
 

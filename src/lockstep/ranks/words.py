@@ -22,7 +22,7 @@ def one_or_more(ranks: Sized, one: str, more: str) -> str:
 
 def at(frame: Frame | None) -> str:
     """` at train.py:7`, or nothing."""
-    return f" at {frame}" if frame else ""
+    return f" at {frame.short}" if frame else ""
 
 
 def line(frame: Frame | None) -> str:

@@ -1,0 +1,268 @@
+"""What every case of the clinic is judged by: the diagnosis here, the mend in the case's own checks.
+
+The diagnosis stands in the learner's file as two constants, which are read and never run:
+
+    CAUSE = "uneven-data"    an id of causes.toml
+    RANK = 1                 the guilty rank under the learner's ticket, or "all"
+
+Which answer is right is in `cases.toml`. The ticket lies beside the file, or in a folder above it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lockstep.grading import Grader
+from lockstep.grading.course import tomllib
+from lockstep.grading.grader import Failed, NotRun
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run, text
+
+HERE = Path(__file__).resolve().parent
+UNANSWERED = "?"
+FOLDERS_UP = 3
+DATA = r"Sampler || DataLoader || Records"
+TRAINING = r"def train || def main"
+NUMBERED = r"rank (==|!=|in|not in) [\d(\[{] || \]\[rank\] || def main"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One broken job. `guilty` is `drawn` (the ticket decides), `all`, or a rank; `shows` is what a run of it shows."""
+
+    name: str
+    ranks: int
+    cause: str
+    guilty: str | int
+    shows: str
+    title: str
+
+    def rank(self, ticket: int) -> int | str:
+        """The right answer to RANK under this ticket."""
+        return draw(ticket, self.name, self.ranks) if self.guilty == "drawn" else self.guilty
+
+
+@cache
+def cases() -> dict[str, Case]:
+    """Every case, by name, from `cases.toml`."""
+    raw = tomllib.loads((HERE / "cases.toml").read_text(encoding="utf-8"))
+    return {name: Case(name, **item) for name, item in raw.items()}
+
+
+@cache
+def causes() -> dict[str, str]:
+    """What can be wrong: id to one line."""
+    raw: dict[str, str] = tomllib.loads((HERE / "causes.toml").read_text(encoding="utf-8"))
+    return raw
+
+
+def draw(ticket: int, case: str, choices: int) -> int:
+    """As `ward.draw`, for a given ticket."""
+    return int.from_bytes(hashlib.sha256(f"{ticket}/{case}".encode()).digest()[:4], "big") % choices
+
+
+def other_ticket(grader: Grader, case: Case, world_size: int, besides: int | None = None) -> int:
+    """A ticket of the grader's own, under which another rank is guilty than under `besides` (or any rank)."""
+    numbers = grader.random(f"{case.name}/{world_size}")
+    while True:
+        ticket = numbers.randrange(1_000_000)
+        if besides is None or draw(ticket, case.name, world_size) != draw(besides, case.name, world_size):
+            return ticket
+
+
+def treat(grader: Grader, case: Case, ticket: int, world_size: int | None = None, **more: Any) -> Run:
+    """Run the submission's `main()` under this ticket; a run that ends badly is a failed check."""
+    world_size = world_size or case.ranks
+    return grader.run("treat", world_size, environment={"CLINIC_TICKET": str(ticket)}, **more)
+
+
+def treat_widely(grader: Grader, case: Case, world_size: int | None = None, **more: Any) -> list[tuple[int, Run]]:
+    """(ticket, run), under the learner's ticket, under one with another guilty rank, and on `world_size` ranks.
+
+    What fails in the later ones only, and as before, is mended halfway.
+    """
+    try:
+        mine = learners_ticket(grader)
+    except NotRun:
+        mine = other_ticket(grader, case, case.ranks)
+    runs = [(mine, treat(grader, case, mine, **more))]
+    others: list[tuple[int, int, str]] = []
+    if case.guilty == "drawn":
+        others.append((other_ticket(grader, case, case.ranks, besides=mine), case.ranks, "Under another ticket"))
+    if world_size is not None:
+        others.append((other_ticket(grader, case, world_size), world_size, f"On {world_size} ranks"))
+    for ticket, size, when in others:
+        try:
+            runs.append((ticket, treat(grader, case, ticket, size, **more)))
+        except Failed as failed:
+            found = failed.diagnosis
+            if found.id != "still-broken":
+                raise
+            message = f"Under your ticket it works now, on {case.ranks} ranks. {when}: {found.message}"
+            halfway = grader.diagnosis("mended-halfway", message, evidence=found.evidence, of=found.ranks)
+            raise Failed(replace(halfway, line=found.line, source=found.source)) from None
+    return runs
+
+
+def learners_ticket(grader: Grader) -> int:
+    """The ticket that lies with the submission; drawn now where a learner checks before any run. NotRun without one."""
+    original = grader.submission.original
+    for folder in list(original.parents)[:FOLDERS_UP]:
+        found = folder / "ticket.txt"
+        if found.is_file():
+            try:
+                return int(found.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                raise NotRun(f"{found.name} holds no number: delete it, run the job again, answer anew") from None
+    home = grader.course.exercises / "clinic"
+    if original.parent != home:
+        raise NotRun("there is no ticket.txt with the submission, so nobody knows which job it was")
+    ticket = secrets.randbelow(1_000_000)
+    (home / "ticket.txt").write_text(f"{ticket}\n", encoding="utf-8")
+    return ticket
+
+
+def answers(source: str) -> dict[str, Any]:
+    """The literal values of CAUSE and RANK at the file's top level."""
+    found: dict[str, Any] = {}
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return found
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in ("CAUSE", "RANK"):
+                value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+                found[target.id] = value.value if isinstance(value, ast.Constant) else None
+    return found
+
+
+def judge_diagnosis(grader: Grader, case: Case, refuted: dict[str, str] | None = None) -> None:
+    """CAUSE and RANK against the truth. `refuted` tells for a plausible wrong cause what in the run speaks against it."""
+    given = answers(grader.submission.text)
+    cause, rank = given.get("CAUSE"), given.get("RANK")
+    command = f"./lockstep run -n {case.ranks} exercises/clinic/{case.name}.py"
+    if cause in (None, UNANSWERED) or rank in (None, UNANSWERED):
+        grader.fail(
+            "not-diagnosed",
+            f"CAUSE is {cause!r} and RANK is {rank!r}: say what is wrong before you mend it. Run {command} and read what it shows.",
+            at=r"^CAUSE || ^RANK",
+        )
+    ticket = learners_ticket(grader)
+    if cause not in causes():
+        grader.fail(
+            "unknown-cause",
+            f"CAUSE is {cause!r}, which is not in the list: exercises/clinic/README.md has {len(causes())} to choose from.",
+            at=r"^CAUSE",
+        )
+    if cause != case.cause:
+        against = (refuted or {}).get(str(cause), "")
+        grader.fail(
+            "wrong-cause",
+            f"CAUSE is {cause!r}, and that is not it. {against or f'Run {command} again and ask what the ranks do differently.'}",
+            at=r"^CAUSE",
+        )
+    right = case.rank(ticket)
+    if rank != right:
+        what = "and no single rank is to blame" if right == "all" else "and another is to blame"
+        if rank == "all":
+            what = 'but "all" is for what every rank does alike: one alone is to blame'
+        grader.fail("wrong-rank", f"RANK is {rank!r}, {what} under your ticket, {ticket}.", at=r"^RANK")
+
+
+def digests(run: Run, name: str = "model") -> list[dict[str, Any]]:
+    """Each rank's returned state dict under `name`: tensor name to tensor."""
+    return [dict((returned or {}).get(name) or {}) for returned in run.observed("result")]
+
+
+def unequal(run: Run, name: str = "model") -> tuple[str, list[int]] | None:
+    """The first tensor of the returned `name` that is not bit for bit that of rank 0, and the ranks where; or None."""
+    import torch
+
+    states = digests(run, name)
+    for tensor, value in states[0].items():
+        other = [
+            rank for rank, state in enumerate(states) if tensor not in state or not torch.equal(state[tensor], value)
+        ]
+        if other:
+            return tensor, other
+    return None
+
+
+def timeouts(run: Run) -> list[float]:
+    """The longest timeout, in seconds, that each rank gave to a process group; 0 where it gave none."""
+    return [max([0.0, *(seen or [])]) for seen in run.observed("timeouts")]
+
+
+def wrapped_with(run: Run) -> list[dict[str, Any]]:
+    """The options that rank 0 gave to DDP, one dictionary a wrapper."""
+    return list(run.observed("wrapped")[0] or [])
+
+
+def samples(run: Run) -> list[list[tuple[int, int]]]:
+    """What each rank read from `ward.Records`, in order: (the set's seed, the index in it)."""
+    return [[(seed, index) for seed, index in seen or []] for seen in run.observed("samples")]
+
+
+def tickets(grader: Grader, case: Case, choose: Callable[[Grader, int], int] | None = None) -> tuple[int, int]:
+    """The learner's ticket, or one for a submission without, and another under which another rank is guilty.
+
+    `choose(grader, mine)` finds the other where more than the rank has to differ.
+    """
+    try:
+        mine = learners_ticket(grader)
+    except NotRun:
+        mine = other_ticket(grader, case, case.ranks)
+    return mine, choose(grader, mine) if choose else other_ticket(grader, case, case.ranks, besides=mine)
+
+
+def treat_twice(grader: Grader, case: Case, choose: Callable[[Grader, int], int] | None = None) -> list[Run]:
+    """The job under both `tickets`, in two runs that ended well.
+
+    A mend that holds under the first alone knows a number of that run: `mended-halfway`.
+    """
+    mine, other = tickets(grader, case, choose)
+    first = treat(grader, case, mine)
+    try:
+        return [first, treat(grader, case, other)]
+    except Failed as failed:
+        found, odd = failed.diagnosis, case.rank(other)
+        where = f", where rank {odd} is the odd one" if odd != "all" else ""
+        raise Failed(
+            grader.diagnosis(
+                "mended-halfway",
+                f"Under ticket {mine} the job ends; under ticket {other}{where}, it is as before. {found.message}",
+                evidence=found.evidence,
+                of=found.ranks,
+                at=NUMBERED,
+            )
+        ) from None
+
+
+def unmended(grader: Grader, run: Run, seen: str, at: str, of: Iterable[int] = ()) -> Diagnosis:
+    """A run that ends as badly as before. `seen` says how, with its numbers; a timeout that was added is told first."""
+    longest = max(timeouts(run))
+    if longest:
+        return grader.diagnosis(
+            "symptom-hidden",
+            f"The timeout is now {longest:g} s, and the cause is still there. {seen}",
+            evidence=text.evidence(run),
+            of=of,
+            at=rf"timeout || {at}",
+        )
+    return grader.diagnosis("still-broken", seen, evidence=text.evidence(run), of=of, at=at)
+
+
+def steps(run: Run) -> list[int]:
+    """How many gradient all-reduces each rank began, for a model of one bucket: its steps."""
+    return [sum(call.inside == "backward" for call in calls) for calls in run.collectives]

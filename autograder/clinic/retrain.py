@@ -1,0 +1,66 @@
+"""What the mends of silent cases are compared with: the same training again, on one process, from the records that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from clinic.case import Case, learners_ticket, other_ticket
+from clinic.support import ward
+
+from lockstep.grading import Grader
+from lockstep.grading.grader import NotRun
+from lockstep.ranks import Run
+
+State = dict[str, torch.Tensor]
+CLOSE = 1e-4
+"""Sums in another order differ by less than this after a few steps; another training differs by more."""
+
+
+def tickets(grader: Grader, case: Case) -> tuple[int, int]:
+    """The learner's own ticket, and one under which another rank is guilty."""
+    try:
+        mine = learners_ticket(grader)
+    except NotRun:
+        mine = other_ticket(grader, case, case.ranks)
+    return mine, other_ticket(grader, case, case.ranks, besides=mine)
+
+
+def start(seed: int = 0) -> torch.nn.Linear:
+    """The linear model that `torch.manual_seed(seed)` gives, without a trace on this process's random numbers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(ward.FEATURES, ward.CLASSES)
+
+
+def batch(records: ward.Records, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of shape (N, 8) and classes of shape (N,)."""
+    chosen = torch.tensor(list(indices), dtype=torch.int64)
+    return records.features[chosen], records.classes[chosen]
+
+
+def cut(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Parts of `size`, the last one with what is left."""
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
+
+
+def apart(state: State, other: State) -> float:
+    """The largest difference of two states; infinite where they have other tensors or shapes."""
+    if state.keys() != other.keys() or any(state[name].shape != other[name].shape for name in state):
+        return float("inf")
+    return max((float((state[name].double() - other[name].double()).abs().max()) for name in state), default=0.0)
+
+
+def reductions(run: Run) -> list[int]:
+    """How many all-reduces each rank took part in, whoever called them, those of DDP's constructor left out."""
+    return [sum(call.kind == "all_reduce" and call.inside != "DDP()" for call in calls) for calls in run.collectives]
+
+
+def reduced_bytes(run: Run) -> int:
+    """How many bytes of float tensors rank 0 put into all-reduces, those of DDP's constructor left out."""
+    return sum(
+        call.nbytes
+        for call in run.collectives[0]
+        if call.kind == "all_reduce" and call.inside != "DDP()" and "float" in call.dtype
+    )

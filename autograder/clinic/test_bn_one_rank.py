@@ -1,0 +1,79 @@
+"""Case `bn_one_rank`: DDP sends rank 0's running statistics to all before each forward, so the other sites leave no trace."""
+
+from __future__ import annotations
+
+import pytest
+from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat
+from clinic.retrain import CLOSE
+from clinic.support import ward
+
+from lockstep.grading import Grader
+from lockstep.ranks.words import names
+
+CASE = cases()["bn_one_rank"]
+NEAR = 0.15
+WRAPPING = r"all_reduce || broadcast || sync_buffers || DDP\( || BatchNorm"
+REFUTED = {
+    "same-data-everywhere": "Each rank reads the records of its own site.",
+    "wrapper-bypassed": "Every forward goes through the DDP model, and the parameters are equal on all ranks.",
+    "metric-of-one-rank": "No metric is reported. What the service compares with is part of the saved model.",
+    "missed-synchronisation": "The gradients of every step are averaged; what the service looks at has no gradient.",
+}
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_mean(grader: Grader) -> None:
+    """the running mean that rank 0 saves is that of all sites"""
+    for world_size in (CASE.ranks, 2):
+        run = treat(grader, CASE, other_ticket(grader, CASE, world_size), world_size)
+        state = digests(run)[0]
+        mean = next((value for name, value in state.items() if name.endswith("running_mean")), None)
+        seen = [int(value) for name, value in state.items() if name.endswith("num_batches_tracked")]
+        if mean is None or seen == [0]:
+            grader.fail(
+                "symptom-hidden",
+                "The model that rank 0 returns has no running mean any more, so the service has nothing to compare with."
+                if mean is None
+                else "Rank 0's running mean has counted 0 batches: the layer was not trained, and knows no site at all.",
+                at=r"track_running_stats || eval\( || BatchNorm || Norm",
+            )
+        saved = float(mean.mean())
+        sites = [float(ward.Records(32, seed=site).features.mean()) + site**2 for site in range(world_size)]
+        pooled = sum(sites) / world_size
+        if abs(saved - pooled) < NEAR:
+            continue
+        whose = [site for site, own in enumerate(sites) if abs(saved - own) < NEAR]
+        told = f"Rank 0 saves a running mean of {saved:.2f}; the sites' means are {', '.join(f'{one:.2f}' for one in sites)}, all together {pooled:.2f}."
+        if whose:
+            grader.fail("still-broken", f"{told} It is that of {names(whose)}.", of=whose, at=WRAPPING)
+        grader.fail(
+            "symptom-hidden",
+            f"{told} It lies between: the last batches of all sites are in it, and before them those of one rank.",
+            at=WRAPPING,
+        )
+
+
+@pytest.mark.needs("test_mean")
+def test_whole(grader: Grader) -> None:
+    """the variance makes sense, and the parameters are equal on all ranks"""
+    run = treat(grader, CASE, other_ticket(grader, CASE, CASE.ranks), CASE.ranks)
+    states = digests(run)
+    for name, value in states[0].items():
+        apart = [rank for rank, state in enumerate(states) if name not in state or not state[name].equal(value)]
+        if apart and not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
+            grader.fail(
+                "another-illness",
+                f"After training, {name} of {names(apart)} is not that of rank 0.",
+                of=apart,
+                at=r"DDP\(",
+            )
+        if name.endswith("running_var") and not 0.5 < float(value.mean()) < 5 + CLOSE:
+            grader.fail(
+                "another-illness",
+                f"Rank 0 saves a running variance of {float(value.mean()):.2f}; within a site it is about 1, over all sites about 4.",
+                at=r"running_var || all_reduce || buffers",
+            )

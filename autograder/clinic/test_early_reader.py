@@ -1,0 +1,89 @@
+"""Case `early_reader`: one host gathers what is written, so its rank passes the barrier before its file is on the disk."""
+
+from __future__ import annotations
+
+import pytest
+from clinic.case import cases, judge_diagnosis, treat_widely, unequal
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.words import names
+
+CASE = cases()["early_reader"]
+WRITING = r"\.write\( || dump\( || barrier || read"
+READING = r"except || suppress || exists || if not text || sleep || read_text || read\("
+REFUTED = {
+    "failing-rank": "All ranks fail, and all over the file of one. That one does not fail by itself: it fails when it reads, like the rest.",
+    "network-fault": "No connection was lost. The error is a ValueError, raised by the file's own check.",
+    "collective-on-some-ranks": "All ranks come by the barrier, and all pass it.",
+    "slow-rank": "Time does not help: however long the readers wait after the barrier, the file stays empty.",
+    "different-settings": "The setting may differ between hosts; what must hold on each is that a file is written before others read it.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """The same error still."""
+    cause = run.cause
+    assert cause is not None
+    if cause.kind != "raised" or cause.error is None:
+        return None
+    if cause.error.type not in ("ValueError", "JSONDecodeError", "FileNotFoundError"):
+        return None
+    headline = f"{cause.headline[0].upper()}{cause.headline[1:]}"
+    return grader.diagnosis("still-broken", headline, of=cause.ranks, at=WRITING)
+
+
+def words(world_size: int) -> dict[str, int]:
+    """The vocabulary: each word, and the last rank whose texts hold it."""
+    return {f"word{number}": rank for rank in range(world_size) for number in range(5 * rank, 5 * rank + 8)}
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job ends, whichever host gathers what is written, and on 3 ranks too"""
+    treat_widely(grader, CASE, 3)
+
+
+@pytest.mark.needs("test_it_ends")
+def test_vocabulary(grader: Grader) -> None:
+    """every rank has the words of all ranks"""
+    for _, run in treat_widely(grader, CASE, 3):
+        right = words(run.world_size)
+        for rank, result in enumerate(run.observed("result")):
+            found = set(result["vocabulary"])
+            missing = [word for word in right if word not in found]
+            if missing:
+                owners = sorted({right[word] for word in missing})
+                grader.fail(
+                    "symptom-hidden",
+                    f"Rank {rank} has {len(found)} of {len(right)} words. {missing[0]} and others are missing, from the texts of {names(owners)}: "
+                    "its notes were not read.",
+                    of=[rank],
+                    at=READING,
+                )
+            if len(found) != len(right) or len(result["vocabulary"]) != len(right):
+                grader.fail(
+                    "another-illness",
+                    f"Rank {rank} has {len(result['vocabulary'])} words, and all texts together hold {len(right)} different ones.",
+                    of=[rank],
+                    at=r"vocabulary =",
+                )
+
+
+@pytest.mark.needs("test_it_ends")
+def test_equal(grader: Grader) -> None:
+    """all ranks end with the same model"""
+    different = unequal(treat_widely(grader, CASE, 3)[0][1])
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0.",
+            of=ranks,
+            at=r"DDP\( || def main",
+        )

@@ -1,0 +1,117 @@
+"""Case `failing_rank`: a decimal comma in one rank's part raises there; the others only lose their connection to it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from clinic.case import cases, judge_diagnosis, other_ticket, treat, treat_widely, unequal
+from clinic.support import ward
+from torch import nn
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.words import names
+
+CASE = cases()["failing_rank"]
+COUNT, BATCH, RATE = 48, 4, 0.5
+READING = r"float\( || split\( || __getitem__"
+SWALLOWED = r"except || suppress || continue || isdigit || re\. || " + READING
+REFUTED = {
+    "network-fault": "The connections were closed by the other end, whose process had died by then. Read its log, not theirs.",
+    "uneven-data": "Each rank has 12 measurements, 3 batches. One of them does not get through its second.",
+    "slow-rank": "Nobody waits for long: the connections break as soon as one process has died. Which died first, of what?",
+    "different-shapes": "No rank was killed by SIGABRT, and all bring the same gradients. One stops before it brings its second.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """The same error still, or a rank that now leaves out a batch."""
+    cause = run.cause
+    assert cause is not None
+    if cause.kind == "raised" and cause.error and cause.error.type == "ValueError":
+        return grader.diagnosis("still-broken", _sentence(cause.headline), of=cause.ranks, at=READING)
+    steps = [sum(call.inside == "backward" for call in calls) for calls in run.collectives]
+    if len(set(steps)) == 1:
+        return None
+    fewest = [rank for rank, taken in enumerate(steps) if taken == min(steps)]
+    return grader.diagnosis(
+        "symptom-hidden",
+        f"{names(fewest).capitalize()} took {min(steps)} steps of backward where others began {max(steps)}: what raised before is "
+        "left out now, and the steps of the ranks no longer fit.",
+        of=fewest,
+        at=SWALLOWED,
+    )
+
+
+def _sentence(headline: str) -> str:
+    return headline[0].upper() + headline[1:]
+
+
+@cache
+def trained(world_size: int) -> dict[str, torch.Tensor]:
+    """The model after training on all measurements: each step is one on the batches of all ranks together."""
+    records = ward.Records(COUNT)
+    features = torch.tensor([[float(f"{value:.3f}") for value in row] for row in records.features.tolist()])
+    torch.manual_seed(0)
+    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for start in range(0, COUNT // world_size, BATCH):
+        numbers = range(start * world_size, min((start + BATCH) * world_size, COUNT))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(features[numbers]), records.classes[numbers]).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job ends, whoever has the odd line, and on 2 ranks too"""
+    treat_widely(grader, CASE, 2)
+
+
+@pytest.mark.needs("test_it_ends")
+def test_all_measurements(grader: Grader) -> None:
+    """it trains on all 48 measurements, as they are in the file"""
+    for world_size in (CASE.ranks, 2):
+        run = treat(grader, CASE, other_ticket(grader, CASE, world_size), world_size)
+        used = [int(result["used"]) for result in run.observed("result")]
+        if sum(used) < COUNT:
+            fewest = [rank for rank, count in enumerate(used) if count == min(used)]
+            grader.fail(
+                "symptom-hidden",
+                f"It ends because {COUNT - sum(used)} of {COUNT} measurements are left out: {names(fewest)} used {min(used)}.",
+                of=fewest,
+                at=SWALLOWED,
+            )
+        if unequal(run):
+            return
+        for name, right in trained(world_size).items():
+            got = run.observed("result")[0]["model"][name]
+            if not torch.allclose(got, right, rtol=1e-4, atol=1e-5):
+                grader.fail(
+                    "symptom-hidden",
+                    f"It ends, but {name} is {got.flatten()[0]:.5f}, … and not {right.flatten()[0]:.5f}, … as after training on the {COUNT} "
+                    "measurements in the file: something else has been trained on instead.",
+                    at=SWALLOWED,
+                )
+
+
+@pytest.mark.needs("test_it_ends")
+def test_equal(grader: Grader) -> None:
+    """all ranks end with the same model"""
+    different = unequal(treat(grader, CASE, other_ticket(grader, CASE, 2), 2))
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: steps are missing from the average.",
+            of=ranks,
+            at=r"no_sync || \.module\( || DDP\( || for .* in ",
+        )

@@ -1,0 +1,111 @@
+"""Case `late_load`: one rank loads weights into the model inside the wrapper, after DDP has made all ranks equal."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from clinic.case import cases, draw, judge_diagnosis, treat_widely, unequal
+from clinic.support import ward
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lockstep.grading import Grader
+from lockstep.ranks.words import names
+
+CASE = cases()["late_load"]
+LOADING = r"load_state_dict || copy_ || broadcast || found_on_disk\( || DDP\("
+REFUTED = {
+    "different-settings": "All ranks train with the same rate and the same number of steps. Compare the models before the first of them.",
+    "wrapper-bypassed": "The forward goes through the wrapper, and DDP averages gradients in every step. Of which models?",
+    "same-data-everywhere": "The sampler gives each rank records of its own.",
+    "metric-of-one-rank": "Each rank prints its own loss, and says so. That they begin so far apart is the finding.",
+    "read-before-written": "Nobody writes while the ranks run.",
+}
+
+
+def good() -> dict[str, torch.Tensor]:
+    """The weights on the disk."""
+    rule = torch.randn(ward.FEATURES, ward.CLASSES, generator=torch.Generator().manual_seed(2))
+    return {"weight": rule.T.contiguous(), "bias": torch.zeros(ward.CLASSES)}
+
+
+@cache
+def trained(world_size: int, loaded: bool) -> dict[str, torch.Tensor]:
+    """The model after an epoch on all ranks together, from the good weights or from random ones."""
+    records = ward.Records(48)
+    torch.manual_seed(0)
+    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    if loaded:
+        model.load_state_dict(good())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    samplers = [DistributedSampler(records, num_replicas=world_size, rank=rank) for rank in range(world_size)]
+    for batches in zip(*(DataLoader(records, batch_size=4, sampler=sampler) for sampler in samplers), strict=True):
+        optimizer.zero_grad()
+        for features, classes in batches:
+            (nn.functional.cross_entropy(model(features), classes) / world_size).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def same(state: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Equal up to rounding, tensor for tensor."""
+    return state.keys() == right.keys() and all(
+        torch.allclose(state[name], value, rtol=1e-4, atol=1e-5) for name, value in right.items()
+    )
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_equal(grader: Grader) -> None:
+    """the ranks train one model together, whichever disk holds the weights"""
+    for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
+        different = unequal(run)
+        if different is None:
+            continue
+        tensor, ranks = different
+        owner = draw(ticket, CASE.name, run.world_size)
+        where = f"where rank {owner} of {run.world_size} has the weights"
+        if number:
+            grader.fail(
+                "mended-halfway",
+                f"Under your ticket it works now; {where}, {tensor} of {names(ranks)} is not that of rank 0 after training.",
+                of=ranks,
+                at=LOADING,
+            )
+        grader.fail(
+            "still-broken",
+            f"After training, {tensor} of {names(ranks)} is not that of rank 0, {where}.",
+            of=ranks,
+            at=LOADING,
+        )
+
+
+@pytest.mark.needs("test_equal")
+def test_starts_from_them(grader: Grader) -> None:
+    """the training starts from the good weights"""
+    for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
+        state = run.observed("result")[0]["model"]
+        if same(state, trained(run.world_size, True)):
+            continue
+        owner = draw(ticket, CASE.name, run.world_size)
+        if same(state, trained(run.world_size, False)):
+            got = "all ranks are equal now because nobody starts from the good weights: they are lost, and the random ones are trained"
+        else:
+            right = trained(run.world_size, True)["weight"].flatten()[0].item()
+            value = state["weight"].flatten()[0].item() if "weight" in state else float("nan")
+            got = (
+                f"all ranks end with weight {value:.4f}, …, where training together from the good weights gives {right:.4f}, …: they "
+                "were made equal at another moment than the start"
+            )
+        when = "Under your ticket it works now. But where" if number else "Where"
+        grader.fail(
+            "mended-halfway" if number else "symptom-hidden",
+            f"{when} rank {owner} of {run.world_size} has the weights, {got}.",
+            of=[owner],
+            at=r"broadcast || " + LOADING,
+        )

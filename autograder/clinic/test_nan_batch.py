@@ -1,0 +1,116 @@
+"""Case `nan_batch`: one rank leaves out a batch alone, so its later gradients meet those of the others' batch before."""
+
+from __future__ import annotations
+
+import pytest
+from clinic.case import (
+    TRAINING,
+    cases,
+    digests,
+    draw,
+    judge_diagnosis,
+    steps,
+    treat_twice,
+    unequal,
+    unmended,
+)
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.words import names
+
+CASE = cases()["nan_batch"]
+BATCHES = 8
+SKIP = r"continue || isfinite|isnan || .backward\( || def main"
+FEWEST = BATCHES - 1
+REFUTED = {
+    "uneven-data": "Every rank has 32 records and 8 batches; count the steps that each takes instead, which the job prints.",
+    "network-fault": "Every connection is alive; a rank that waits says in which call.",
+    "slow-rank": "Nobody is slow: the rank that the others wait for has finished its epoch and stands in the barrier.",
+    "own-decision": "Near: a rank does decide by itself. But nobody stops or takes another branch for good; ask what is left out once.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Still waiting at the end: by how many gradients the ranks differ."""
+    assert run.cause is not None
+    took = steps(run)
+    if len(set(took)) == 1:
+        return None
+    fewest = [rank for rank, count in enumerate(took) if count == min(took)]
+    most = [rank for rank, count in enumerate(took) if count == max(took)]
+    seen = (
+        f"{names(fewest).capitalize()} brought gradients of {min(took)} batches, {names(most)} began on number {max(took)}: "
+        "from the first batch that was left out, the average was one of different batches."
+    )
+    return unmended(grader, run, seen, SKIP, fewest)
+
+
+def _other_record(grader: Grader, mine: int) -> int:
+    """A ticket under which another rank is guilty, and the bad record lies in another batch."""
+    numbers = grader.random("nan_batch/other")
+    while True:
+        ticket = numbers.randrange(1_000_000)
+        rank, batch = (draw(ticket, name, count) for name, count in ((CASE.name, CASE.ranks), ("nan_batch: when", 24)))
+        if rank != draw(mine, CASE.name, CASE.ranks) and batch // 4 != draw(mine, "nan_batch: when", 24) // 4:
+            return ticket
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job ends, whichever sensor failed and when"""
+    mine, other = treat_twice(grader, CASE, choose=_other_record)
+    bad = _not_numbers(mine)
+    if bad:
+        grader.fail(
+            "another-illness", f"It ends, and {bad}: the gradient of one batch has got into every weight.", at=SKIP
+        )
+    bad = _not_numbers(other)
+    if bad:
+        grader.fail(
+            "mended-halfway",
+            f"It is mended for your ticket's batch. Where the sensor fails at another moment, {bad}.",
+            at=SKIP,
+        )
+
+
+def _not_numbers(run: Run) -> str:
+    """Which weights are NaN or infinite, in words; empty when none is."""
+    import torch
+
+    for rank, state in enumerate(digests(run)):
+        for tensor, value in state.items():
+            bad = int((~torch.isfinite(value)).sum())
+            if bad:
+                return f"{bad} of {value.numel()} values of {tensor} on rank {rank} are not numbers"
+    return ""
+
+
+@pytest.mark.needs("test_it_ends")
+def test_whole_epoch(grader: Grader) -> None:
+    """the ranks train to the end of the epoch, and stay equal"""
+    run = treat_twice(grader, CASE, choose=_other_record)[1]
+    took = steps(run)
+    if min(took) < FEWEST:
+        few = took.index(min(took))
+        grader.fail(
+            "symptom-hidden",
+            f"It ends because rank {few} brings gradients of only {min(took)} of {BATCHES} batches; "
+            f"one batch cannot be used, the {FEWEST} others can.",
+            of=[few],
+            at=r"break || islice || return || " + SKIP,
+        )
+    different = unequal(run)
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is no longer that of rank 0: a step was not taken by all.",
+            of=ranks,
+            at=r"\.step\( || no_sync || " + TRAINING,
+        )

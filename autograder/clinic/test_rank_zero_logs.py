@@ -1,0 +1,132 @@
+"""Case `rank_zero_logs`: a log line gathers the losses of all ranks, on the one host that is told to log."""
+
+from __future__ import annotations
+
+import pytest
+from clinic.case import cases, draw, judge_diagnosis, tickets, treat_twice, unequal, unmended
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Collective, Run
+from lockstep.ranks.words import names
+
+CASE = cases()["rank_zero_logs"]
+LOGGING = r"if .*losses_of_all || losses_of_all\(loss\) || if .*log || % 4 || all_gather || def main"
+LOG = r"log\.append || losses_of_all\(loss\) || \"log\" || def main"
+REFUTED = {
+    "different-settings": "The hosts' settings do differ, and may: one is meant to log. Ask what the one that logs calls, and who answers.",
+    "uneven-data": "Every rank has 32 records and 8 batches.",
+    "different-order": "What one rank waits in, the others never call at all: it is not a matter of order.",
+    "slow-rank": "Nobody is slow: the ranks stand in different calls, and will stand there tomorrow.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Still waiting: who called the gathering, and who did not."""
+    assert run.cause is not None
+    calls = [_besides_training(made) for made in run.collectives]
+    if len(set(calls)) == 1:
+        return None
+    few = [rank for rank, count in enumerate(calls) if count == min(calls)]
+    many = [rank for rank, count in enumerate(calls) if count == max(calls)]
+    seen = (
+        f"{names(many).capitalize()} called {_counted(max(calls))} of the job's own while training, {names(few)} "
+        f"{_counted(min(calls))}: {run.cause.headline}"
+    )
+    return unmended(grader, run, seen, LOGGING, many)
+
+
+def _counted(calls: int) -> str:
+    return f"{calls} collective{'s' * (calls > 1)}" if calls else "none"
+
+
+def _besides_training(calls: list[Collective]) -> int:
+    """How many collectives a rank called between its first backward and the last barrier that were not DDP's."""
+    first = next((at for at, call in enumerate(calls) if call.inside == "backward"), len(calls))
+    return sum(not call.inside and call.kind != "barrier" for call in calls[first:])
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job ends, whichever host logs"""
+    treat_twice(grader, CASE)
+
+
+@pytest.mark.needs("test_it_ends")
+def test_log(grader: Grader) -> None:
+    """the host that logs still logs the losses of all ranks"""
+    expected = _losses(CASE.ranks)
+    for ticket, run in zip(tickets(grader, CASE), treat_twice(grader, CASE), strict=True):
+        host = draw(ticket, CASE.name, CASE.ranks)
+        log = (run.observed("result")[host] or {}).get("log")
+        if not log:
+            grader.fail(
+                "symptom-hidden",
+                f"It ends because nobody logs any more: the log of rank {host}, whose settings ask for one, is {log!r}.",
+                of=[host],
+                at=LOG,
+            )
+        if _close(log, [[sum(step) / len(step)] for step in expected]) or not _close(log, expected):
+            told = [[round(float(one), 3) for one in step] for step in log] if _numbers(log) else log
+            right = [[round(one, 3) for one in step] for step in expected]
+            grader.fail(
+                "another-illness",
+                f"The log of rank {host} says {told}; the losses of the {CASE.ranks} ranks at steps 4 and 8 were {right}.",
+                of=[host],
+                at=LOG,
+            )
+
+
+@pytest.mark.needs("test_it_ends")
+def test_equal(grader: Grader) -> None:
+    """all ranks end with the same model"""
+    different = unequal(treat_twice(grader, CASE)[1])
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is no longer that of rank 0.",
+            of=ranks,
+            at=LOGGING,
+        )
+
+
+def _numbers(log: object) -> bool:
+    return isinstance(log, list) and all(
+        isinstance(step, list) and all(isinstance(one, (int, float)) for one in step) for step in log
+    )
+
+
+def _close(log: object, expected: list[list[float]]) -> bool:
+    if (
+        not isinstance(log, list)
+        or not _numbers(log)
+        or [len(step) for step in log] != [len(step) for step in expected]
+    ):
+        return False
+    return all(abs(a - b) < 1e-3 for one, two in zip(log, expected, strict=True) for a, b in zip(one, two, strict=True))
+
+
+def _losses(world_size: int) -> list[list[float]]:
+    """What the ranks' losses are at steps 4 and 8, computed in one process."""
+    import torch
+    from clinic.support import ward
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [ward.Records(32, seed=rank) for rank in range(world_size)]
+    seen = []
+    for step in range(8):
+        now = slice(4 * step, 4 * step + 4)
+        optimizer.zero_grad()
+        losses = [nn.functional.cross_entropy(model(one.features[now]), one.classes[now]) for one in parts]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        seen.append([loss.item() for loss in losses])
+    return [seen[3], seen[7]]

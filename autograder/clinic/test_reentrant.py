@@ -1,0 +1,136 @@
+"""Case `reentrant`: activation checkpointing in its reentrant form gives the hidden layers no gradients; DDP waits for them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import islice
+
+import pytest
+import torch
+from clinic.case import cases, judge_diagnosis, other_ticket, treat, unequal, wrapped_with
+from clinic.support import ward
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.words import names
+
+CASE = cases()["reentrant"]
+WIDTH, HIDDEN, STEPS = 6, 2, 4
+RECOMPUTED = r"checkpoint\( || use_reentrant || def forward"
+FLAG = r"find_unused_parameters || static_graph || "
+REFUTED = {
+    "unused-parameters": "forward uses every layer, and without the recomputing every layer gets its gradients. Read the warning above the error.",
+    "failing-rank": "All ranks fail, in the same line of the same step, and each for itself.",
+    "changed-after-wrapping": "Nothing touches the model between DDP() and the first step.",
+    "missed-synchronisation": "There is no no_sync in the file. DDP waits for gradients in every step, and some never come.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """DDP's two complaints about the reentrant form."""
+    cause = run.cause
+    assert cause is not None
+    said = cause.error.message if cause.error else ""
+    who = names(cause.ranks).capitalize()
+    if "Expected to have finished reduction" in said:
+        missed = re.search(r"did not receive grad for rank \d+: ([\d ]+)", said)
+        which = f"parameters {', '.join(missed[1].split())}" if missed else "some parameters"
+        return grader.diagnosis(
+            "still-broken",
+            f"{who} failed in step 2, because {which} got no gradient in step 1.",
+            of=cause.ranks,
+            at=RECOMPUTED,
+        )
+    if "mark a variable ready only once" in said:
+        return grader.diagnosis(
+            "symptom-hidden",
+            f"{who} failed in another way: DDP looked for unused parameters, and the recomputing's own backward passes then gave it "
+            "gradients that it had already crossed off.",
+            of=cause.ranks,
+            at=FLAG + RECOMPUTED,
+        )
+    return None
+
+
+@cache
+def trained(steps: int = STEPS) -> dict[str, torch.Tensor]:
+    """The model after so many steps on the batches of all ranks together, with nothing recomputed."""
+    records = ward.Records(48)
+    torch.manual_seed(0)
+    first, second = (nn.Sequential(nn.Linear(width, WIDTH), nn.Tanh()) for width in (ward.FEATURES, WIDTH))
+    model = nn.Sequential()
+    for name, layer in (("first", first), ("second", second), ("head", nn.Linear(WIDTH, ward.CLASSES))):
+        model.add_module(name, layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    samplers = [DistributedSampler(records, num_replicas=CASE.ranks, rank=rank) for rank in range(CASE.ranks)]
+    loaders = [DataLoader(records, batch_size=4, sampler=sampler) for sampler in samplers]
+    for batches in islice(zip(*loaders, strict=True), steps):
+        optimizer.zero_grad()
+        for features, classes in batches:
+            (nn.functional.cross_entropy(model(features), classes) / CASE.ranks).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def _run(grader: Grader) -> Run:
+    return treat(grader, CASE, other_ticket(grader, CASE, CASE.ranks), count_linear=True)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job takes all its steps"""
+    _run(grader)
+
+
+@pytest.mark.needs("test_it_ends")
+def test_all_layers(grader: Grader) -> None:
+    """all layers are trained, as they would be without recomputing"""
+    run = _run(grader)
+    different = unequal(run)
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: its gradients are not averaged.",
+            of=ranks,
+            at=r"no_sync || \.module\( || DDP\( || loss = ",
+        )
+    state = run.observed("result")[0]["model"]
+    wrong = [
+        name
+        for name, value in trained().items()
+        if name not in state or not torch.allclose(state[name], value, rtol=1e-4, atol=1e-5)
+    ]
+    if wrong:
+        used = wrapped_with(run)[0] if wrapped_with(run) else {}
+        flags = [f"{key}=True" for key in ("find_unused_parameters", "static_graph") if used.get(key)]
+        because = f"It ends because DDP no longer minds ({', '.join(flags)}), but " if flags else "It ends, but "
+        idle = [name for name, value in trained(0).items() if name in state and torch.equal(state[name], value)]
+        found = (
+            f"{', '.join(idle)} have still the values of before the first step: the recomputed layers are not trained"
+            if idle
+            else f"{len(wrong)} of {len(trained())} parameters, {wrong[0]} first, are not what training without recomputing makes of them"
+        )
+        grader.fail("symptom-hidden", f"{because}{found}.", at=FLAG + RECOMPUTED)
+
+
+@pytest.mark.needs("test_all_layers")
+def test_recomputes(grader: Grader) -> None:
+    """the hidden layers are still recomputed"""
+    calls = _run(grader).observed("linear_calls")[0]
+    needed = STEPS * (2 * HIDDEN + 1)
+    if calls < needed:
+        grader.fail(
+            "symptom-hidden",
+            f"Linear layers ran {calls} times in {STEPS} steps; with {HIDDEN} hidden layers recomputed it takes {needed}. The memory that was to "
+            "be saved is held again.",
+            at=r"checkpoint\( || for layer in || def forward",
+        )

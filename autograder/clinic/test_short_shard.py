@@ -1,0 +1,83 @@
+"""Case `short_shard`: one rank has fewer batches than the others, so it leaves the loop while they wait in backward."""
+
+from __future__ import annotations
+
+import pytest
+from clinic.case import DATA, cases, judge_diagnosis, samples, timeouts, treat_twice, unequal
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.words import names
+
+CASE = cases()["short_shard"]
+STEPS = r"for .* in .*loader || while || def main"
+LABELLED = 32 * CASE.ranks - 8
+REFUTED = {
+    "slow-rank": "Nobody is slow: the rank that the others wait for has left the loop and stands in the barrier.",
+    "collective-on-some-ranks": "Every rank comes by every line of the loop; count how often.",
+    "network-fault": "Every connection is alive; a rank that waits says in which call.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Still hanging: say by how many steps the ranks differ, and what was done about it instead."""
+    cause = run.cause
+    assert cause is not None
+    if cause.kind not in ("hang", "mismatch", "crashed", "raised"):
+        return None
+    took = [sum(call.inside == "backward" for call in calls) for calls in run.collectives]
+    if len(set(took)) == 1:
+        return None
+    fewest = [rank for rank, steps in enumerate(took) if steps == min(took)]
+    counted = f"{names(fewest).capitalize()} left the loop after {min(took)} steps, and {names(_rest(fewest, took))} began step {max(took)}"
+    longer = max(timeouts(run))
+    if longer:
+        return grader.diagnosis(
+            "symptom-hidden",
+            f"The timeout is now {longer:g} s, and the cause is still there. {counted}.",
+            of=fewest,
+            at=r"timeout || " + STEPS,
+        )
+    return grader.diagnosis("still-broken", f"{counted}: {cause.headline}", of=fewest, at=STEPS)
+
+
+def _rest(fewest: list[int], took: list[int]) -> list[int]:
+    return [rank for rank in range(len(took)) if rank not in fewest]
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job ends, whichever labeller went home early"""
+    treat_twice(grader, CASE)
+
+
+@pytest.mark.needs("test_it_ends")
+def test_all_records(grader: Grader) -> None:
+    """every labelled record is still trained on"""
+    read = {sample for seen in samples(treat_twice(grader, CASE)[1]) for sample in seen}
+    if len(read) < LABELLED:
+        grader.fail(
+            "symptom-hidden",
+            f"It ends because {LABELLED - len(read)} of {LABELLED} labelled records are trained on no more. "
+            "The labeller's early evening costs the other ranks their data.",
+            at=r"islice || \bmin\(|MIN || break || Subset\( || drop_last || " + DATA,
+        )
+
+
+@pytest.mark.needs("test_it_ends")
+def test_equal(grader: Grader) -> None:
+    """all ranks end with the same model"""
+    different = unequal(treat_twice(grader, CASE)[1])
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is no longer that of rank 0: steps are missing from the average.",
+            of=ranks,
+            at=r"no_sync || \.module\( || " + STEPS,
+        )

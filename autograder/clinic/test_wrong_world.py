@@ -1,0 +1,86 @@
+"""Case `wrong_world`: one host's settings count a machine too many, so its rank waits for one that never comes."""
+
+from __future__ import annotations
+
+import pytest
+from clinic.case import DATA, cases, judge_diagnosis, samples, timeouts, treat_widely, unequal
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+from lockstep.ranks.words import names
+
+CASE = cases()["wrong_world"]
+RECORDS = 48
+SIZE = r"world_size = || world_size=\d || machines || init_process_group"
+REFUTED = {
+    "hard-coded-address": "Nothing in the file says where to meet: that comes from the launcher, and all ranks find it.",
+    "different-settings": "True as far as it goes. Which setting, and what does init_process_group do with it?",
+    "failing-rank": "No rank has failed. All live, and wait.",
+    "collective-on-some-ranks": "Every rank comes by every line. Some wait in init_process_group, the others in the first collective after it.",
+    "slow-rank": "Nobody is slow: there is one who waits for a rank that does not exist.",
+}
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Still no group: who was told what."""
+    cause = run.cause
+    assert cause is not None
+    headline = f"{cause.headline[0].upper()}{cause.headline[1:]}"
+    waiting = [report for report in run.ranks if report.stack and report.stack.call == "init_process_group"]
+    told = {report.rank: report.stack.detail.get("world_size") for report in waiting if report.stack}
+    odd = {rank: size for rank, size in told.items() if isinstance(size, int) and 0 < size != run.world_size}
+    if odd:
+        headline = f"{names(odd).capitalize()} of {run.world_size} ranks asked for a group of {min(odd.values())}, which never comes together."
+    elif cause.kind not in ("hang", "raised", "timed out", "exited"):
+        return None
+    longest = max(timeouts(run))
+    if longest:
+        headline = f"The timeout is now {longest:g} s, and the cause is still there. {headline}"
+    elif cause.kind == "raised" and cause.error and "out" not in cause.error.message.lower():
+        return None
+    return grader.diagnosis(
+        "symptom-hidden" if longest else "still-broken",
+        headline,
+        of=odd or cause.ranks,
+        at=r"timeout || " + SIZE if longest else SIZE,
+    )
+
+
+def test_diagnosis(grader: Grader) -> None:
+    """the diagnosis names the cause and the rank"""
+    judge_diagnosis(grader, CASE, REFUTED)
+
+
+def test_it_ends(grader: Grader) -> None:
+    """the job starts and ends, whatever one host's settings say, and on 3 ranks too"""
+    treat_widely(grader, CASE, 3)
+
+
+@pytest.mark.needs("test_it_ends")
+def test_all_records(grader: Grader) -> None:
+    """the ranks share the records between them"""
+    for _, run in treat_widely(grader, CASE, 3):
+        read = [index for seen in samples(run) for _, index in seen]
+        if len(set(read)) < RECORDS or len(read) > RECORDS:
+            missing, twice = RECORDS - len(set(read)), len(read) - len(set(read))
+            grader.fail(
+                "symptom-hidden",
+                f"{run.world_size} ranks trained on {len(set(read))} of the {RECORDS} records, {twice} of them twice or more: "
+                f"{missing} were cut for ranks that do not exist.",
+                at=r"num_replicas || " + DATA,
+            )
+
+
+@pytest.mark.needs("test_it_ends")
+def test_equal(grader: Grader) -> None:
+    """all ranks end with the same model"""
+    different = unequal(treat_widely(grader, CASE, 3)[0][1])
+    if different:
+        tensor, ranks = different
+        grader.fail(
+            "another-illness",
+            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: they do not train together.",
+            of=ranks,
+            at=r"except || init_process_group || DDP\(",
+        )

@@ -1,0 +1,153 @@
+"""On the ranks: `train_step` is given micro-batches, and what it does with them is noted. Nothing is judged here."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+State = dict[str, torch.Tensor]
+Sizes = list[list[int]]  # for each step, how many samples each micro-batch has
+
+
+def before() -> None:
+    """Mark the ways into DDP, ahead of the submission's import."""
+    forward, no_sync = DDP.forward, DDP.no_sync
+
+    def marked_forward(self, *args, **kwargs):
+        mark("ddp")
+        return forward(self, *args, **kwargs)
+
+    def marked_no_sync(self):
+        mark("no_sync")
+        return no_sync(self)
+
+    DDP.forward, DDP.no_sync = marked_forward, marked_no_sync
+
+
+class Noting(nn.Module):
+    """A small classifier that marks each forward with the number of its samples, and each backward."""
+
+    def __init__(self, initial: State) -> None:
+        super().__init__()
+        self.first = nn.Linear(*reversed(initial["first.weight"].shape))
+        self.second = nn.Linear(*reversed(initial["second.weight"].shape))
+        self.load_state_dict(initial)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, features) → (B, classes)."""
+        mark(f"forward {len(x)}")
+        out = self.second(torch.tanh(self.first(x)))
+        if out.requires_grad:
+            out.register_hook(lambda _: mark("backward"))
+        return out
+
+
+def smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean over the samples of a loss that no submission will have guessed."""
+    return nn.functional.cross_entropy(logits, targets, label_smoothing=0.3)
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank() % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        return torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+def parameters(model: nn.Module) -> State:
+    """A copy of every parameter."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+class Step:
+    """One call of the submission: every step of the optimizer within it is noted with the gradients that it used."""
+
+    def __init__(self, submission, initial: State, lr: float) -> None:
+        self.submission = submission
+        self.device = join()
+        self.inner = Noting(initial).to(self.device)
+        self.wrapped = DDP(self.inner)
+        self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=lr)
+        self.optimizer.register_step_pre_hook(lambda *_: self.used.append(self.gradients()))
+        self.used: list[State] = []
+
+    def gradients(self) -> State:
+        """A copy of every gradient that is there."""
+        return {n: p.grad.detach().clone() for n, p in self.inner.named_parameters() if p.grad is not None}
+
+    def take(self, micro_batches) -> dict:
+        """Call it; returns what was seen."""
+        self.used = []
+        start = parameters(self.inner)
+        mark("call")
+        returned = self.submission.train_step(self.wrapped, micro_batches, smoothed, self.optimizer)
+        mark("done")
+        return {
+            "start": start,
+            "used": self.used,
+            "end": parameters(self.inner),
+            "type": type(returned).__name__,
+            "is_float": isinstance(returned, float),
+            "has_graph": isinstance(returned, torch.Tensor) and returned.requires_grad,
+            "loss": float(returned) if isinstance(returned, (int, float, torch.Tensor)) else None,
+        }
+
+
+def split(data: tuple[torch.Tensor, torch.Tensor], sizes: list[int], device: torch.device) -> list:
+    """The first samples of this data as micro-batches of these sizes."""
+    count = sum(sizes)
+    x, y = (part[:count].to(device).split(sizes) for part in data)
+    return list(zip(x, y, strict=True))
+
+
+def steps(
+    submission,
+    initial: State,
+    lr: float,
+    stale: float,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    sizes: list[Sizes],
+    once: bool,
+) -> None:
+    """Some steps. `x[rank, step]` has the samples, `sizes[rank][step]` the micro-batches; `once`: as a generator.
+
+    Before the first step every gradient holds the number `stale`.
+    """
+    observe("held", sizes[rank()])
+    step = Step(submission, initial, lr)
+    for parameter in step.inner.parameters():
+        parameter.grad = torch.full_like(parameter, stale)
+    found = []
+    for number, own in enumerate(sizes[rank()]):
+        batches = split((x[rank(), number], y[rank(), number]), own, step.device)
+        found.append(step.take((pair for pair in batches) if once else batches))
+        observe("steps", found)
+
+
+def empty(submission, initial: State, lr: float) -> None:
+    """One call without micro-batches."""
+    step = Step(submission, initial, lr)
+    error = message = ""
+    returned = None
+    for parameter in step.inner.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    start = parameters(step.inner)
+    try:
+        returned = step.submission.train_step(step.wrapped, [], smoothed, step.optimizer)
+    except NotImplementedError:
+        raise
+    except Exception as caught:
+        error, message = type(caught).__name__, str(caught)
+    observe("error", error)
+    observe("message", message)
+    observe("answer", repr(returned))
+    observe("changed", [n for n, p in parameters(step.inner).items() if not torch.equal(p, start[n])])

@@ -1,0 +1,743 @@
+"""On the ranks: saves and loads checkpoints, and takes the ground away from under them. Nothing is judged here.
+
+Every function of Python that changes a file goes through a tracer from before the submission is imported. It notes
+each operation with the file's inode, cuts large writes into small ones (the kernel may do that at any time), and can
+kill its process by SIGKILL before each operation and in the middle of each write. `torch.save` to a path would write
+from C++, unseen; it is given a Python file instead, and writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import stat
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep.grading.on_rank import rank, world_size
+from lockstep.ranks import observe
+
+CHUNK = 4096
+PATIENCE_SECONDS = 20.0
+
+# The tracer ----------------------------------------------------------------------------------------------------------
+
+_open, _write, _fsync, _stat, _fstat, _kill = io.open, os.write, os.fsync, os.stat, os.fstat, os.kill
+_save = torch.save
+
+
+class Tracer:
+    """What this process does to files, while it is on.
+
+    `before(instant, what)` is called at every instant at which the process could die; `half` tells that it is in the
+    middle of a write.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self.chunk = CHUNK
+        self.operations: list[dict[str, Any]] = []
+        self.instants = 0
+        self.before: Callable[[int, str], None] = lambda instant, what: None
+
+    def instant(self, what: str) -> None:
+        """A point at which the process could die."""
+        number, self.instants = self.instants, self.instants + 1
+        self.before(number, what)
+
+    def note(self, kind: str, **more: Any) -> None:
+        """One operation, done."""
+        self.operations.append({"kind": kind, **more})
+
+
+tracer = Tracer()
+
+
+@contextlib.contextmanager
+def traced() -> Iterator[Tracer]:
+    """Trace what happens in here."""
+    tracer.operations, tracer.instants, tracer.on = [], 0, True
+    try:
+        yield tracer
+    finally:
+        tracer.on = False
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    tracer.on = False
+    try:
+        yield
+    finally:
+        tracer.on = True
+
+
+def _inode(place: Any) -> int:
+    """The inode of a path or descriptor; 0 when there is none."""
+    try:
+        return (_fstat if isinstance(place, int) else _stat)(place).st_ino
+    except OSError:
+        return 0
+
+
+def _short(place: Any) -> str:
+    if isinstance(place, int):
+        with contextlib.suppress(OSError):
+            return os.path.basename(os.readlink(f"/proc/self/fd/{place}"))
+        return f"descriptor {place}"
+    return os.path.basename(os.fspath(place)) if not isinstance(place, bytes) else repr(place)
+
+
+def _pour(descriptor: int, data: Any, write: Callable[[Any], int | None]) -> int:
+    """One write of a file, as a small one with a place to die before it and within it."""
+    piece = memoryview(data).cast("B")[: tracer.chunk]
+    inode, name = _inode(descriptor), _short(descriptor)
+    tracer.instant(f"before a write of {len(piece)} bytes to {name}")
+    half = len(piece) // 2
+    if half:
+        write(piece[:half])
+        tracer.instant(f"in the middle of a write of {len(piece)} bytes to {name}")
+        write(piece[half:])
+    else:
+        write(piece)
+    tracer.note("write", name=name, inode=inode, bytes=len(piece))
+    return len(piece)
+
+
+class TracedFile(io.FileIO):
+    """A file whose writes are traced."""
+
+    def write(self, data: Any) -> int:
+        if not tracer.on or not stat.S_ISREG(_fstat(self.fileno()).st_mode):
+            return super().write(data)
+        return _pour(self.fileno(), data, super().write)
+
+    def truncate(self, size: int | None = None) -> int:
+        if tracer.on:
+            tracer.instant(f"before {_short(self.fileno())} is cut")
+            tracer.note("write", name=_short(self.fileno()), inode=_inode(self.fileno()), bytes=0)
+        return super().truncate(size)
+
+
+def traced_open(
+    file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None,
+    closefd: bool = True, opener: Any = None,
+) -> Any:  # fmt: skip
+    """`open`, for files that are written."""
+    if not tracer.on or not set(mode) & set("wxa+"):
+        return _open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+    if not isinstance(file, int):
+        tracer.instant(f"before {_short(file)} is opened for writing")
+    raw = TracedFile(file, mode.replace("t", "").replace("b", ""), closefd, opener)
+    if not isinstance(file, int):
+        tracer.note(
+            "open", name=_short(raw.fileno() if opener else file), inode=_inode(raw.fileno())
+        )  # another rank may rename it at once
+    if buffering == 0:
+        return raw
+    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
+    buffered = io.BufferedRandom(raw, size) if "+" in mode else io.BufferedWriter(raw, size)
+    if "b" in mode:
+        return buffered
+    text = io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+    text.mode = mode
+    return text
+
+
+def traced_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    """`torch.save`, through a file that is traced."""
+    if not tracer.on or not isinstance(f, (str, os.PathLike)):
+        return _save(obj, f, *args, **kwargs)
+    with traced_open(f, "wb") as file:
+        return _save(obj, file, *args, **kwargs)
+
+
+def _around(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `os` with its operation noted."""
+
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        if not tracer.on:
+            return real(*args, **kwargs)
+        places = [place for place in args if isinstance(place, (int, str, os.PathLike))]
+        places += [kwargs[key] for key in ("src", "dst", "path", "fd") if key in kwargs]
+        if name == "open":
+            flags = args[1] if len(args) > 1 else kwargs.get("flags", 0)
+            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+                return real(*args, **kwargs)
+            tracer.instant(f"before {_short(places[0])} is opened for writing")
+            descriptor = real(*args, **kwargs)
+            tracer.note("open", name=_short(places[0]), inode=_inode(descriptor))
+            return descriptor
+        if name == "write":
+            descriptor, data = places[0], args[-1] if len(args) > 1 else kwargs["data"]
+            if not stat.S_ISREG(_fstat(descriptor).st_mode):
+                return real(*args, **kwargs)
+            return _pour(descriptor, data, lambda piece: real(descriptor, piece))
+        said = (
+            " to ".join(_short(place) for place in places[:2]) if name in TWO else _short(places[0]) if places else ""
+        )
+        tracer.instant(f"before {name} {said}".rstrip())
+        source = _inode(places[0]) if places else 0
+        result = real(*args, **kwargs)
+        more: dict[str, Any] = {"name": said, "inode": source}
+        if name in TWO:
+            folder = os.path.dirname(os.path.abspath(os.fspath(places[1]))) if not isinstance(places[1], int) else None
+            more["folder"] = _inode(folder) if folder else 0
+            if name in ("sendfile", "copy_file_range"):
+                more["inode"] = _inode(places[0 if name == "sendfile" else 1])
+        tracer.note(OPERATIONS[name], **more)
+        return result
+
+    return operation
+
+
+TWO = ("replace", "rename", "link", "symlink", "sendfile", "copy_file_range")
+OPERATIONS = {
+    "open": "open", "write": "write", "fsync": "fsync", "fdatasync": "fsync", "sync": "sync", "replace": "rename",
+    "rename": "rename", "link": "rename", "symlink": "link", "unlink": "remove", "remove": "remove", "rmdir": "remove",
+    "mkdir": "mkdir", "truncate": "write", "ftruncate": "write", "sendfile": "write", "copy_file_range": "write",
+    "utime": "touch",
+}  # fmt: skip
+
+
+def before() -> None:
+    """Put the tracer in place. Called ahead of the submission's import, so that `from os import replace` meets it."""
+    builtins.open = io.open = traced_open
+    torch.save = torch.serialization.save = traced_save
+    for name in OPERATIONS:
+        real = getattr(os, name, None)
+        if real is not None:
+            setattr(os, name, _around(name, real))
+
+
+# What is saved -------------------------------------------------------------------------------------------------------
+
+
+def numbered(number: int, size: int = 2000) -> dict[str, Any]:
+    """A state of about 12 KB in which every number is `number`, so that a mixture of two shows."""
+    value = float(number)
+    return {
+        "model": {"weight": torch.full((size // 50, 50), value), "bias": torch.full((300,), value)},
+        "optimizer": {"step": number, "momentum": torch.full((700,), value)},
+        "step": number,
+    }
+
+
+def content(state: Any) -> Any:
+    """What a loaded state holds: None, or its different numbers, in order. What is not such a state is said as text."""
+    if state is None:
+        return None
+    try:
+        parts = [state["model"]["weight"], state["model"]["bias"], state["optimizer"]["momentum"]]
+        found = {number for part in parts for number in part.unique().tolist()}
+        return sorted({*found, float(state["step"]), float(state["optimizer"]["step"])})[:6]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def load(submission: Any, folder: Path) -> dict[str, Any]:
+    """Load, and say what came back or was raised, and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            loaded = content(submission.load_latest(folder))
+            error = ""
+        except NotImplementedError:
+            raise
+        except Exception as problem:
+            loaded, error = None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+            where = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if f.filename == submission.__file__]
+            return {"loaded": None, "error": error, "line": where[-1] if where else 0, "warned": []}
+    return {"loaded": loaded, "error": error, "line": 0, "warned": [str(one.message) for one in caught]}
+
+
+def files(folder: Path) -> dict[str, int]:
+    """The files in the folder and below, with their sizes in bytes."""
+    found = {}
+    for at, _, inside in os.walk(folder):
+        for name in inside:
+            with contextlib.suppress(OSError):
+                found[str((Path(at) / name).relative_to(folder))] = os.path.getsize(os.path.join(at, name))
+    return found
+
+
+def fresh_file(folder: Path, earlier: Path) -> Path:
+    """The largest file in `folder` with contents that no file in `earlier` has: the newest checkpoint's."""
+    known = {(earlier / name).read_bytes() for name in files(earlier)}
+    fresh = [folder / name for name in files(folder) if (folder / name).read_bytes() not in known]
+    return max(fresh, key=lambda file: file.stat().st_size)
+
+
+def join() -> None:
+    """Make the process group."""
+    dist.init_process_group("gloo")
+
+
+def moved(value: Any) -> Any:
+    """The same with its tensors on the GPU, if there is one."""
+    if isinstance(value, torch.Tensor) and torch.cuda.is_available():
+        return value.to("cuda:0")
+    if isinstance(value, dict):
+        return {key: moved(inner) for key, inner in value.items()}
+    return [moved(inner) for inner in value] if isinstance(value, list) else value
+
+
+# Scenarios -----------------------------------------------------------------------------------------------------------
+
+
+def round_trip(submission: Any, state: dict[str, Any], folder: str) -> None:
+    """Load from a folder that is not there; save there; load. Every rank brings a state of its own."""
+    join()
+    place = Path(folder)
+    if rank() == 0:
+        Path("empty").mkdir()
+    dist.barrier()
+    observe("nothing", load(submission, place))
+    observe("empty", load(submission, Path("empty")))
+    dist.barrier()
+    own = dict(moved(state), rank=rank())
+    try:
+        with traced() as trace:
+            submission.save_checkpoint(str(place), own)
+    finally:
+        observe("operations", trace.operations)
+        observe("written", written(place))
+    dist.barrier()
+    loaded = submission.load_latest(str(place))
+    observe("is_dict", isinstance(loaded, dict))
+    observe("loaded", describe(loaded))
+    observe("own", describe(own))
+
+
+def written(folder: Path) -> dict[str, Any]:
+    """The inodes of the folder and of each file in it, with those of the folders in between."""
+    inside = {name: [name, *(str(part) for part in Path(name).parents if str(part) != ".")] for name in files(folder)}
+    inodes = {name: [_inode(folder / part) for part in parts] for name, parts in inside.items()}
+    return {"folder": _inode(folder), "files": inodes, "sizes": files(folder)}
+
+
+def describe(value: Any, at: str = "") -> dict[str, Any]:
+    """A nested state as one flat dictionary, with the type of everything that is no tensor."""
+    if isinstance(value, dict):
+        return {name: found for key, inner in value.items() for name, found in describe(inner, f"{at}/{key}").items()}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        inside = {name: found for i, inner in enumerate(value) for name, found in describe(inner, f"{at}/{i}").items()}
+        return {at: f"{kind} of {len(value)}", **inside}
+    if isinstance(value, torch.Tensor):
+        return {at: value.detach().clone(), f"{at} (where)": value.device.type}
+    return {at: f"{type(value).__name__} {value!r}"}
+
+
+def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    """Save a model as a DDP wrapper names it and as it names itself, beside keys that only look like it."""
+    join()
+    model = {f"module.{name}": value for name, value in plain.items()}
+    for name, own in (("wrapped", model), ("plain", plain)):
+        submission.save_checkpoint(name, {"model": own, "averages": [dict(own)], "others": others, "step": 1})
+        dist.barrier()
+        loaded = submission.load_latest(name)
+        observe(name, {key: sorted(loaded[key]) for key in ("model", "others")})
+        observe(f"{name} averages", sorted(loaded["averages"][0]))
+        observe(f"{name} values", loaded["model"])
+
+
+def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str]) -> None:
+    """Save often, look at what is left each time, then load; once more with the files' times turned around."""
+    join()
+    observe("scenario", "many")
+    folder = Path("many")
+    if rank() == 0:
+        folder.mkdir()
+        for name, text in foreign.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        _save({"accuracy": 0.5}, folder / "best.pt")
+    dist.barrier()
+    left = []
+    options = {} if keep is None else {"keep": keep}
+    for number in range(1, saves + 1):
+        submission.save_checkpoint(folder, numbered(number), **options)
+        dist.barrier()
+        left.append(files(folder))
+        if number == 5:
+            observe("loaded early", load(submission, folder))
+        dist.barrier()
+    observe("left", left)
+    observe("foreign", {name: (folder / name).is_file() and (folder / name).read_text() for name in foreign})
+    dist.barrier()
+    observe("loaded", load(submission, folder))
+    dist.barrier()
+    if rank() == 0:
+        ages = sorted(files(folder), key=lambda name: -os.stat(folder / name).st_mtime_ns)
+        for age, name in enumerate(ages):
+            os.utime(folder / name, (1_700_000_000 + age * 1000, 1_700_000_000 + age * 1000))
+    dist.barrier()
+    observe("loaded again", load(submission, folder))
+
+
+def waits(submission: Any) -> None:
+    """The writer is held at its first write until the others have come back from the save, or all sleep in it."""
+    join()
+    observe("scenario", "waits")
+    folder, flags = Path("waits"), Path("flags")
+    submission.save_checkpoint(folder, numbered(1))
+    flags.mkdir(exist_ok=True)
+    dist.barrier()
+
+    held = False
+
+    def hold(instant: int, what: str) -> None:
+        nonlocal held
+        if held or " a write of " not in what:
+            return
+        held = True
+        end = time.monotonic() + PATIENCE_SECONDS
+        asleep = 0
+        while asleep < 5 and time.monotonic() < end:
+            time.sleep(0.03)
+            asleep = asleep + 1 if all(settled(other) for other in range(world_size()) if other != rank()) else 0
+
+    def settled(other: int) -> bool:
+        """The rank has returned from the save, or sleeps in it: not merely waits for a processor to run on."""
+        if (flags / f"returned-{other}").exists():
+            return True
+        if not (flags / f"entered-{other}").exists():
+            return False
+        try:
+            status = Path(f"/proc/{(flags / f'entered-{other}').read_text()}/stat").read_text()
+        except OSError:
+            return True  # not on Linux: five looks have to do
+        return status.rpartition(")")[2].split()[0] in "SD"
+
+    tracer.before = hold
+    (flags / "new").with_suffix(f".{rank()}").write_text(str(os.getpid()))
+    os.replace(flags / f"new.{rank()}", flags / f"entered-{rank()}")
+    with traced() as trace:
+        submission.save_checkpoint(folder, numbered(2))
+        trace.on = False
+        there = files(folder)
+        (flags / f"returned-{rank()}").touch()
+    observe("there", there)
+    dist.barrier()
+    observe("in the end", files(folder))
+
+
+def views(submission: Any, late: int, damaged: int) -> None:
+    """Rank `late` sees the folder as it was before the last save; then rank `damaged` cannot read the newest file."""
+    join()
+    observe("scenario", "views")
+    shared = Path("shared")
+    submission.save_checkpoint(shared, numbered(1))
+    dist.barrier()
+    if rank() == 0:
+        shutil.copytree(shared, "earlier")
+    dist.barrier()
+    submission.save_checkpoint(shared, numbered(2))
+    dist.barrier()
+    own = Path(f"late-{rank()}")
+    shutil.copytree("earlier" if rank() == late else shared, own)
+    dist.barrier()
+    observe("late", load(submission, own))
+    own = Path(f"damaged-{rank()}")
+    shutil.copytree(shared, own)
+    if rank() == damaged:
+        os.truncate(fresh_file(own, Path("earlier")), 1000)
+    dist.barrier()
+    observe("damaged", load(submission, own))
+
+
+def damages(submission: Any, position: float) -> None:
+    """The newest file is cut, emptied, replaced by text, and has one bit of a tensor changed."""
+    join()
+    shared = Path("shared")
+    for number in (1, 2, 3):
+        if rank() == 0 and number == 3:
+            shutil.copytree(shared, "earlier")
+        dist.barrier()
+        submission.save_checkpoint(shared, numbered(number))
+        dist.barrier()
+    names = {}
+    for kind in ("cut short", "empty", "text", "one bit"):
+        folder = Path(kind.replace(" ", "-"))
+        if rank() == 0:
+            shutil.copytree(shared, folder)
+            newest = fresh_file(folder, Path("earlier"))
+            names[kind] = newest.name
+            data = bytearray(newest.read_bytes())
+            if kind == "cut short":
+                data = data[: len(data) // 2]
+            elif kind == "empty":
+                data = bytearray()
+            elif kind == "text":
+                data = bytearray(b"this is not a checkpoint\n" * 40)
+            else:
+                # The longest tensor's bytes: 3.0 as a float32, many times.
+                pattern = bytes(torch.full((64,), 3.0).view(torch.uint8).tolist())
+                at = data.find(pattern)
+                data[at + int(position * 200) if at >= 0 else int(position * len(data))] ^= 0x20
+            newest.write_bytes(data)
+        dist.barrier()
+        observe(kind, load(submission, folder))
+        dist.barrier()
+    observe("names", names)
+
+
+class Payload:
+    """Pickled, it makes a folder wherever it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.makedirs, (os.path.abspath("ran-code"), 0o777, True))
+
+
+def code(submission: Any) -> None:
+    """The newest checkpoint holds an object that does something when it is unpickled."""
+    join()
+    folder = Path("code")
+    submission.save_checkpoint(folder, numbered(1))
+    dist.barrier()
+    refused = ""
+    try:
+        submission.save_checkpoint(folder, {**numbered(2), "extra": Payload()})
+    except Exception as error:
+        refused = f"{type(error).__name__}: {error}"
+    dist.barrier()
+    observe("refused", refused)
+    observe("loaded", load(submission, folder))
+    dist.barrier()
+    observe("ran", Path("ran-code").exists())
+
+
+def full_disk(submission: Any) -> None:
+    """No file may grow beyond 4 KiB while a checkpoint of 12 KB is saved; afterwards there is room again."""
+    join()
+    observe("scenario", "full_disk")
+    folder = Path("full")
+    submission.save_checkpoint(folder, numbered(1))
+    dist.barrier()
+    earlier = files(folder)
+    dist.barrier()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails with EFBIG, as ENOSPC would
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    error = ""
+    try:
+        submission.save_checkpoint(folder, numbered(2))
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    observe("error", error)
+    dist.barrier()
+    observe("loaded", load(submission, folder))
+    observe("earlier", earlier)
+    observe("left", files(folder))
+    dist.barrier()
+    submission.save_checkpoint(folder, numbered(3))
+    dist.barrier()
+    observe("after", load(submission, folder))
+
+
+# Kills ---------------------------------------------------------------------------------------------------------------
+
+
+def alone() -> None:
+    """In a child: a process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+class Child:
+    """A process of its own, forked from this rank, that calls a function and says JSON lines."""
+
+    def __init__(self, work: Callable[[Child], None]) -> None:
+        self.reading, writing = os.pipe()
+        self.asking, self.answering = os.pipe()
+        self.rest = b""
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self.reading)
+                os.close(self.answering)
+                self.writing = writing
+                work(self)
+                os._exit(0)
+            except BaseException as error:
+                self.say({"raised": f"{type(error).__name__}: {error}"})
+                os._exit(1)
+        os.close(writing)
+        os.close(self.asking)
+
+    def say(self, value: Any) -> None:
+        """In the child: one line to the parent."""
+        _write(self.writing, json.dumps(value).encode() + b"\n")
+
+    def wait(self) -> bool:
+        """In the child: wait for `go_on`; False when the parent is gone."""
+        return bool(os.read(self.asking, 1))
+
+    def hear(self) -> Any:
+        """Its next word; None when it has died, or said nothing for PATIENCE_SECONDS (then it is killed)."""
+        while b"\n" not in self.rest:
+            ready, _, _ = select.select([self.reading], [], [], PATIENCE_SECONDS)
+            data = os.read(self.reading, 1 << 20) if ready else b""
+            if not data:
+                if not ready:
+                    _kill(self.pid, signal.SIGKILL)
+                return None
+            self.rest += data
+        line, _, self.rest = self.rest.partition(b"\n")
+        return json.loads(line)
+
+    def go_on(self) -> None:
+        """Let it go on from `wait`."""
+        with contextlib.suppress(OSError):
+            _write(self.answering, b".")
+
+    def end(self) -> str:
+        """How it ended: `returned`, `killed`, or its status."""
+        while self.hear() is not None:
+            self.go_on()
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.reading)
+        os.close(self.answering)
+        if os.WIFSIGNALED(status):
+            return "killed" if os.WTERMSIG(status) == signal.SIGKILL else f"signal {os.WTERMSIG(status)}"
+        return "returned" if os.WEXITSTATUS(status) == 0 else f"status {os.WEXITSTATUS(status)}"
+
+
+def _prepare(submission: Any, folder: Path, keep: int) -> list[str]:
+    """A folder with one checkpoint, saved by the submission in a child; and all instants of the next save."""
+
+    def work(child: Child) -> None:
+        alone()
+        submission.save_checkpoint(folder, numbered(1), keep)
+        shutil.copytree(folder, "dry")
+        instants: list[str] = []
+        tracer.before = lambda instant, what: instants.append(what)
+        with traced() as trace:
+            submission.save_checkpoint("dry", numbered(2), keep)
+        child.say({"instants": instants, "operations": trace.operations, "written": written(Path("dry"))})
+
+    child = Child(work)
+    told = child.hear() or {}
+    child.end()
+    if "instants" not in told:
+        raise RuntimeError(f"the save on one rank alone failed: {told.get('raised', 'it came to no end')}")
+    observe("operations", told["operations"])
+    observe("written", told["written"])
+    return told["instants"]
+
+
+def kills(submission: Any, chunk: int, most: int, keep: int = 1) -> None:
+    """Kill a save at its instants, each in a process and folder of its own; load what is left, and save once more."""
+    tracer.chunk = chunk
+    base = Path("base")
+    instants = _prepare(submission, base, keep)
+    observe("instants", instants)
+    observe("usual", files(Path("dry")))
+    chosen = _spread(instants, most)
+    ends = []
+    for number in chosen:
+        folder = Path(f"kill-{number}")
+        shutil.copytree(base, folder)
+
+        def work(child: Child, number: int = number, folder: Path = folder) -> None:
+            def die(instant: int, what: str) -> None:
+                if instant == number:
+                    _kill(os.getpid(), signal.SIGKILL)
+
+            tracer.before = die
+            alone()
+            with traced():
+                submission.save_checkpoint(folder, numbered(2), keep)
+
+        ends.append(Child(work).end())
+
+    def inspect(child: Child) -> None:
+        alone()
+        for number in chosen:
+            folder = Path(f"kill-{number}")
+            found = {"instant": number, "left": files(folder), **load(submission, folder)}
+            try:
+                submission.save_checkpoint(folder, numbered(3), keep)
+                found["again"] = load(submission, folder)
+                found["afterwards"] = files(folder)
+            except Exception as error:
+                found["again"] = {"loaded": None, "error": f"{type(error).__name__}: {error}"}
+                found["afterwards"] = {}
+            child.say(found)
+
+    child = Child(inspect)
+    seen = []
+    while (word := child.hear()) is not None and "raised" not in word:
+        seen.append(word)
+    child.end()
+    observe("chosen", chosen)
+    observe("ends", ends)
+    observe("seen", seen)
+
+
+def _spread(instants: list[str], most: int) -> list[int]:
+    """At most so many instants: all that are no writes, and writes at even distances."""
+    writes = [number for number, what in enumerate(instants) if " a write of " in what]
+    others = [number for number in range(len(instants)) if number not in set(writes)]
+    room = max(most - len(others), 8)
+    if len(writes) > room:
+        writes = [writes[round(i * (len(writes) - 1) / (room - 1))] for i in range(room)]
+    return sorted({*writes, *others})
+
+
+def reader(submission: Any, chunk: int) -> None:
+    """While one process saves, another loads before every single operation of the save."""
+    tracer.chunk = chunk
+    folder = Path("live")
+    _prepare(submission, folder, 1)
+
+    def write(child: Child) -> None:
+        alone()
+
+        def stop(instant: int, what: str) -> None:
+            child.say(what)
+            child.wait()
+
+        tracer.before = stop
+        with traced():
+            submission.save_checkpoint(folder, numbered(2), 1)
+
+    def read(child: Child) -> None:
+        alone()
+        while child.wait():
+            child.say(load(submission, folder))
+
+    saver, loader = Child(write), Child(read)
+    seen = []
+    while (what := saver.hear()) is not None and isinstance(what, str):
+        loader.go_on()
+        found = loader.hear()
+        if found is None:
+            break
+        seen.append({"instant": what, **found})
+        saver.go_on()
+    ended = saver.end()
+    loader.go_on()
+    observe("last", loader.hear())
+    with contextlib.suppress(OSError):
+        _kill(loader.pid, signal.SIGKILL)
+    loader.end()
+    observe("ended", ended)
+    observe("seen", seen)

@@ -1,0 +1,95 @@
+"""The clinic's one scenario: run a case's `main()` on every rank and report what it returned and how it went about it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.ranks import observe
+
+timeouts: list[float] = []
+wrapped: list[dict[str, Any]] = []
+samples: list[list[int]] = []
+linear_calls: list[bool] = []
+LAUNCHERS = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb")
+
+
+def before() -> None:
+    """Note where the launcher says to meet; from the first import on note timeouts, DDP's options and the samples read."""
+    observe("launchers_address", LAUNCHERS)
+    for name in ("init_process_group", "new_group"):
+        setattr(dist, name, _noting_timeout(getattr(dist, name)))
+        setattr(sys.modules["torch.distributed.distributed_c10d"], name, getattr(dist, name))
+    construct = DistributedDataParallel.__init__
+
+    def constructed(self: Any, *args: Any, **options: Any) -> None:
+        wrapped.append({key: options[key] for key in OPTIONS if key in options})
+        construct(self, *args, **options)
+
+    DistributedDataParallel.__init__ = constructed  # type: ignore[method-assign]
+    import ward
+
+    read = ward.Records.__getitem__
+
+    def noted(self: Any, index: int) -> Any:
+        samples.append([int(self.seed), int(index)])
+        return read(self, index)
+
+    ward.Records.__getitem__ = noted
+
+
+def _noting_timeout(original: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
+        timeout = options.get("timeout")
+        if timeout is not None:
+            timeouts.append(timeout.total_seconds())
+            observe("timeouts", timeouts)
+        result = original(*args, **options)
+        observe("meeting", _meeting())
+        return result
+
+    return noted
+
+
+def _meeting() -> str:
+    """Where the ranks have met: host:port of the group's store, or the kind of store that it is."""
+    store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return f"{store.host}:{store.port}" if isinstance(store, dist.TCPStore) else type(store).__name__
+
+
+def _count_linear(layer: torch.nn.Module, *_: Any) -> None:
+    linear_calls.append(isinstance(layer, torch.nn.Linear))
+
+
+def treat(module: ModuleType, count_linear: bool = False) -> None:
+    """Run the job. Its result is a dictionary; models in it are reported as their state.
+
+    `count_linear` counts the forwards of linear layers, those that a backward pass repeats included.
+    """
+    if count_linear:
+        torch.nn.modules.module.register_module_forward_hook(_count_linear)
+    try:
+        result = module.main()
+    finally:
+        observe("timeouts", timeouts)
+        observe("wrapped", wrapped)
+        observe("samples", samples)
+        observe("linear_calls", sum(linear_calls))
+    observe("result", {str(key): _plain(value) for key, value in result.items()} if isinstance(result, dict) else None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.nn.Module):
+        return {name: tensor.detach().clone() for name, tensor in value.state_dict().items()}
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value

@@ -1,0 +1,170 @@
+"""On one rank: `device_report` is shown models and batches whose tensors are on two devices. Nothing is judged here.
+
+The second device is a GPU where there is one. Elsewhere it is "meta": its tensors have a shape, a type and a device, and
+no data, so a tensor in the wrong place is as wrong there as on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.ranks import observe
+
+OTHER = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("meta")
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Sample:
+    """A batch as a dataclass."""
+
+    image: torch.Tensor
+    label: torch.Tensor
+    source: str = "camera"
+
+
+class Registered(nn.Module):
+    """Everything that can be registered: frozen, tied and half-precision parameters, buffers in and out of state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(7, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.half = nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+        self.decoder = nn.Linear(5, 7, bias=False)
+        self.decoder.weight = self.encoder.weight
+        self.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
+
+    def forward(self, *_: Any) -> torch.Tensor:
+        """Nobody asked for this."""
+        observe("forward_called", True)
+        raise RuntimeError("the model was called")
+
+
+class Holding(Registered):
+    """A model that also holds what it has not registered, on this or that device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(3)
+        self.anchors = [torch.ones(2), {"wide": torch.ones(4, dtype=torch.float64)}]
+        self.name = "holding"
+        self.lstm = nn.LSTM(2, 2)  # keeps its parameters in a second list
+        self.norm.extra = torch.zeros(1)  # deeper down
+        self.adapters = [nn.Linear(2, 2, bias=False)]  # a plain list: nn.Module does not see it
+
+
+class Plain(nn.Module):
+    """Three parameters, of which the first was left behind by whoever moved them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2))
+        self.second = nn.Parameter(torch.zeros(2, device=OTHER))
+        self.third = nn.Parameter(torch.zeros(2, device=OTHER))
+
+
+def _moved(model: Registered) -> Registered:
+    """On the other device, with its weights still tied: `.to("meta")` cannot keep that, `.to("cuda")` does."""
+    model = model.to(OTHER)
+    model.decoder.weight = model.encoder.weight
+    return model
+
+
+def _all(value: Any) -> list[torch.Tensor]:
+    """The tensors of the arguments, to see what becomes of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, nn.Module):
+        return [*value.state_dict(keep_vars=True).values()]
+    if isinstance(value, dict | UserDict):
+        return [tensor for item in value.values() for tensor in _all(item)]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _all(item)]
+    return [value.image, value.label] if isinstance(value, Sample) else []
+
+
+def _state(tensors: list[torch.Tensor]) -> list[list[Any]]:
+    return [[str(one.device), str(one.dtype), one.requires_grad, id(one)] for one in tensors]
+
+
+def _look(submission, label: str, model: nn.Module, *batch: Any, **options: Any) -> None:
+    """Call it once, and say what it found and what it changed."""
+    arguments = [model, *batch, options.get("loss")]
+    before, random = _state(_all(arguments)), torch.get_rng_state()
+    observe("case", label)
+    report = submission.device_report(model, *batch, **options)
+    found = {
+        "tensors": [[str(one.kind), str(one.path), str(one.device), str(one.dtype)] for one in report.tensors],
+        "device": str(report.device),
+        "misplaced": [str(one.path) for one in report.misplaced],
+        "text": str(report),
+        "changed": [
+            f"{old[0]} → {new[0]}" for old, new in zip(before, _state(_all(arguments)), strict=True) if old != new
+        ],
+        "drew": not torch.equal(random, torch.get_rng_state()),
+        "mode": model.training,
+    }
+    observe(label, found)
+
+
+def registered(submission) -> None:
+    """A model alone, all of it on the CPU."""
+    observe("other", str(OTHER))
+    _look(submission, "registered", Registered())
+
+
+def moved(submission) -> None:
+    """The same model, one buffer of it left behind."""
+    observe("other", str(OTHER))
+    model = _moved(Registered())
+    model.norm.running_var = torch.ones(5)
+    _look(submission, "moved", model)
+
+
+def batches(submission) -> None:
+    """Data in every nest that loaders make."""
+    observe("other", str(OTHER))
+    there = {"device": OTHER}
+    _look(submission, "flat", nn.Linear(2, 2, **there), torch.zeros(2, 2, **there), torch.zeros(2, dtype=torch.int64))
+    nested = {
+        "ids": torch.zeros(2, dtype=torch.int64, **there),
+        "boxes": [torch.zeros(1, **there), (torch.zeros(1, dtype=torch.float16), None, "text", 3)],
+        "empty": {},
+        7: UserDict(mask=torch.zeros(2, dtype=torch.bool, **there)),
+    }
+    pair = Pair(torch.zeros(2, **there), [torch.zeros(2)])
+    sample = Sample(torch.zeros(2, **there), torch.zeros(2, dtype=torch.int64))
+    _look(submission, "dictionary", nn.Linear(2, 2, **there), nested)
+    _look(submission, "records", nn.Linear(2, 2, **there), pair, sample)
+
+
+def attributes(submission) -> None:
+    """A model that was moved, with what no `.to()` moves."""
+    observe("other", str(OTHER))
+    _look(submission, "attributes", _moved(Holding()))
+
+
+def losses(submission) -> None:
+    """A function, a plain loss and one that holds weights, left on the CPU."""
+    observe("other", str(OTHER))
+    model = nn.Linear(2, 2, device=OTHER)
+    data = torch.zeros(2, 2, device=OTHER)
+    _look(submission, "weighted", model, data, loss=nn.CrossEntropyLoss(weight=torch.ones(2)))
+    _look(submission, "plain", model, data, loss=nn.CrossEntropyLoss())
+    _look(submission, "function", model, data, loss=nn.functional.cross_entropy)
+
+
+def expectations(submission) -> None:
+    """Where should it be? Where most of the model is, unless somebody says it."""
+    observe("other", str(OTHER))
+    _look(submission, "most", Plain(), torch.zeros(2, device=OTHER))
+    _look(submission, "said", nn.Linear(2, 2), torch.zeros(2, 2), device=OTHER)
+    _look(submission, "said_as_text", nn.Linear(2, 2), torch.zeros(2, 2), device="cpu")

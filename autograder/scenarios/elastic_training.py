@@ -1,0 +1,164 @@
+"""On the ranks: one start of the job, which may be killed or asked to stop at a given step. Nothing is judged here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+FEATURES, HIDDEN, CLASSES = 6, 256, 3  # so many weights that another order of a sum shows in one of them
+FOLDER = Path("run")
+
+
+class Happening:
+    """A signal to this process, while so many steps have been done by it and the next is under way.
+
+    `before` it comes in the forward pass; otherwise when the update has been made, and not yet been counted.
+    """
+
+    def __init__(self, number: int, step: int, before: bool) -> None:
+        self.number, self.step, self.before = number, step, before
+        self.done = False
+
+    def happen(self) -> None:
+        """Send it; Python runs a handler before the next line."""
+        self.done = True
+        left = files()
+        observe("files", left)
+        if self.number == signal.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        mark("signal")
+        os.kill(os.getpid(), self.number)
+        for _ in range(3):
+            pass  # a handler has run by now
+        mark("signal over")
+        after = files()
+        observe("wrote in the handler", sorted(k for k in after if k not in left or not torch.equal(after[k], left[k])))
+
+
+steps: list[dict[str, Any]] = []
+seen: list[int] = []
+models: list[nn.Module] = []
+happening: Happening | None = None
+
+
+class Net(nn.Module):
+    """A sample's number stands before its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, HIDDEN)
+        self.last = nn.Linear(HIDDEN, CLASSES)
+        models.append(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 1 + FEATURES) → (B, CLASSES)."""
+        if torch.is_grad_enabled():
+            seen.extend(x[:, 0].round().long().tolist())
+            if happening and happening.before and not happening.done and len(steps) == happening.step:
+                happening.happen()
+        return self.last(F.relu(self.first(x[:, 1:])))
+
+
+def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All in one, as a copy."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same model on every rank and at every start, and an optimizer that has a state."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def before(*_: Any) -> None:
+        parameters = list(model.parameters())
+        moments = [optimizer.state.get(p, {}).get("momentum_buffer") for p in parameters]
+        steps.append({
+            "samples": list(seen),
+            "weights": flat(parameters),
+            "moments": flat([torch.zeros_like(p) if m is None else m for p, m in zip(parameters, moments, strict=True)]),
+        })  # fmt: skip
+        seen.clear()
+
+    def after(*_: Any) -> None:
+        if happening and not happening.before and not happening.done and len(steps) == happening.step + 1:
+            happening.happen()
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    return model, optimizer
+
+
+def files() -> dict[str, torch.Tensor]:
+    """The files of the folder with their bytes."""
+    found = {}
+    for at, _, inside in os.walk(FOLDER):
+        for name in inside:
+            try:
+                data = (Path(at) / name).read_bytes()
+            except OSError:
+                continue
+            content = (
+                torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
+            )
+            found[str((Path(at) / name).relative_to(FOLDER))] = content
+    return found
+
+
+def start(
+    submission: Any,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    options: dict[str, Any],
+    left: dict[str, torch.Tensor] | None = None,
+    restart: int = 0,
+    signals: dict[str, Any] | None = None,
+) -> None:
+    """One start of the job, in new processes, with the files that the one before has left.
+
+    `signals`: `number`, and of the rank that gets it `rank`, `step` (of this start, from 0) and `before`.
+    """
+    global happening
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
+    os.environ["TORCHELASTIC_MAX_RESTARTS"] = "3"
+    dist.init_process_group("gloo")
+    if rank() == 0:
+        for name, data in (left or {}).items():
+            place = FOLDER / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(bytes(data.tolist()))
+    dist.barrier()
+    if signals and signals["rank"] == rank():
+        happening = Happening(signals["number"], signals["step"], signals["before"])
+    numbers = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
+    mark("train")
+    returned = submission.train(FOLDER, make, TensorDataset(torch.cat([numbers, x], 1), y), **options)
+    mark("returned")
+    observe("done", returned if isinstance(returned, int) else type(returned).__name__)
+    observe("steps", steps)
+    observe("weights", flat(list(models[-1].parameters())) if models else None)
+    observe("files", files() if rank() == 0 else {})
+
+
+def refuses(submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any]) -> None:
+    """A call with what it must refuse."""
+    dist.init_process_group("gloo")
+    numbers = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
+    try:
+        returned = submission.train(FOLDER, make, TensorDataset(torch.cat([numbers, x], 1), y), **options)
+    except Exception as error:
+        observe("refused", type(error).__name__)
+    else:
+        observe("refused", f"it returned {returned}")

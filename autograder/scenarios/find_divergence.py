@@ -1,0 +1,170 @@
+"""On the ranks: `find_divergence` is given models that are equal but for what was changed on one rank or another.
+
+Nothing is judged here. What is changed, where and by how much, comes from the check.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+
+class Zoo(nn.Module):
+    """One of everything that breaks a comparison.
+
+    Half precision, no dimension, no element, a frozen and an unused parameter, tied weights; buffers of integers that no
+    float can hold, of bools, with NaN and infinity, and one of zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.brief = nn.Parameter(torch.ones(5, dtype=torch.bfloat16))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.empty = nn.Parameter(torch.ones(0, 3))
+        self.frozen = nn.Parameter(torch.ones(6), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.decoder = nn.Linear(3, 4, bias=False)
+        self.tied = nn.Linear(3, 4, bias=False)
+        self.tied.weight = self.decoder.weight
+        self.register_buffer("ids", torch.arange(5) + (1 << 60))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("odd", torch.tensor([float("nan"), float("inf"), 1.0]))
+        self.register_buffer("zeros", torch.zeros(4))
+        self.register_buffer("precise", torch.ones(3, dtype=torch.float64), persistent=False)
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank() % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        return torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+def build(seed: int) -> tuple[Zoo, torch.optim.Optimizer]:
+    """The same model, gradients and optimizer on every rank, after one step; random numbers of its own from here on."""
+    device = join()
+    torch.manual_seed(seed)
+    model = Zoo()
+    with torch.no_grad():
+        model.norm.running_mean.copy_(torch.randn(3))
+    model = model.to(device)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(2):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and name != "unused":
+                parameter.grad = torch.randn(parameter.shape).to(parameter)
+        if not optimizer.state:
+            optimizer.step()
+    with torch.no_grad():
+        model.brief.fill_(1.0)
+    torch.manual_seed(seed + 1 + rank())
+    return model, optimizer
+
+
+def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, Any]) -> None:
+    """Make one change on this rank."""
+    parameters = dict(model.named_parameters())
+    name = what.get("name", "")
+    if what["do"] == "lr":
+        optimizer.param_groups[0]["lr"] = what["to"]
+        return
+    if what["do"] == "drop gradient":
+        parameters[name].grad = None
+        return
+    if what["do"] == "drop state":
+        optimizer.state.pop(parameters[name])
+        return
+    if what["kind"] == "parameter":
+        tensor = parameters[name]
+    elif what["kind"] == "buffer":
+        tensor = dict(model.named_buffers())[name]
+    elif what["kind"] == "gradient":
+        tensor = parameters[name].grad
+    else:
+        parameter, _, entry = name.rpartition(".")
+        tensor = optimizer.state[parameters[parameter]][entry]
+    flat = tensor.detach().view(-1)
+    one, other = what.get("at", 0), what.get("other", 0)
+    match what["do"]:
+        case "add":
+            flat[one] += what["by"]
+        case "swap":
+            flat[one], flat[other] = flat[other].clone(), flat[one].clone()
+        case "cancel":
+            flat[one] += what["by"]
+            flat[other] -= what["by"]
+        case "negative zero":
+            flat[one] = -0.0
+        case "flip":
+            flat[one] = ~flat[one]
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """A copy of everything, to see what has changed."""
+    values = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    values += [value for entry in optimizer.state.values() for value in entry.values()]
+    return [value.detach().clone() for value in values]
+
+
+def _same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
+    return len(before) == len(after) and all(
+        torch.equal(old.nan_to_num(7.0), new.nan_to_num(7.0)) for old, new in zip(before, after, strict=True)
+    )
+
+
+def _plain(differences: Any) -> list[list[Any]]:
+    return [[str(d.kind), str(d.name), [int(r) for r in d.ranks], float(d.largest)] for d in differences]
+
+
+def compares(
+    submission,
+    case: str,
+    seed: int,
+    changes: list[dict[str, Any]],
+    options: dict[str, Any],
+    wrapped: bool,
+    stepped: bool,
+) -> None:
+    """Compare once; `changes` are made first, each on its own rank."""
+    model, optimizer = build(seed)
+    whole: nn.Module = DistributedDataParallel(model) if wrapped else model
+    for what in changes:
+        if what["rank"] == rank():
+            change(model, optimizer, what)
+    before, random = _state(model, optimizer), torch.get_rng_state()
+    observe("case", case)
+    mark("begin")
+    found = submission.find_divergence(whole, optimizer, **options) if stepped else submission.find_divergence(whole)
+    mark("end")
+    observe("found", _plain(found))
+    observe("changed", not _same(before, _state(model, optimizer)))
+    observe("drew", not torch.equal(random, torch.get_rng_state()))
+
+
+def watches(submission, seed: int, every: int, steps: int, changes: dict[str, dict[str, Any]]) -> None:
+    """Watch some steps; the change of step n is made before the n-th call."""
+    model, optimizer = build(seed)
+    observe("case", "watch")
+    watch = submission.DivergenceWatch(model, optimizer, every=every)
+    seen: list[Any] = []
+    for step in range(1, steps + 1):
+        what = changes.get(str(step))
+        if what is not None and what["rank"] == rank():
+            change(model, optimizer, what)
+        mark(f"step {step}")
+        found = watch.step()
+        seen.append(None if found is None else [int(found.step), int(found.agreed), _plain(found.differences)])
+    mark("end")
+    observe("seen", seen)

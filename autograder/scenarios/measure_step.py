@@ -1,0 +1,134 @@
+"""On the ranks: a clock that only this file moves, and steps whose time is scripted. Nothing is judged here."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+CLEARING, MEETING = 0.5, 0.25  # seconds of the scripted clock that zero_grad and a barrier take
+
+
+class Clock:
+    """Seconds that pass only when somebody lets them."""
+
+    now = 1000.0
+    reads = 0
+
+    def __call__(self) -> float:
+        """Read it."""
+        self.reads += 1
+        return self.now
+
+
+CLOCK = Clock()
+
+
+def before() -> None:
+    """Let a barrier take time, ahead of the submission's import."""
+    barrier = dist.barrier
+
+    def slow_barrier(*args, **kwargs):
+        CLOCK.now += MEETING
+        return barrier(*args, **kwargs)
+
+    dist.barrier = slow_barrier
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank() % torch.cuda.device_count())
+        dist.init_process_group("nccl")
+        return torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+class Counting(nn.Module):
+    """A layer, a parameter that is not used, and a buffer that counts how often the model was called in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.unused = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 4) → (B, 3)."""
+        if self.training:
+            self.calls += 1
+        return self.layer(x)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """It takes time, like the real one."""
+        CLOCK.now += CLEARING
+        super().zero_grad(set_to_none)
+
+
+def measures(
+    submission, times: list[dict[str, list[float]]], repeats: int, warm: list[dict[str, list[float]]] | None = None
+) -> None:
+    """Call `exposed_communication` with steps that take scripted times.
+
+    `times[rank]["step"]` are the seconds of the steps with synchronisation, in turn, and when they are used up again from
+    the first; `times[rank]["alone"]` are those without. `warm[rank]` come before them.
+    """
+    device = join()
+    scripted = {
+        kind: itertools.chain(warm[rank()][kind] if warm else [], itertools.cycle(times[rank()][kind]))
+        for kind in ("step", "alone")
+    }
+    counts = {"step": 0, "alone": 0}
+    torch.manual_seed(3)
+    model = Counting().to(device)
+    ddp_model = DistributedDataParallel(model)
+    ddp_model.zero_grad = model.zero_grad
+    model.layer.bias.grad = torch.full((3,), 7.0, device=device)
+    batch = torch.ones(2, 4, device=device)
+    dirty: list[bool] = []
+
+    def step() -> None:
+        kind = "step" if ddp_model.require_backward_grad_sync else "alone"
+        mark(kind)
+        dirty.append(any(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
+        ddp_model(batch * (rank() + 1)).sum().backward()
+        CLOCK.now += next(scripted[kind])
+        counts[kind] += 1
+        mark("done")
+
+    result = submission.exposed_communication(step, ddp_model, repeats=repeats, clock=CLOCK)
+    for name in ("step", "alone"):
+        observe(name, float(getattr(result, name)))
+    observe("counts", counts)
+    observe("reads", CLOCK.reads)
+    observe("dirty", dirty)
+    observe("gradients", {name: p.grad for name, p in model.named_parameters()})
+    observe("buffers", dict(model.named_buffers()))
+    observe("synchronises", bool(ddp_model.require_backward_grad_sync))
+
+
+def scales(submission, runs: list[list[list[float]]], modes: list[str]) -> None:
+    """Call `scaling_efficiency` with each run; a run is pairs of ranks and seconds."""
+    found, errors = [], []
+    for pairs, mode in zip(runs, modes, strict=True):
+        try:
+            result = submission.scaling_efficiency({int(ranks): seconds for ranks, seconds in pairs}, mode)
+            found.append([[int(ranks), float(efficiency)] for ranks, efficiency in result.items()])
+            errors.append("")
+        except (ValueError, KeyError, ZeroDivisionError) as error:
+            found.append([])
+            errors.append(f"{type(error).__name__}: {error}")
+    observe("found", found)
+    observe("errors", errors)
+
+
+def predicts(submission, cases: list[dict[str, float]]) -> None:
+    """Call `predict_step` with each case."""
+    observe("found", [float(submission.predict_step(**case)) for case in cases])

@@ -1,0 +1,198 @@
+"""On the ranks: one start of the script, on small data that is counted, or on the digits. Nothing is judged here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import TensorDataset
+
+from lockstep.grading.on_rank import rank
+from lockstep.ranks import mark, observe
+
+FEATURES, CLASSES = 6, 3
+FOLDER = Path("run")
+
+steps: list[dict[str, Any]] = []
+seen: list[list[int]] = []
+tested: list[list[int]] = []
+precision: set[str] = set()
+models: list[nn.Module] = []
+
+
+class Net(nn.Module):
+    """A sample's number stands before its features; those of the test set are negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 10)
+        self.last = nn.Linear(10, CLASSES)
+        models.append(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 1 + FEATURES) → (B, CLASSES)."""
+        numbers = x[:, 0].round().long().tolist()
+        (seen if numbers[0] >= 0 else tested).append(numbers)
+        if numbers[0] >= 0:
+            about_to("forward")
+        hidden = self.first(x[:, 1:])
+        precision.add(str(hidden.dtype))
+        return self.last(F.relu(hidden))
+
+
+happening: dict[str, Any] = {}
+
+
+def about_to(what: str) -> None:
+    """Send this process its signal, when this is the moment for it."""
+    if (
+        happening.get("rank") != rank()
+        or happening.get("done")
+        or happening["step"] != len(steps) - (what != "forward")
+    ):
+        return
+    if (what == "forward") != happening["before"]:
+        return
+    happening["done"] = True
+    left = files()
+    observe("files", left)
+    mark("signal")
+    os.kill(os.getpid(), happening["number"])
+    for _ in range(3):
+        pass  # a handler has run by now
+    mark("signal over")
+    after = files()
+    observe("wrote in the handler", sorted(k for k in after if k not in left or not torch.equal(after[k], left[k])))
+
+
+def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All in one, as a copy."""
+    return torch.cat([t.detach().reshape(-1).float() for t in tensors])
+
+
+def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Note what the step is made of."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = [optimizer.state.get(p, {}).get("exp_avg") for p in parameters]
+    steps.append({
+        "samples": [list(one) for one in seen],
+        "weights": flat(parameters),
+        "gradient": flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]),
+        "moments": flat([torch.zeros_like(p) if m is None else m for p, m in zip(parameters, moments, strict=True)]),
+        "rate": float(optimizer.param_groups[0]["lr"]),
+    })  # fmt: skip
+    seen.clear()
+    mark("step")
+
+
+def after_step(*_: Any) -> None:
+    """The weights are new; nothing has been counted."""
+    about_to("count")
+
+
+def files() -> dict[str, torch.Tensor]:
+    """The files of the folder with their bytes."""
+    found = {}
+    for at, _, inside in os.walk(FOLDER):
+        for name in inside:
+            with contextlib.suppress(OSError):
+                data = (Path(at) / name).read_bytes()
+                content = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+                found[str((Path(at) / name).relative_to(FOLDER))] = content
+    return found
+
+
+def script(submission: Any, arguments: list[str]) -> None:
+    """Call the script's main and note what it returned."""
+    register_optimizer_step_pre_hook(before_step)
+    register_optimizer_step_post_hook(after_step)
+    result = submission.main([*arguments, "--folder", str(FOLDER)])
+    mark("returned")
+    numbers = {name: getattr(result, name, None) for name in ("steps", "of", "loss", "accuracy")}
+    observe("result", {key: float(value) if value is not None else None for key, value in numbers.items()})
+
+
+def start(
+    submission: Any,
+    arguments: list[str],
+    train: tuple[torch.Tensor, torch.Tensor],
+    test: tuple[torch.Tensor, torch.Tensor],
+    left: dict[str, torch.Tensor] | None = None,
+    signals: dict[str, Any] | None = None,
+) -> None:
+    """One start of the script on counted samples, with the files that the one before has left."""
+    happening.update(signals or {})
+    for name, data in (left or {}).items() if rank() == 0 else ():
+        place = FOLDER / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(bytes(data.tolist()))
+
+    def datasets(task: str) -> tuple[TensorDataset, TensorDataset]:
+        numbers = torch.arange(len(train[0]), dtype=torch.float32), -1 - torch.arange(len(test[0]), dtype=torch.float32)
+        both = (
+            TensorDataset(torch.cat([number.unsqueeze(1), x], 1), y)
+            for number, (x, y) in zip(numbers, (train, test), strict=True)
+        )
+        return tuple(both)
+
+    submission.datasets = datasets
+    submission.build_model = lambda task: Net()
+    script(submission, arguments)
+    observe("steps", steps)
+    observe("tested", tested)
+    observe("precision", sorted(precision))
+    observe("weights", flat(list(models[-1].parameters())) if models else None)
+    observe("files", files() if rank() == 0 else {})
+
+
+def digits(submission: Any, arguments: list[str]) -> None:
+    """The script as it is, on the digits."""
+    script(submission, arguments)
+    observe("steps made", len(steps))
+
+
+def refuses(submission: Any, arguments: list[str]) -> None:
+    """Arguments that it must refuse."""
+    try:
+        submission.main([*arguments, "--folder", str(FOLDER)])
+    except NotImplementedError:
+        raise
+    except (Exception, SystemExit) as error:
+        observe("refused", type(error).__name__)
+    else:
+        observe("refused", "nothing")
+    sys.stdout.flush()
+
+
+def joins(submission: Any, devices: int) -> None:
+    """Call join on a machine whose torch says that a node has so many GPUs (0: none)."""
+    chosen: list[str] = []
+    given: list[str] = []
+    make = dist.init_process_group
+
+    def set_device(device: Any) -> None:
+        chosen.append(str(torch.device("cuda", device) if isinstance(device, int) else torch.device(device)))
+
+    def init_process_group(backend: Any = None, *arguments: Any, **more: Any) -> None:
+        given.append(str(backend or ""))
+        observe("chosen before the group", list(chosen))
+        more.pop("device_id", None)
+        make("gloo", *arguments, **more)
+
+    torch.cuda.is_available = lambda: devices > 0
+    torch.cuda.device_count = lambda: devices
+    torch.cuda.set_device = set_device
+    dist.init_process_group = init_process_group
+    device = submission.join()
+    observe("device", str(device))
+    observe("chosen", chosen)
+    observe("backend", given[-1] if given else "none")
+    observe("local rank", int(os.environ["LOCAL_RANK"]))

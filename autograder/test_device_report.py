@@ -1,0 +1,356 @@
+"""What `device_report` has to do.
+
+    device_report(model, *batch, loss=None, device=None) -> DeviceReport
+
+It is shown models, losses and batches whose tensors are on two devices: the CPU, and a GPU or, without one, "meta". What
+counts is what its report holds, tensor by tensor, and the first line of the report as text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from lockstep.grading import Grader
+from lockstep.grading.verdict import Diagnosis
+from lockstep.ranks import Run
+
+FUNCTION = r"def device_report"
+WALK = r"named_parameters || parameters\( || " + FUNCTION
+BUFFERS = r"named_buffers || buffers\( || state_dict || " + WALK
+NEST = r"isinstance\(.*(dict|Mapping) || register\( || isinstance\(.*(list|tuple) || " + FUNCTION
+HELD = r"named_modules|\.modules\( || vars\(\w+\)|__dict__ || " + FUNCTION
+LOSS = r"isinstance\(loss || loss is || loss\. || " + FUNCTION
+EXPECTED = r"device is None || device = || next\( || " + FUNCTION
+TEXT = r"def __str__"
+REMEDY = r"\.to\( || " + TEXT
+
+CALL = r"(?<!def )\bmodel\( || " + FUNCTION
+CALLED = "The model was called. A report only looks: a forward pass takes time, draws random numbers and moves BatchNorm's statistics."
+
+HERE, THERE = "cpu", "other"
+REGISTERED = {
+    "model.encoder.weight": ("parameter", "float32"),
+    "model.frozen": ("parameter", "float32"),
+    "model.half.weight": ("parameter", "bfloat16"),
+    "model.norm.weight": ("parameter", "float32"),
+    "model.norm.bias": ("parameter", "float32"),
+    "model.norm.running_mean": ("buffer", "float32"),
+    "model.norm.running_var": ("buffer", "float32"),
+    "model.norm.num_batches_tracked": ("buffer", "int64"),
+    "model.mask": ("buffer", "bool"),
+}
+LSTM = {f"model.lstm.{name}_l0": ("parameter", "float32") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+ATTRIBUTES = {
+    "model.mean": "float32",
+    "model.anchors[0]": "float32",
+    'model.anchors[1]["wide"]': "float64",
+    "model.norm.extra": "float32",
+    "model.adapters[0].weight": "float32",
+}
+LINEAR = {"model.weight": ("parameter", "float32"), "model.bias": ("parameter", "float32")}
+
+Tensors = dict[str, tuple[str, str, str]]
+"""Path: kind, device (HERE or THERE), type."""
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Name what a failed run of this exercise usually means."""
+    cause = run.cause
+    assert cause is not None
+    if run.observed("forward_called")[0]:
+        return grader.diagnosis("report-acts", CALLED, at=CALL)
+    if cause.error is None or cause.error.type in ("NotImplementedError", "ImportError", "SyntaxError"):
+        return None
+    if not cause.error.frames:
+        return None
+    case = run.observed("case")[0]
+    if case in ("dictionary", "records", "flat"):
+        what = {
+            "dictionary": "a dictionary with a list, a tuple, None, a text and a number in it",
+            "records": "a named tuple and a dataclass",
+            "flat": "two tensors",
+        }[case]
+        return grader.diagnosis(
+            "trips-over-batch", f"The batch was {what}, and device_report raised {cause.error}.", at=cause.error.frame
+        )
+    if case in ("plain", "function"):
+        what = "nn.CrossEntropyLoss()" if case == "plain" else "the function F.cross_entropy"
+        return grader.diagnosis(
+            "accuses-plain-loss",
+            f"The loss was {what}, which holds no tensor, and device_report raised {cause.error}.",
+            at=cause.error.frame,
+        )
+    return None
+
+
+def found(run: Run, label: str) -> dict[str, Any]:
+    """What one call observed, the second device under its name here."""
+    seen: dict[str, Any] = run.observed(label)[0]
+    other = run.observed("other")[0]
+    tensors: list[tuple[str, ...]] = []
+    for kind, path, device, dtype in seen["tensors"]:
+        tensors.append((path, kind, THERE if device == other else device, dtype.removeprefix("torch.")))
+    return seen | {"tensors": tensors, "other": other}
+
+
+def look_at(grader: Grader, seen: dict[str, Any], wanted: Tensors, missing: dict[str, tuple[str, str]]) -> None:
+    """Every tensor once, under its path, with its own device and type. `missing` maps a path's pattern to (id, at)."""
+    paths = [path for path, *_ in seen["tensors"]]
+    gone = [path for path in wanted if path not in paths]
+    extra = [path for path in paths if path not in wanted]
+    twice = [path for path in paths if paths.count(path) > 1]
+    if gone and extra and len(gone) == len(extra):
+        grader.fail(
+            "wrong-path",
+            f"What is found at {gone[0]} was reported as {extra[0]}. A path should be one that the reader can type.",
+            at=NEST if gone[0].startswith("batch") else WALK,
+        )
+    for path in gone:
+        id, at = next(value for pattern, value in missing.items() if re.search(pattern, path))
+        more = f", and {len(gone) - 1} more {'is' if len(gone) == 2 else 'are'} missing" if len(gone) > 1 else ""
+        grader.fail(
+            id,
+            f"{path} is not in the report{more}. It names {len(set(paths))} tensors; there are {len(wanted)}.",
+            at=at,
+        )
+    if twice or extra:
+        path = (twice or extra)[0]
+        grader.fail(
+            "reported-twice",
+            f"{path} is in the report {'twice' if twice else 'besides the name that it has already'}: "
+            f"{len(paths)} entries for {len(wanted)} tensors.",
+            at=HELD,
+        )
+    for path, kind, device, dtype in seen["tensors"]:
+        if (device, dtype) != wanted[path][1:]:
+            has = f"{wanted[path][2]} on {seen['other'] if wanted[path][1] == THERE else HERE}"
+            said = f"{dtype} on {seen['other'] if device == THERE else device}"
+            grader.fail(
+                "wrong-place", f"{path} is {has}; the report says {said}.", at=r"\w\.device\b(?!:) || " + FUNCTION
+            )
+        if kind != wanted[path][0]:
+            grader.fail(
+                "wrong-kind", f"{path} is of the kind {wanted[path][0]!r}; the report says {kind!r}.", at=rf"{kind}"
+            )
+
+
+MISSING_REGISTERED = {
+    r"running|num_batches|mask": ("buffers-overlooked", BUFFERS),
+    r".": ("parameters-overlooked", WALK),
+}
+
+
+def test_registered(grader: Grader) -> None:
+    """names every parameter and every buffer of the model, with its device and type"""
+    run = grader.run("registered", 1)
+    look_at(
+        grader,
+        found(run, "registered"),
+        {path: (k, HERE, d) for path, (k, d) in REGISTERED.items()},
+        MISSING_REGISTERED,
+    )
+
+
+@pytest.mark.needs("test_registered")
+def test_left_behind(grader: Grader) -> None:
+    """shows one buffer that was left on another device"""
+    run = grader.run("moved", 1)
+    wanted = {path: (k, THERE, d) for path, (k, d) in REGISTERED.items()}
+    wanted["model.norm.running_var"] = ("buffer", HERE, "float32")
+    look_at(grader, found(run, "moved"), wanted, MISSING_REGISTERED)
+
+
+def test_nested_batches(grader: Grader) -> None:
+    """finds the tensors of a batch, however it is nested"""
+    run = grader.run("batches", 1)
+    model = {path: (kind, THERE, dtype) for path, (kind, dtype) in LINEAR.items()}
+    cases: dict[str, Tensors] = {
+        "flat": {"batch[0]": ("batch", THERE, "float32"), "batch[1]": ("batch", HERE, "int64")},
+        "dictionary": {
+            'batch[0]["ids"]': ("batch", THERE, "int64"),
+            'batch[0]["boxes"][0]': ("batch", THERE, "float32"),
+            'batch[0]["boxes"][1][0]': ("batch", HERE, "float16"),
+            'batch[0][7]["mask"]': ("batch", THERE, "bool"),
+        },
+        "records": {
+            "batch[0].left": ("batch", THERE, "float32"),
+            "batch[0].right[0]": ("batch", HERE, "float32"),
+            "batch[1].image": ("batch", THERE, "float32"),
+            "batch[1].label": ("batch", HERE, "int64"),
+        },
+    }
+    missing = {r"^batch": ("batch-overlooked", NEST), r".": ("parameters-overlooked", WALK)}
+    for label, tensors in cases.items():
+        look_at(grader, found(run, label), model | tensors, missing)
+
+
+@pytest.mark.needs("test_registered")
+def test_attributes(grader: Grader) -> None:
+    """finds what the model holds without having registered it, each once"""
+    run = grader.run("attributes", 1)
+    wanted = {path: (kind, THERE, dtype) for path, (kind, dtype) in (REGISTERED | LSTM).items()}
+    wanted |= {path: ("attribute", HERE, dtype) for path, dtype in ATTRIBUTES.items()}
+    missing = {r"adapters|mean|anchors|extra": ("attributes-overlooked", HELD)} | MISSING_REGISTERED
+    look_at(grader, found(run, "attributes"), wanted, missing)
+
+
+@pytest.mark.needs("test_registered")
+def test_losses(grader: Grader) -> None:
+    """tells a loss that holds weights from a plain one"""
+    run = grader.run("losses", 1)
+    model = {path: (kind, THERE, dtype) for path, (kind, dtype) in LINEAR.items()}
+    model["batch[0]"] = ("batch", THERE, "float32")
+    missing = {
+        r"^loss": ("loss-overlooked", LOSS),
+        r"^batch": ("batch-overlooked", NEST),
+        r".": ("parameters-overlooked", WALK),
+    }
+    look_at(grader, found(run, "weighted"), model | {"loss.weight": ("buffer", HERE, "float32")}, missing)
+    for label, what in (("plain", "nn.CrossEntropyLoss()"), ("function", "the function F.cross_entropy")):
+        seen = found(run, label)
+        accused = [path for path, *_ in seen["tensors"] if path.startswith("loss")]
+        first = seen["text"].partition("\n")[0]
+        if accused or re.search(r"\bloss\b", first):
+            grader.fail(
+                "accuses-plain-loss",
+                f"The loss was {what}, which holds no tensor, and the report says: {accused[0] if accused else first}",
+                at=LOSS,
+            )
+        look_at(grader, seen, model, missing)
+
+
+@pytest.mark.needs("test_registered", "test_nested_batches")
+def test_expected_device(grader: Grader) -> None:
+    """judges by where most of the model is, or by the device that it is told"""
+    run = grader.run("expectations", 1)
+    other = run.observed("other")[0]
+    seen = found(run, "most")
+    if seen["device"] != other:
+        grader.fail(
+            "expects-first-parameter" if seen["device"] == HERE else "ignores-expected-device",
+            f"Two of the model's three parameters and the batch are on {other}, the first parameter was left on the CPU; the "
+            f"report expects everything on {seen['device']}, and would have {_some(seen['misplaced'])} moved.",
+            at=EXPECTED,
+        )
+    seen = found(run, "said")
+    if seen["device"] != other or len(seen["misplaced"]) != 3:
+        grader.fail(
+            "ignores-expected-device",
+            f"device={other} was asked for, and model and batch are on the CPU. The report expects {seen['device']}, and "
+            f"says: {seen['text'].partition(chr(10))[0]}",
+            at=EXPECTED,
+        )
+    seen = found(run, "said_as_text")
+    if seen["device"] != HERE or seen["misplaced"]:
+        grader.fail(
+            "ignores-expected-device", f'device="cpu" was asked for; the report expects {seen["device"]}.', at=EXPECTED
+        )
+
+
+@pytest.mark.needs("test_expected_device")
+def test_verdict_when_all_is_well(grader: Grader) -> None:
+    """says “all” and the device in the first line when nothing is misplaced"""
+    seen = found(grader.run("registered", 1), "registered")
+    first = seen["text"].partition("\n")[0]
+    if not first.lower().startswith("all") or HERE not in first:
+        grader.fail(
+            "verdict-not-first",
+            f"Everything is on the CPU, and the report's first line is {first[:120]!r}. Who looks at it wants to know that first.",
+            at=TEXT,
+        )
+    look_at_table(grader, seen)
+
+
+@pytest.mark.needs("test_left_behind", "test_expected_device")
+def test_verdict_names_what_is_off(grader: Grader) -> None:
+    """names a misplaced tensor, both devices and the remedy in the first line"""
+    run = grader.run("moved", 1)
+    look_at_verdict(grader, found(run, "moved"), r"model\.to\(")
+    run = grader.run("batches", 1)
+    look_at_verdict(grader, found(run, "dictionary"), r'batch\[0\]\["boxes"\]\[1\]\[0\]\.to\(')
+    look_at_table(grader, found(run, "dictionary"))
+
+
+@pytest.mark.needs("test_losses", "test_verdict_names_what_is_off")
+def test_loss_verdict(grader: Grader) -> None:
+    """moves a loss that holds weights, and not the model"""
+    look_at_verdict(grader, found(grader.run("losses", 1), "weighted"), r"loss\.to\(")
+
+
+@pytest.mark.needs("test_attributes", "test_verdict_names_what_is_off")
+def test_attribute_remedy(grader: Grader) -> None:
+    """says of an attribute that it has to be registered"""
+    look_at_verdict(grader, found(grader.run("attributes", 1), "attributes"), r"register_buffer|ModuleList")
+
+
+def look_at_verdict(grader: Grader, seen: dict[str, Any], remedy: str) -> None:
+    """The first line, when something is misplaced."""
+    first = seen["text"].partition("\n")[0]
+    off = [path for path, _, device, _ in seen["tensors"] if device == HERE]
+    named = [path for path in off if path in first]
+    if not named or not re.search(rf"\b{HERE}\b", first) or not re.search(rf"\b{seen['other']}\b", first):
+        grader.fail(
+            "verdict-not-first",
+            f"{off[0]} is on the CPU, the model on {seen['other']}. The report's first line names "
+            f"{'it, but not both devices' if named else 'neither it nor another misplaced tensor'}: {first[:120]!r}",
+            at=TEXT,
+        )
+    if not re.search(remedy, first):
+        kind = next(kind for path, kind, *_ in seen["tensors"] if path == named[0])
+        shown = re.sub(r"\\|\($", "", remedy.replace("|", " or ").replace(r"\(", "(…)"))
+        says = re.search(r"[\w\]\[\".]*\.to\(.*?\)", first)
+        if says or kind == "attribute":
+            grader.fail(
+                "wrong-remedy",
+                f"{named[0]} ({kind}) is on the CPU, and the first line advises {says.group(0) if says else first[:100]!r}, "
+                f"which does not move it. Look for {shown}.",
+                at=REMEDY,
+            )
+        grader.fail(
+            "verdict-without-remedy", f"The first line says what is wrong, not what to write: {first[:120]!r}", at=TEXT
+        )
+
+
+def look_at_table(grader: Grader, seen: dict[str, Any]) -> None:
+    """Under the verdict there is a line for every tensor."""
+    rest = seen["text"].splitlines()[1:]
+    for path, _, device, dtype in seen["tensors"]:
+        place = seen["other"] if device == THERE else device
+        if not any(path in line and place in line and dtype in line for line in rest):
+            grader.fail(
+                "table-incomplete",
+                f"Under the verdict no line says that {path} is on {place} and of type {dtype}.",
+                at=TEXT,
+            )
+
+
+@pytest.mark.needs("test_registered", "test_nested_batches")
+def test_only_looks(grader: Grader) -> None:
+    """moves, changes and computes nothing"""
+    for scenario, labels in (
+        ("moved", ["moved"]),
+        ("batches", ["flat", "dictionary", "records"]),
+        ("losses", ["weighted"]),
+    ):
+        run = grader.run(scenario, 1)
+        if run.observed("forward_called")[0]:
+            grader.fail("report-acts", CALLED, at=CALL)
+        for label in labels:
+            seen = found(run, label)
+            if seen["changed"]:
+                grader.fail(
+                    "report-acts",
+                    f"After the call {len(seen['changed'])} of the tensors that it was given had changed ({seen['changed'][0]}). "
+                    "Whoever asks where a tensor is does not expect it to go.",
+                    at=r"^[^'\"]*\.to\( || " + FUNCTION,
+                )
+            if seen["drew"] or not seen["mode"]:
+                what = "random numbers were drawn" if seen["drew"] else "the model was in eval mode"
+                grader.fail("report-acts", f"After the call {what}.", at=FUNCTION)
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")

@@ -1,0 +1,250 @@
+"""Exercise train: the whole script, for torchrun on one node or many, and for SLURM (`train.sbatch`).
+
+Chapter 5, "Before a long run". It trains on scikit-learn's handwritten digits, on CPU in seconds:
+
+    torchrun --nproc-per-node=2 exercises/train.py --epochs 12
+
+or a small GPT on the characters of Python's own library, which wants a GPU:
+
+    torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
+
+Kill it and start it again with the same `--folder`: it goes on behind the last step that it has saved. The file needs
+nothing but torch and, for the digits, scikit-learn; take it with you.
+"""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.utils.data import (
+    Dataset,
+    TensorDataset,
+)
+
+Pairs = Dataset[tuple[torch.Tensor, ...]]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train with DDP.")
+    parser.add_argument("--task", choices=("digits", "gpt"), default="digits")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=48, help="samples a step, of all ranks together")
+    parser.add_argument("--accumulate", type=int, default=1, help="in how many parts each rank works through its share")
+    parser.add_argument("--lr", type=float, default=0.01, help="the largest learning rate")
+    parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of the gradient")
+    parser.add_argument("--amp", action="store_true", help="forward and loss under autocast to bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
+    parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
+    return parser.parse_args(arguments)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the job has ended: the steps done in all, of how many, and over the test set, once it is complete, the mean
+    loss and the share of right predictions."""
+
+    steps: int
+    of: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+# What is trained, and on what: given ---------------------------------------------------------------------------------
+
+
+def datasets(task: str) -> tuple[Pairs, Pairs]:
+    """Training and test set: pairs of an input and a class, or of 64 characters and the 64 that come after each."""
+    if task == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
+        classes = torch.tensor(digits.target, dtype=torch.long)
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+        train, test = order[:1437], order[1437:]
+        return TensorDataset(inputs[train], classes[train]), TensorDataset(inputs[test], classes[test])
+    library = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
+    characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)
+    windows = characters[: len(characters) // 65 * 65].view(-1, 65)
+    inputs, following = windows[:, :-1], windows[:, 1:]
+    held_out = len(windows) // 20
+    return TensorDataset(inputs[held_out:], following[held_out:]), TensorDataset(
+        inputs[:held_out], following[:held_out]
+    )
+
+
+class GPT(nn.Module):
+    """A small transformer over characters: (B, T) numbers below 128 → (B, T, 128) logits of the next one."""
+
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(128, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T) → (B, T, 128)."""
+        length = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
+        hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
+        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+
+
+def build_model(task: str) -> nn.Module:
+    """A new model. Neither has dropout: a step depends on the weights, the optimizer and the samples alone."""
+    if task == "digits":
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    return GPT()
+
+
+def rate(step: int, steps: int, largest: float) -> float:
+    """The learning rate of a step: up over the first twentieth, then down along a cosine. It needs no state."""
+    warm = max(1, steps // 20)
+    return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
+
+
+# The distributed parts -----------------------------------------------------------------------------------------------
+
+
+def join() -> torch.device:
+    """Join the process group with what torchrun has told (it knows the address, the port, and who is who).
+
+    Returns:
+        This rank's device: on a node with GPUs the one of its number *on that node*, and made the current device before
+        the group is made, with the backend nccl; else the CPU, with gloo.
+    """
+    raise NotImplementedError("train: join the process group")
+
+
+class StopRequest:
+    """Notes SIGTERM and SIGUSR1. A handler runs between any two instructions, so it notes and does nothing else."""
+
+    def __init__(self) -> None:
+        self.made = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
+
+    One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
+    and also after a power failure.
+    """
+    raise NotImplementedError("train: save, atomically and durably")
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The checkpoint `path`, or None where there is none; the same on every rank.
+
+    Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
+    nodes. Tensors come back on the CPU.
+    """
+    raise NotImplementedError("train: load the same on every rank")
+
+
+def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int) -> Iterator[Any]:
+    """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
+
+    A step has `batch_size` samples of all ranks together; a rank has an equal share of them, in `accumulate`
+    micro-batches of equal size. An epoch has `len(dataset) // batch_size` steps; what is left over is not seen in it.
+    The order is that of `DistributedSampler(dataset, seed=seed, drop_last=True)`, another one in each epoch.
+    """
+    raise NotImplementedError("train: deal out the samples")
+
+
+def loss_of(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean cross-entropy of a batch, and how many predictions were right; given."""
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
+        logits = model(inputs).flatten(0, -2)
+        loss = F.cross_entropy(logits, targets.flatten())
+    return loss, (logits.argmax(1) == targets.flatten()).sum()
+
+
+def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
+    """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
+
+    The gradients are averaged over the ranks once, with the last micro-batch, and clipped after that.
+
+    Returns:
+        This rank's mean loss before the step, a tensor without gradient on its device.
+    """
+    raise NotImplementedError("train: accumulate, average once, clip, step")
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Pairs, device: torch.device, amp: bool, batch_size: int = 256
+) -> tuple[float, float]:
+    """Mean loss and accuracy over the whole data set, each sample counted once, the same numbers on every rank.
+
+    The ranks share the work, each with a part of its own, also where the parts cannot be equal. `model` is the model
+    itself: DDP's forward may call collectives, and ranks with fewer batches would be missed in them.
+    """
+    raise NotImplementedError("train: evaluate, every sample once")
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> Result:
+    """Train up to the last epoch, from the checkpoint in `arguments.folder` on if there is one.
+
+    - The model is built after `torch.manual_seed(seed)`, and all ranks begin with equal weights. The optimizer is AdamW
+      with the rate of `rate(step, …)`.
+    - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, weights and optimizer. It is saved
+      every `save_every` steps, after the last one, and when somebody asks the job to stop.
+    - After each step one small collective tells every rank whether any of them was asked to stop (`StopRequest`), and
+      the step's loss over all ranks. Asked, all stop behind the same step, and save.
+    - Interrupted anywhere and started again, on as many ranks, it ends with the same weights.
+    - Rank 0, and no other, prints: where it begins, every `log_every` steps the global loss, after each epoch the test
+      set's loss and accuracy.
+
+    Raises:
+        ValueError: `batch_size` cannot be dealt out evenly to the ranks and their micro-batches.
+    """
+    raise NotImplementedError("train: train, evaluate, save, stop, and go on")
+
+
+def say(rank: int, line: str) -> None:
+    """Print on rank 0, at once."""
+    if rank == 0:
+        print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> Result:
+    """The script, from the command line to the end of the process group."""
+    parsed = parse(arguments)
+    device = join()
+    try:
+        return train(parsed, device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    sys.stdout.flush()
+    os._exit(0)

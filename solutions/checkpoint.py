@@ -1,0 +1,190 @@
+"""Exercise checkpoint: files that survive whatever happens to the job that writes them.
+
+Chapter 5, "Atomic and durable". To see it at work on two ranks, twice, so that the second start finds what the first
+has left:
+
+    torchrun --nproc-per-node=2 exercises/checkpoint.py /tmp/checkpoints
+"""
+
+import hashlib  # solution-only
+import os
+import re  # solution-only
+import sys
+import warnings  # solution-only
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# --- solution-only ---
+NAME = re.compile(r"checkpoint-(?P<number>\d{8,})-(?P<digest>[0-9a-f]{16})\.pt")
+UNFINISHED = "unfinished.tmp"  # one writer, so one name: what a killed save has left is overwritten by the next
+# --- end ---
+
+
+def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], keep: int = 3) -> None:
+    """Write `state` as the newest checkpoint in the folder `path`. Called on every rank; the process group exists.
+
+    - Rank 0's `state` is written, by one rank alone. What the others pass is not looked at.
+    - No rank returns before the checkpoint is there.
+    - Atomic: from the moment a file has its final name it is whole. Killed at any instant, a save leaves the older
+      checkpoints, or those and the new one; never less, and never a mixture. A reader sees the same.
+    - Durable: what counts as saved survives a power failure, so it has reached the disk (`os.fsync`) before it gets its
+      name, and the name itself (the folder's entry) has reached the disk before this function returns.
+    - Afterwards the `keep` newest are there, and nothing older; nor anything that a save has left which was killed or
+      failed. Files of other people are left alone.
+    - When it fails (the disk is full), every rank raises, and the older checkpoints are still there.
+
+    Args:
+        path: the folder; it is made when it is not there.
+        state: dictionaries with text keys, lists and tuples, nested as you like, of tensors, numbers, text and None:
+            what `torch.load(weights_only=True)` reads.
+        keep: how many checkpoints to keep, this one included; at least 1.
+
+    Raises:
+        OSError or RuntimeError: the checkpoint could not be written. On the writing rank it is the error itself.
+    """
+    # --- solution: write the checkpoint ---
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            _write(Path(path), state, keep)
+        except Exception as error:
+            failure = error
+    # The others wait for this word. It is the barrier, and it tells them how the save has ended.
+    said = [None if failure is None else f"{type(failure).__name__}: {failure}"]
+    dist.broadcast_object_list(said, src=0)
+    if failure is not None:
+        raise failure
+    if said[0] is not None:
+        raise RuntimeError(f"rank 0 could not save a checkpoint: {said[0]}")
+    # --- end ---
+
+
+def load_latest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the newest checkpoint in the folder `path` that is whole. Called on every rank; the process group exists.
+
+    - Newest means saved last, whatever the files' times say: copying a folder changes those.
+    - All ranks return the same checkpoint, also where one of them sees another state of the folder (a network file
+      system shows a new file late) or cannot read a file that the others can.
+    - A file that is cut short, or of which a single bit has changed, is not loaded. The next older one is taken
+      instead, with a warning (`warnings.warn`) that names the file. torch.load by itself does not notice a bit that
+      has changed in a tensor.
+    - Loading runs no code from the file (`weights_only=True`), and tensors come back on the CPU.
+    - A dictionary in which every key begins with `module.` is what a DDP wrapper's `state_dict()` gives. It comes back
+      without that prefix, wherever in the state it stands. All other keys come back as they were.
+
+    Returns:
+        What was saved, or None where there is no checkpoint (nor, perhaps, a folder) to load.
+    """
+    # --- solution: load the newest checkpoint that is whole on all ranks ---
+    folder = Path(path)
+    candidates = [[file.name for file in reversed(_checkpoints(folder))]]
+    dist.broadcast_object_list(candidates, src=0)  # rank 0 decides in which order they are tried
+    for name in candidates[0]:
+        state, problem = _read(folder / name)
+        problems: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        if not any(problems):
+            return state
+        told = "; ".join(f"rank {rank}: {said}" for rank, said in enumerate(problems) if said)
+        warnings.warn(f"{folder / name} is passed over, an older checkpoint is tried ({told})", stacklevel=2)
+    return None
+    # --- end ---
+
+
+# --- solution-only ---
+def _write(folder: Path, state: dict[str, Any], keep: int) -> None:
+    """Write the newest checkpoint and remove the oldest. On one rank."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        _sync(folder.parent)
+    older = _checkpoints(folder)
+    number = _number(older[-1]) + 1 if older else 1
+    unfinished = folder / UNFINISHED
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # the contents, before the name says that they are there
+        whole = folder / f"checkpoint-{number:08d}-{_digest(unfinished.read_bytes())}.pt"
+        os.replace(unfinished, whole)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)  # on a full disk this is room that somebody needs
+        raise
+    _sync(folder)  # and the name
+    for file in [*older, whole][:-keep]:
+        file.unlink(missing_ok=True)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The folder's checkpoints, the oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((file for file in folder.iterdir() if NAME.fullmatch(file.name)), key=_number)
+
+
+def _number(file: Path) -> int:
+    """1 for the first checkpoint that was saved. As a number: as text, 9 comes after 10."""
+    found = NAME.fullmatch(file.name)
+    assert found is not None
+    return int(found["number"])
+
+
+def _digest(data: bytes) -> str:
+    """The first 16 digits of the SHA-256. It stands in the name, so the two can never be out of step."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _read(file: Path) -> tuple[dict[str, Any] | None, str | None]:
+    """The file's state and None, or None and what is the matter with it."""
+    found = NAME.fullmatch(file.name)
+    assert found is not None
+    try:
+        if _digest(file.read_bytes()) != found["digest"]:
+            return None, "its contents do not have the checksum in its name"
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises many kinds of errors
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0].partition('. ')[0] if str(error) else ''}"
+    return _plain(state), None
+
+
+def _plain(value: Any) -> Any:
+    """The same, with DDP's prefix taken off in every dictionary that a wrapper has written."""
+    if isinstance(value, dict):
+        wrapped = bool(value) and all(isinstance(key, str) and key.startswith("module.") for key in value)
+        return {key.removeprefix("module.") if wrapped else key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(inner) for inner in value)
+    return value
+
+
+def _sync(folder: Path) -> None:
+    """Have the folder's entries, the names, on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- end ---
+if __name__ == "__main__":
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
+    rank = dist.get_rank()
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoints")
+    found = load_latest(folder)
+    start = found["step"] if found else 0
+    print(f"rank {rank} starts at step {start}", flush=True)
+    for step in range(start + 1, start + 6):
+        save_checkpoint(folder, {"model": {"weight": torch.full((3,), float(step))}, "step": step})
+    if rank == 0:
+        print(*sorted(file.name for file in folder.iterdir()), sep="\n", flush=True)
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+# lockstep-canary: e207bbfb003d50ce

@@ -1,0 +1,67 @@
+"""Case: the accuracy depends on how many ranks measure it.
+
+“One checkpoint, one test set, and a bigger machine gives another accuracy. On one rank it is what the paper says.”
+
+    ./lockstep run -n 3 exercises/clinic/padded_eval.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job; the ranks
+go on sharing the work. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.utils import data
+
+# --- mended: the diagnosis, for ticket 1 ---
+CAUSE = "padding-counted"
+RANK = "all"
+# --- was ---
+# CAUSE = "?"
+# RANK = "?"  # its number, or "all"
+# --- end ---
+
+
+def checkpoint() -> nn.Module:
+    """The model from the paper: some steps on 64 records, the same on every rank."""
+    torch.manual_seed(0)
+    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    train = ward.Records(64, seed=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(train.features), train.classes).backward()
+        optimizer.step()
+    return model
+
+
+def main() -> dict[str, object]:
+    """Evaluate. Returns the model, its accuracy, and how many records were counted."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    model = checkpoint()
+    test = ward.Records(49, seed=20)
+    # --- mended: parts that differ in size, and have nothing twice ---
+    loader = data.DataLoader(data.Subset(test, range(rank, len(test), world_size)), batch_size=8)
+    # --- was ---
+    # sampler = data.DistributedSampler(test, num_replicas=world_size, rank=rank, shuffle=False)
+    # loader = data.DataLoader(test, batch_size=8, sampler=sampler)
+    # --- end ---
+    counts = torch.zeros(2, dtype=torch.float64)
+    for features, classes in loader:
+        counts += torch.tensor([(model(features).argmax(1) == classes).sum(), len(classes)])
+    dist.all_reduce(counts)
+    right, seen = counts.tolist()
+    if rank == 0:
+        print(f"accuracy {right / seen:.6f}")
+    dist.destroy_process_group()
+    return {"model": model, "accuracy": right / seen, "records": int(seen)}
+
+
+if __name__ == "__main__":
+    main()
+
+# lockstep-canary: b9dc0ce9ba34caa1

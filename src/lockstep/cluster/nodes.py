@@ -1,0 +1,288 @@
+"""Several nodes on this machine, to start commands on and to break."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any
+
+from ..ranks import NotRun
+from ..ranks.client import child_environment
+from . import hosts, tools
+from .rate import Rate, bits_per_second
+
+STATUS = struct.Struct("i")
+"""How a command has ended, as the room tells it."""
+START_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
+
+
+class ClusterError(Exception):
+    """The cluster refused, or is gone; the text says why."""
+
+
+def own_environment() -> dict[str, str]:
+    """This process's environment, with the commands of its Python (`torchrun`) and the system's tools on the path."""
+    path = os.environ.get("PATH", os.defpath)
+    return {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), path, tools.SYSTEM_PATH])}
+
+
+class Process:
+    """A command on a node. `pid` is its number on this machine; `returncode` is negative for a signal, None before."""
+
+    def __init__(self, nodes: Nodes, pid: int, ended: int, printed: IO[bytes] | None) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._nodes, self._printed = nodes, printed
+        self._ended = os.fdopen(ended, "rb", buffering=0)
+
+    def poll(self) -> int | None:
+        """The return code, None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return its code. Raises subprocess.TimeoutExpired after so many seconds."""
+        if self.returncode is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a command on a node", timeout or 0.0)
+            with self._ended:
+                told = self._ended.read(STATUS.size)
+            # Nothing is told when the whole cluster is ended.
+            self.returncode = STATUS.unpack(told)[0] if len(told) == STATUS.size else -signal.SIGKILL
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """To this one process; what it has started goes on. `Nodes.kill` ends all there is on a node."""
+        if self.poll() is None:
+            self._nodes._order("signal", pid=self.pid, number=int(number))
+
+    def terminate(self) -> None:
+        """SIGTERM, which lets torchrun end its ranks."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far, standard output and errors together; empty when they went elsewhere."""
+        if self._printed is None:
+            return ""
+        size = os.fstat(self._printed.fileno()).st_size
+        return os.pread(self._printed.fileno(), size, 0).decode(errors="replace")
+
+
+class Nodes:
+    """K hosts, each with a name, an address and a link of its own to one switch; the nodes are numbered from 0.
+
+        with cluster.Nodes(2, bandwidth="1gbit") as nodes:
+            command = ["torchrun", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
+                       "--rdzv-endpoint=node0:29500", "train.py"]
+            agents = [nodes.run(node, command) for node in range(2)]
+            nodes.link_down(1)
+            print([agent.wait(60) for agent in agents], agents[0].output)
+
+    `names` and `addresses` tell them. Every name is known on every node and on `login` (node None), which stands on the
+    same switch. They share this machine's files and processors, and reach nothing but each other. Temporary files
+    (TMPDIR) and shared memory are the cluster's own. It all ends with the `with`, or with this process, however it ends.
+
+    `bandwidth` is what each link passes each way, in bits a second (see `bits_per_second`); None: not throttled.
+    Starting takes about a tenth of a second. Raises ValueError for impossible numbers, `ranks.NotRun` where the machine
+    cannot do it (see `available("hosts")`), and ClusterError when the cluster is gone.
+    """
+
+    def __init__(self, count: int = 2, *, bandwidth: Rate | None = None) -> None:
+        bits = None if bandwidth is None else bits_per_second(bandwidth)
+        self.count = hosts.check_count(count)
+        self.names = [hosts.name_of(node) for node in range(count)]
+        self.addresses = [hosts.address_of(node) for node in range(count)]
+        self._lock = threading.Lock()
+        self._rules: dict[int, list[str]] = {}
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._room = subprocess.Popen(
+                [sys.executable, "-m", "lockstep.cluster.room", str(theirs.fileno()), str(count), str(bits or 0)],
+                pass_fds=[theirs.fileno()], env=child_environment(), stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        self._socket.settimeout(START_SECONDS)
+        try:
+            self._answer()
+        except ClusterError as error:
+            self.close()
+            raise NotRun(str(error)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process on every node, and the nodes. Twice is fine."""
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._room.wait(10)
+        if self._room.poll() is None:
+            self._room.kill()
+            self._room.wait()
+
+    def run(
+        self,
+        node: int | None,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdin: IO[Any] | None = None,
+        stdout: IO[Any] | int | None = None,
+    ) -> Process:
+        """Start a command on a node, or on `login` for None, and return at once.
+
+        `env` is its whole environment (default: `own_environment()`), `cwd` its folder (default: this process's). What it
+        prints is kept for `Process.output`, or goes to the file `stdout`; it reads from the file `stdin`. A command that cannot be started leaves with
+        code 127, as in a shell, and its output says why. Raises IndexError for a node that there is not.
+        """
+        self._check(node)
+        printed = tempfile.TemporaryFile() if stdout is None else None  # noqa: SIM115 - it lives as long as the Process
+        out = printed.fileno() if printed is not None else stdout if isinstance(stdout, int) else stdout.fileno()  # type: ignore[union-attr]
+        ended, tell = os.pipe()
+        with open(os.devnull, "rb") as nothing:
+            source = nothing if stdin is None else stdin
+            try:
+                pid = self._order(
+                    "run", [source.fileno(), out, out, tell], node=node, command=[os.fspath(part) for part in command],
+                    environment=dict(own_environment() if env is None else env), directory=os.path.abspath(cwd or os.getcwd()),
+                )  # fmt: skip
+            except BaseException:
+                os.close(ended)
+                raise
+            finally:
+                os.close(tell)
+        return Process(self, pid, ended, printed)
+
+    # Faults ----------------------------------------------------------------------------------------------------
+
+    def set_bandwidth(self, bandwidth: Rate | None, node: int | None = None) -> None:
+        """From now on the link of a node, or every link, passes so much each way; None: as much as it can."""
+        bits = None if bandwidth is None else bits_per_second(bandwidth)
+        for one in range(self.count) if node is None else [node]:
+            self._order("bandwidth", node=self._check(one), bits=bits)
+
+    def link_down(self, node: int) -> None:
+        """Pull the node's cable: what is sent to it or from it is lost, and nobody is told."""
+        self._order("cable", node=self._check(node), up=False)
+
+    def link_up(self, node: int) -> None:
+        """Put the cable back."""
+        self._order("cable", node=self._check(node), up=True)
+
+    def kill(self, node: int) -> int:
+        """SIGKILL every process on a node; returns how many there were. Its kernel still says goodbye for them: their
+        peers read "Connection reset by peer". The node itself stays, and can be given new commands.
+        """
+        return int(self._order("kill", node=self._check(node)))
+
+    def power_off(self, node: int) -> int:
+        """As `kill`, but the cable goes first, so that nobody hears of it. `link_up` makes the node usable again."""
+        self.link_down(node)
+        return self.kill(node)
+
+    def block(self, node: int, *ports: int) -> None:
+        """Let nothing in to these TCP ports of a node, on connections that are open too: a firewall that drops
+        packets without an answer. Further calls add ports; `unblock` opens them all.
+        """
+        rules = [f"blackhole iif {hosts.CARD} ipproto tcp dport {_port(port)}" for port in ports]
+        self._shield(node, [*self._rules.get(node, []), *rules])
+
+    def block_all_but(self, node: int, *ports: int) -> None:
+        """Let in only what goes to, or comes from, these TCP ports, as where somebody opened the one port of the
+        rendezvous. Replaces what was blocked before; `unblock` opens all.
+        """
+        through = [f"iif {hosts.CARD} ipproto tcp {end} {_port(port)} lookup local"
+                   for port in ports for end in ("dport", "sport")]  # fmt: skip
+        self._shield(node, [*through, f"blackhole iif {hosts.CARD} ipproto tcp"])
+
+    def unblock(self, node: int) -> None:
+        """Open every port of a node."""
+        self._shield(node, [])
+
+    def add_interface(self, node: int, name: str = "docker0", address: str = "172.17.0.1/16") -> None:
+        """Give a node one more interface, which leads nowhere, as Docker does. Give every node the same, and a program
+        that is told to use it (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) finds an address that is right everywhere and
+        reaches nobody.
+        """
+        lines = [f"link add {name} type bridge", f"address add {address} dev {name}", f"link set {name} up"]
+        self._order("ip", node=self._check(node), lines=lines)
+
+    def _shield(self, node: int, rules: list[str]) -> None:
+        self._order("shield", node=self._check(node), rules=rules)
+        self._rules[node] = rules
+
+    # Talking to the room ---------------------------------------------------------------------------------------
+
+    def _check(self, node: int | None) -> int | None:
+        if node is not None and not 0 <= node < self.count:
+            raise IndexError(f"there is no node {node}; there are 0 to {self.count - 1}")
+        return node
+
+    def _order(self, do: str, descriptors: Sequence[int] = (), **details: Any) -> Any:
+        with self._lock, tempfile.TemporaryFile() as order:
+            order.write(json.dumps({"do": do, **details}).encode())
+            order.flush()
+            sent = array.array("i", [order.fileno(), *descriptors])
+            try:
+                self._socket.settimeout(ANSWER_SECONDS)
+                self._socket.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+            except OSError as error:
+                raise ClusterError(f"the cluster is gone: {error}") from None
+            return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            data = self._socket.recv(1 << 16)
+        except TimeoutError:
+            raise ClusterError(f"the cluster has not answered within {self._socket.gettimeout():g} s") from None
+        except OSError:
+            data = b""
+        if not data:
+            raise ClusterError("the cluster is gone")
+        answer = json.loads(data)
+        if "failed" in answer:
+            raise ClusterError(answer["failed"])
+        return answer["done"]
+
+
+def _port(port: int) -> int:
+    if not 1 <= port <= 65535:
+        raise ValueError(f"{port} is no port")
+    return port
+
+
+def wait_all(processes: Sequence[Process], timeout: float) -> list[int | None]:
+    """Wait until all have ended or so many seconds are over; their return codes, None for one that still runs."""
+    give_up = time.monotonic() + timeout
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, give_up - time.monotonic()))
+    return [process.returncode for process in processes]

@@ -1,0 +1,92 @@
+"""A report as Gradescope's `results.json`, and the whole way there for `run_autograder`.
+
+The format is the one of Gradescope's autograder specification: `tests`, each with `name`, `score`, `max_score`,
+`status`, `output` and `visibility`; the sum of their scores is the submission's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..course import Course, CourseError, find, leaf
+from ..verdict import CheckOutcome, CheckResult, Report, from_json
+
+SECONDS = 30 * 60
+MAX_OUTPUT = 10_000  # characters of one check
+
+
+def results(report: Report) -> dict[str, Any]:
+    """`results.json` as data. Raises ValueError for a report with faults of ours: those must not cost points."""
+    if report.faults:
+        raise ValueError(f"a check broke, so this grading does not count: {report.faults[0]}")
+    return {
+        "output": f"Seed {report.seed}: `./lockstep check --seed {report.seed}` repeats this grading.",
+        "output_format": "text",
+        "visibility": "visible",
+        "stdout_visibility": "hidden",
+        "execution_time": round(sum(exercise.seconds for exercise in report.exercises)),
+        "tests": [_test(exercise.name, check) for exercise in report.exercises for check in exercise.checks],
+    }
+
+
+def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
+    passed = check.outcome is CheckOutcome.PASSED
+    text = check.reason
+    if check.diagnosis is not None:
+        found = check.diagnosis
+        read = f"Read {found.read}." if found.read else ""
+        text = "\n\n".join(part for part in (found.message, found.evidence, read) if part)
+    return {
+        "name": f"{exercise}: {check.name}",
+        "score": int(passed),
+        "max_score": 1,
+        "status": "passed" if passed else "failed",
+        "output": "" if passed else text[:MAX_OUTPUT],
+        "output_format": "text",  # never HTML: parts of it come from the submission
+        "visibility": "visible",
+    }
+
+
+def gather(course: Course, submission: Path, into: Path) -> None:
+    """One file for every exercise: what was handed in, flat or in folders; the stub where nothing was."""
+    for name in course.names:
+        target = into / f"{name}.py"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        places = [submission / f"{name}.py", submission / "exercises" / f"{name}.py", submission / f"{leaf(name)}.py"]
+        handed_in = [place for place in places if place.is_file() and not place.is_symlink()]
+        shutil.copyfile(handed_in[0] if handed_in else course.autograder / "stubs" / f"{name}.py", target)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Grade a submission: 0 with results written, 3 without any when something of ours broke."""
+    parser = argparse.ArgumentParser(prog="gradescope", description="Grade a submission for Gradescope.")
+    parser.add_argument("--submission", type=Path, required=True, help="the folder that was handed in")
+    parser.add_argument("--results", type=Path, required=True, help="where results.json goes")
+    options = parser.parse_args(arguments)
+    try:
+        course = find()
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+            gather(course, options.submission, Path(folder))
+            command = [sys.executable, "-m", "lockstep", "check", "--all", "--json", "--submission", folder]
+            environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
+        data = results(from_json(json.loads(done.stdout)))
+    except (CourseError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        print(f"lockstep: nothing was graded: {error}", file=sys.stderr)
+        return 3
+    unfinished = options.results.with_name(f".{options.results.name}")
+    unfinished.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, options.results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

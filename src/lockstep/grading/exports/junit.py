@@ -1,0 +1,68 @@
+"""JUnit's XML, which every CI system shows: a suite an exercise, a case a check."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from ..verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from . import visible
+
+
+def junit(report: Report, learner: str = "") -> str:
+    """The report as XML 1.0. A failed check is a failure, one that was not run is skipped, a fault of ours is an error."""
+    root = ElementTree.Element("testsuites", name=_text(learner or "lockstep"))
+    for exercise in report.exercises:
+        _suite(root, exercise)
+    if report.faults:
+        count = str(len(report.faults))
+        suite = ElementTree.SubElement(root, "testsuite", name="the grader", tests=count, failures="0", skipped="0", errors=count)  # fmt: skip
+        for number, fault in enumerate(report.faults, 1):
+            case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name=f"fault {number}", time="0.000")
+            ElementTree.SubElement(case, "error", message=_text(fault).partition("\n")[0]).text = _text(fault)
+    ElementTree.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+
+
+def _suite(root: ElementTree.Element, exercise: ExerciseResult) -> None:
+    outcomes = [check.outcome for check in exercise.checks]
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        name=_text(exercise.name),
+        tests=str(len(outcomes)),
+        failures=str(outcomes.count(CheckOutcome.FAILED)),
+        skipped=str(outcomes.count(CheckOutcome.NOT_RUN)),
+        errors="0",
+        time=f"{exercise.seconds:.3f}",
+    )
+    for check in exercise.checks:
+        _case(suite, exercise.name, check)
+
+
+def _case(suite: ElementTree.Element, exercise: str, check: CheckResult) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=_text(exercise.replace("/", ".")),
+        name=_text(check.name),
+        time=f"{check.seconds:.3f}",
+    )
+    if check.outcome is CheckOutcome.NOT_RUN:
+        ElementTree.SubElement(case, "skipped", message=_text(check.reason))
+    elif check.outcome is CheckOutcome.FAILED:
+        found = check.diagnosis
+        message = _text(found.message) if found else ""
+        failure = ElementTree.SubElement(
+            case, "failure", message=message.partition("\n")[0], type=_text(found.id) if found else "failed"
+        )
+        if found:
+            where = f"{found.file}:{found.line}" if found.line else found.file
+            lines = (where, found.message, found.why, f"read: {found.read}" if found.read else "", found.evidence)
+            failure.text = _text("\n".join(line for line in lines if line))
+    if check.output:
+        ElementTree.SubElement(case, "system-out").text = _text(check.output)
+
+
+def _text(text: str) -> str:
+    """Characters that XML 1.0 forbids would make the whole file unreadable: they are shown escaped."""
+    return visible(text.replace("\r\n", "\n"), keep="\n\t")

@@ -1,0 +1,330 @@
+"""Taking in: from what a teacher has to what can be graded.
+
+`take_in` reads a folder of folders, a folder of files, or a zip or tar as Gradescope, Moodle, Canvas and GitHub Classroom
+give them, and leaves one clean folder a learner: files of the course's own names, copied byte by byte, and nothing else.
+
+Theory of operation. Four modules share the work. `archives` reads what strangers wrote and bounds it; `layout` and `learners`
+say whose a path is; this one decides what is taken. No name from a download ever becomes a path: what is written is called by the
+course's own names below a folder of a made-up id. Nothing is executed, imported, unpickled or followed. The download is
+gone through twice, first for the names alone, to see how it is laid out and who is in it. Each learner has an account of
+their own (`Budget`), so one who overdraws it is refused and the others are not touched; only a download that is itself
+broken stops everything, with `IntakeError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import io
+import re
+import shutil
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+from .archives import Budget, Kind, Member, Overdrawn, Refused, is_archive, is_junk, is_litter, members, printable
+from .course import Course, leaf
+from .layout import NOT_THEIRS, IntakeError, Layout, read
+from .learners import METADATA, Claim, Owner, metadata
+from .submission import MAX_BYTES
+
+__all__ = ["Handed", "IntakeError", "take_in"]
+
+EXTRAS = ("clinic/ticket.txt", "train.sbatch")
+NESTING = 2  # a learner's archive, and one in it
+LINES = 12  # of what is said of one learner
+METADATA_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What one learner handed in, as far as it can be graded.
+
+    `id` is stable, unique and safe as a file name; `shown` is the name as the download gives it, made printable. `folder`
+    holds `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what was not
+    taken and should have been, and `notes` what was left aside or chosen. No files and a refusal: nothing can be graded.
+    """
+
+    id: str
+    shown: str
+    folder: Path
+    files: tuple[str, ...]
+    handed_in: datetime | None = None
+    marked_late: bool = False
+    refused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """The names that are taken."""
+
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, course: Course) -> _Expected:
+        """Every exercise's file, and the course's few others where it has them."""
+        there = [name for name in EXTRAS if (course.exercises / name).is_file() or (course.solutions / name).is_file()]
+        return cls((*(f"{name}.py" for name in course.names), *there))
+
+    @cached_property
+    def by_leaf(self) -> dict[str, str]:
+        """From a name without folders to the file; the first in the course's order where two share one."""
+        return {leaf(file): file for file in reversed(self.files)}
+
+    def find(self, parts: tuple[str, ...]) -> tuple[str, int] | None:
+        """The file that a path stands for and the number that an LMS or a browser put behind its name, else None."""
+        exact = "/".join(parts[-2:])
+        if exact in self.files:
+            return exact, 0
+        name, number = parts[-1], 0
+        if found := re.fullmatch(r"(\w+)(?:-(\d{1,6})| ?\((\d{1,6})\))(\.\w+)", name, re.ASCII):
+            name, number = found[1] + found[4], int(found[2] or found[3])
+        grouped = "/".join((*parts[-2:-1], name))
+        if grouped in self.files:
+            return grouped, number
+        return (self.by_leaf[name], number) if name in self.by_leaf else None
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A file for an exercise; that with the greatest `rank` is taken, and among equals the first by its name."""
+
+    rank: tuple[
+        int, int, int, int
+    ]  # in exercises/, the upload's number, the number behind the name, how near to the top
+    shown: str
+    digest: bytes
+
+    @property
+    def order(self) -> tuple[tuple[int, ...], str]:
+        """Sorts the best first."""
+        return tuple(-part for part in self.rank), self.shown
+
+
+@dataclass
+class _Gathering:
+    """One learner's account while the download is read."""
+
+    owner: Owner
+    id: str
+    folder: Path
+    expected: _Expected
+    budget: Budget = field(default_factory=Budget)
+    late: bool = False
+    hostile: bool = False
+    taken: dict[str, _Candidate] = field(default_factory=dict)
+    offered: dict[str, list[_Candidate]] = field(default_factory=dict)
+    twice: set[str] = field(default_factory=set)
+    seen: dict[tuple[str, ...], bytes] = field(default_factory=dict)
+    refused: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    beside: dict[str, None] = field(default_factory=dict)
+    notebooks: dict[str, str] = field(default_factory=dict)
+
+    def offer(self, member: Member, found: Claim) -> None:
+        """One member of the download that is this learner's."""
+        self.late |= found.owner.late
+        if self.hostile:
+            return
+        try:
+            self.budget.count_member()
+            self._look(member, found.rest, found.upload, ())
+        except Refused as refusal:
+            self.give_up(f"what was handed in {refusal}")
+
+    def give_up(self, line: str) -> None:
+        """Take nothing of this learner: somebody meant harm here, or nobody can tell what was meant."""
+        self.hostile = True
+        self.refused = {line: None}
+        self.taken.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _look(self, member: Member, parts: tuple[str, ...], upload: int, within: tuple[str, ...]) -> None:
+        if member.problem:
+            raise Refused(member.problem)
+        if not parts and member.kind in (Kind.LINK, Kind.SPECIAL):
+            raise Refused(f"is a {member.kind.value}, not a folder or a file")
+        if not parts or is_junk(parts) or NOT_THEIRS.intersection(parts[:-1]):
+            return
+        shown = printable("/".join((*within, *parts)))
+        if not self.expected.by_leaf.keys().isdisjoint(parts[:-1]):
+            return  # inside a folder that bears a file's name: said once, of the folder
+        known = self.expected.find(parts)
+        if known and member.kind is Kind.FILE:
+            self._consider(known, member, parts, upload, within, shown)
+        elif known:
+            self.refused[f"{shown} is a {member.kind.value}, not a file"] = None
+        elif member.kind is Kind.FILE and is_archive(parts[-1]):
+            self._open(member, upload, (*within, parts[-1]), shown)
+        elif member.kind in (Kind.LINK, Kind.SPECIAL):
+            self.notes[f"ignored: {shown}, a {member.kind.value}"] = None
+        elif member.kind is Kind.FILE:
+            self._pass_by(parts[-1])
+
+    def _pass_by(self, name: str) -> None:
+        stem, _, suffix = name.rpartition(".")
+        if suffix == "ipynb" and (known := self.expected.find((f"{stem}.py",))):
+            self.notebooks[known[0]] = min(printable(name), self.notebooks.get(known[0], printable(name)))
+        elif len(self.beside) < 200:
+            self.beside[name[:200]] = None
+
+    def _consider(
+        self,
+        known: tuple[str, int],
+        member: Member,
+        parts: tuple[str, ...],
+        upload: int,
+        within: tuple[str, ...],
+        shown: str,
+    ) -> None:
+        file, number = known
+        try:
+            data = member.read(MAX_BYTES)
+        except Overdrawn:
+            raise
+        except Refused as refusal:
+            self.refused[f"{shown} {refusal}"] = None
+            return
+        if not within:  # an archive's members were counted while they were inflated
+            self.budget.count_bytes(len(data))
+        if len(data) > MAX_BYTES:
+            self.refused[f"{shown} has more than 1 MiB; a submission is one Python file"] = None
+            return
+        digest = hashlib.sha256(data).digest()
+        if self.seen.setdefault((str(upload), *within, "", *parts), digest) != digest:
+            self.twice.add(file)
+        new = _Candidate(("exercises" in parts[:-1], upload, number, -len(parts)), shown, digest)
+        self.offered.setdefault(file, []).append(new)
+        old = self.taken.get(file)
+        if old is None or new.order < old.order:
+            self.taken[file] = new
+            target = self.folder / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+
+    def _open(self, member: Member, upload: int, within: tuple[str, ...], shown: str) -> None:
+        if len(within) > NESTING:
+            self.refused[f"{shown} is an archive too deep in other archives: it was not opened"] = None
+            return
+        try:
+            data = member.read(self.budget.archive_bytes)
+        except Overdrawn:
+            raise
+        except Refused as refusal:
+            self.refused[f"{shown} {refusal}"] = None
+            return
+        if len(data) > self.budget.archive_bytes:
+            self.refused[
+                f"{shown} has more than {self.budget.archive_bytes >> 20} MiB: hand in the exercises' files alone"
+            ] = None
+            return
+        try:
+            for inner in members(io.BytesIO(data), self.budget):
+                self._look(inner, inner.parts, upload, within)
+        except Refused as refusal:
+            text = str(refusal)
+            raise Refused(text if text.startswith("in ") else f"in {shown}: it {text}") from None
+
+    def finish(self, handed_in: datetime | None) -> Handed:
+        """The verdict on what was gathered."""
+        for file in sorted(self.twice & set(self.taken)):
+            (self.folder / file).unlink(missing_ok=True)
+            del self.taken[file]
+            self.refused[f"{file} is in the archive twice, with different contents: nobody can tell which is meant"] = (
+                None
+            )
+        for file, best in sorted(self.taken.items()):
+            others = sorted((one for one in self.offered[file] if one.digest != best.digest), key=lambda one: one.order)
+            if others:
+                next_best = others[0].rank
+                newer = best.rank[0] == next_best[0] and best.rank[1:3] != next_best[1:3]
+                why = "the newest by its number" if newer else "in exercises/ or nearest to the top"
+                names = ", ".join(one.shown for one in others[:3])
+                self.notes[f"several files for {file}: {best.shown} was taken, {why}; not taken: {names}"] = None
+        for file, notebook in sorted(self.notebooks.items()):
+            if file in self.taken:
+                self.notes[f"ignored: {notebook}, a notebook"] = None
+            elif not self.hostile:
+                self.refused[f"{notebook} is a notebook: hand in {file}"] = None
+        beside = sorted(name for name in self.beside if name.endswith(".py"))
+        if beside and not self.hostile:
+            more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
+            self.notes[
+                f"ignored, no exercise's file: {', '.join(printable(name, 40) for name in beside[:5])}{more}"
+            ] = None
+        if not self.taken and not self.hostile:
+            self.refused[self._nothing()] = None
+        files = tuple(file for file in self.expected.files if file in self.taken)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Handed(self.id, self.owner.shown, self.folder, files, handed_in, self.late, _lines(self.refused), _lines(self.notes))  # fmt: skip
+
+    def _nothing(self) -> str:
+        wanted = [leaf(file) for file in self.expected.files]
+        shown = ", ".join(wanted[:6]) + (f" and {len(wanted) - 6} more" if len(wanted) > 6 else "")
+        for name in sorted(self.beside):
+            for near in difflib.get_close_matches(name.lower(), wanted, 1, 0.7):
+                return (
+                    f"nothing to grade: expected {shown}; the nearest found is {printable(name)} (should it be {near}?)"
+                )
+        return f"nothing to grade: expected {shown}; no such file was found"
+
+
+def take_in(source: Path, scratch: Path, course: Course) -> list[Handed]:
+    """Everybody's work in `source`, copied below `scratch`, sorted by id. Raises IntakeError when nothing can be read.
+
+    Done twice with the same source, it gives the same.
+    """
+    expected = _Expected.of(course)
+    layout = Layout.of(source, tuple(leaf(file) for file in expected.files))
+    gatherings = _accounts(layout.owners, scratch, expected)
+    known: dict[str, tuple[str, datetime | None]] = {}
+
+    def descend(parts: tuple[str, ...]) -> bool:
+        found = layout.claim(Member(parts, Kind.FOLDER, lambda limit: b""))
+        if found is None or found.owner.key not in gatherings:
+            return not is_litter(parts[-1])
+        return not is_junk(found.rest) and not gatherings[found.owner.key].hostile
+
+    for member in read(source, descend):
+        if not member.problem and layout.strip(member.parts) == (METADATA,) and member.kind is Kind.FILE:
+            known = _metadata(member)
+        elif (found := layout.claim(member)) and found.owner.key in gatherings:
+            gatherings[found.owner.key].offer(member, found)
+    handed = []
+    for key, gathering in gatherings.items():
+        shown, moment = known.get(key.removeprefix("plain "), ("", None))
+        gathering.owner = replace(gathering.owner, shown=shown or gathering.owner.shown)
+        handed.append(gathering.finish(moment))
+    return sorted(handed, key=lambda one: one.id)
+
+
+def _accounts(owners: tuple[Owner, ...], scratch: Path, expected: _Expected) -> dict[str, _Gathering]:
+    """An account for each learner, with an id and a folder that nobody else has."""
+    found: dict[str, _Gathering] = {}
+    used: set[str] = set()
+    for owner in sorted(owners, key=lambda owner: (owner.id, owner.key)):
+        ident, number = owner.id, 1
+        while ident in used:
+            number += 1
+            ident = f"{owner.id}-{number}"
+        used.add(ident)
+        folder = scratch / ident
+        if folder.exists():  # from an earlier time
+            shutil.rmtree(folder)
+        found[owner.key] = _Gathering(owner, ident, folder, expected)
+    return found
+
+
+def _metadata(member: Member) -> dict[str, tuple[str, datetime | None]]:
+    try:
+        data = member.read(METADATA_BYTES)
+    except Refused:
+        return {}
+    return metadata(data[:METADATA_BYTES].decode("utf-8", "replace"))
+
+
+def _lines(lines: dict[str, None]) -> tuple[str, ...]:
+    shown = tuple(lines)
+    return shown if len(shown) <= LINES else (*shown[:LINES], f"and {len(shown) - LINES} lines more like these")

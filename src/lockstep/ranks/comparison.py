@@ -1,0 +1,79 @@
+"""Compares the replicas of a run as the ranks report them: keeps what is still open, and the first step that differs.
+
+The supervisor feeds it. It forgets every step at which all ranks agreed, so a long run takes no more memory than a short one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+OPEN_STEPS = 1000
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+Words = dict[int, dict[str, Any]]
+"""What each rank said of one step: {rank: message}."""
+
+
+class Comparison:
+    """Of one run. `first` is what the ranks said of the first step at which a parameter differed, `before` of the one before."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.names: Words = {}
+        self.open: dict[tuple[int, int], Words] = {}
+        self.compared = 0
+        self.same_work = 0
+        self.statistics: list[str] = []
+        self.first: Words | None = None
+        self.steps: dict[int, int] = {}
+
+    def take(self, rank: int, message: dict[str, Any]) -> None:
+        """One rank's word on one step of one optimizer."""
+        optimizer, step = int(message["optimizer"]), int(message["step"])
+        if step == 0 and optimizer == 0:
+            self.names[rank] = {"names": [str(name) for name in message["names"]]}
+        self.steps[rank] = self.steps.get(rank, 0) + (step > 0)
+        if self.first is not None:
+            return
+        words = self.open.setdefault((optimizer, step), {})
+        words[rank] = message
+        if len(words) == self.world_size:
+            del self.open[optimizer, step]
+            self._compare(words, step)
+        elif len(self.open) > OPEN_STEPS:
+            del self.open[min(self.open)]
+
+    def _compare(self, words: Words, step: int) -> None:
+        self.compared += step > 0
+        ranks = sorted(words)
+        if any(self._by_name(words, rank) != self._by_name(words, ranks[0]) for rank in ranks):
+            self.first = words
+            self.open.clear()
+            return
+        brought = [words[rank].get("brought") or [] for rank in ranks]
+        self.same_work += bool(brought[0]) and all(
+            one == brought[0] and all(print_ for print_, _ in one) for one in brought
+        )
+        if not self.statistics:
+            buffers = [words[rank].get("buffers") or {} for rank in ranks]
+            self.statistics = [name for name in buffers[0] if any(one.get(name) != buffers[0][name] for one in buffers)]
+
+    def _by_name(self, words: Words, rank: int) -> dict[str, Any]:
+        prints = words[rank]["parameters"]
+        names = self.names.get(rank, {}).get("names") or []
+        if words[rank]["optimizer"] or len(names) != len(prints):
+            names = [str(number) for number in range(len(prints))]
+        return dict(zip(names, prints, strict=True))
+
+    def to_json(self) -> dict[str, Any] | None:
+        """What the client needs; None when no optimizer was seen."""
+        if not self.steps:
+            return None
+        return {
+            "compared": self.compared,
+            "same_work": self.same_work,
+            "statistics": self.statistics,
+            "steps": [self.steps.get(rank, 0) for rank in range(self.world_size)],
+            "names": [self.names.get(rank, {}).get("names", []) for rank in range(self.world_size)],
+            "first": [self.first[rank] for rank in sorted(self.first)] if self.first is not None else None,
+        }

@@ -1,0 +1,156 @@
+"""From what the replicas were to why they parted: reads what `comparison` has kept.
+
+Pure functions. Copies of a model that start equal and take the same averaged gradients stay equal bit for bit, so the
+first step at which they differ stands next to the cause: no averaging before it, other settings, another order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from .report import Drift, Frame, RankReport, Replicas
+from .words import at, names, one_or_more
+
+
+def read(raw: dict[str, Any], reports: list[RankReport]) -> Replicas:
+    """The findings of a watched run."""
+    first = raw["first"]
+    return Replicas(
+        compared=int(raw["compared"]),
+        steps=tuple(int(count) for count in raw["steps"]),
+        same_work=int(raw["same_work"]),
+        statistics=tuple(str(name) for name in raw["statistics"]),
+        drift=_drift(raw, first, reports) if first else None,
+    )
+
+
+def _drift(raw: dict[str, Any], words: list[dict[str, Any]], reports: list[RankReport]) -> Drift:
+    every = [_named(raw, words, rank) for rank in range(len(words))]
+    titles = list(every[0])
+    differing = [title for title in titles if len({one.get(title) for one in every}) > 1] or titles[:1]
+    tensor = differing[0]
+    odd = _odd([one.get(tensor) for one in every])
+    step = int(words[0]["step"])
+    return Drift(
+        step=step,
+        tensor=tensor,
+        tensors=len(differing),
+        of=len(titles),
+        ranks=tuple(odd),
+        amount=_amount(raw, words, tensor),
+        reason=_reason(raw, words, differing, odd, step, reports),
+        frame=_frame(words[odd[0]].get("frame")),
+    )
+
+
+def _named(raw: dict[str, Any], words: list[dict[str, Any]], rank: int) -> dict[str, Any]:
+    prints = words[rank]["parameters"]
+    titles = _titles(raw, words[rank], rank)
+    return dict(zip(titles, prints, strict=True))
+
+
+def _titles(raw: dict[str, Any], word: dict[str, Any], rank: int) -> list[str]:
+    titles = raw["names"][rank]
+    if word["optimizer"] or len(titles) != len(word["parameters"]):
+        return [f"parameter {number} of optimizer {word['optimizer']}" for number in range(len(word["parameters"]))]
+    return [str(title) for title in titles]
+
+
+def _odd(values: list[Any]) -> list[int]:
+    """The ranks that do not have what most have; without a majority, all."""
+    value, count = Counter(values).most_common(1)[0]
+    if count * 2 <= len(values):
+        return list(range(len(values)))
+    return [rank for rank, own in enumerate(values) if own != value]
+
+
+def _amount(raw: dict[str, Any], words: list[dict[str, Any]], tensor: str) -> float | None:
+    """The largest difference among the sampled values of the tensor; None before the first step."""
+    samples = []
+    for rank, word in enumerate(words):
+        titles = _titles(raw, word, rank)
+        if "sampled" not in word or tensor not in titles:
+            return None
+        samples.append(word["sampled"][titles.index(tensor)])
+    return max((abs(a - b) for own in samples for a, b in zip(own, samples[0], strict=False)), default=None)
+
+
+def _reason(
+    raw: dict[str, Any],
+    words: list[dict[str, Any]],
+    differing: list[str],
+    odd: list[int],
+    step: int,
+    reports: list[RankReport],
+) -> str:
+    orders = [tuple(order) for order in raw["names"]]
+    if len(set(orders)) > 1 and len({tuple(sorted(order)) for order in orders}) == 1:
+        other = _odd(list(orders))
+        return (
+            f"{names(other)} registered {one_or_more(other, 'its', 'their')} layers in another order, and DDP pairs "
+            "parameters and gradients by that order, not by name"
+        )
+    if step == 0:
+        wrapped = [call for report in reports for call in report.collectives if call.inside == "DDP()"]
+        after = f", though DDP() had made all ranks equal{at(wrapped[0].frame)}" if wrapped else ""
+        return f"they differed before the first step{after}"
+    settings = [repr(word.get("settings")) for word in words]
+    if len(set(settings)) > 1 and _equal_gradients(words):
+        return _other_settings(words, settings)
+    reduced = [sum(nbytes for _, nbytes in word.get("brought") or []) for word in words]
+    if not any(reduced):
+        through = any(word.get("wrapped_forward") for word in words)
+        return "no rank averaged a gradient before that step" + _without(reports, through)
+    if 0 in reduced:
+        without = [rank for rank, count in enumerate(reduced) if not count]
+        return f"{names(without)} averaged no gradient before that step, the others did"
+    if _equal_gradients(words):
+        return "all ranks used the same gradients, and their optimizers made something else of them (other state?)"
+    own = [one for number, one in enumerate(_titles(raw, words[0], 0)) if _differs(words, number)]
+    if len(own) < len(words[0]["gradients"]):
+        return (f"{_listed(own)} had gradients of each rank's own, those of {len(words[0]['gradients']) - len(own)} others were "
+                "averaged: layers made or replaced after DDP(), or gradients changed after backward")
+    return "their gradients differed, though DDP had averaged some: changed after it, or averaged over a part of the ranks"
+
+
+def _differs(words: list[dict[str, Any]], number: int) -> bool:
+    return len({word["gradients"][number] for word in words}) > 1
+
+
+def _listed(titles: list[str]) -> str:
+    more = f" and {len(titles) - 2} more" if len(titles) > 3 else ""
+    shown = titles[:2] if more else titles
+    return (", ".join(shown[:-1]) + (", " if more else " and ") + shown[-1] if len(shown) > 1 else shown[0]) + more
+
+
+def _equal_gradients(words: list[dict[str, Any]]) -> bool:
+    return all(word.get("gradients") == words[0].get("gradients") for word in words)
+
+
+def _other_settings(words: list[dict[str, Any]], settings: list[str]) -> str:
+    other = _odd(list(settings))
+    usual = next((rank for rank in range(len(words)) if rank not in other), 0)
+    odd = next((rank for rank in other if rank != usual), other[0])
+    for mine, theirs in zip(words[odd]["settings"], words[usual]["settings"], strict=False):
+        for key in mine:
+            if mine[key] != theirs.get(key):
+                return f"{key} is {mine[key]} on rank {odd} and {theirs.get(key)} on rank {usual}"
+    return f"{names(other)} {one_or_more(other, 'has', 'have')} another number of parameter groups"
+
+
+def _without(reports: list[RankReport], through: bool) -> str:
+    """What DDP had to do with a step in which it averaged nothing; `through` tells that its forward ran."""
+    if not any(call.inside == "DDP()" for call in reports[0].collectives):
+        return " (no model is wrapped in DDP)"
+    if through:
+        return (": DDP's forward ran and its hooks stayed silent, so the model was under no_sync, or was cast, moved or "
+                "replaced after DDP()")
+    return ": DDP() wrapped a model, and the forward did not go through it"
+
+
+def _frame(raw: Any) -> Frame | None:
+    try:
+        return Frame(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
+    except (TypeError, ValueError, LookupError):
+        return None

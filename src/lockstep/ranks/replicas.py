@@ -1,0 +1,137 @@
+"""Inside a rank that is asked to watch its replica: one fingerprint a tensor after every `optimizer.step()`.
+
+The ranks do not talk to each other for it. Each tells the supervisor what it has, and the supervisor compares
+(`comparison`): no collective is added, so the run's own order of collectives stays as it is. A fingerprint is the CRC-32
+of a tensor's bytes, so the cost is one pass over parameters and buffers a step. Gradients only help to say why: of them a
+few values are looked at. A handful of a parameter's values goes along too, to say how far apart replicas are. Where a parameter belongs is asked of the modules whose forward has run.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+SAMPLED = 8
+SAMPLED_GRADIENTS = 64
+SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "dampening", "nesterov", "maximize")
+
+
+class ReplicaWatch:
+    """What one rank reports of its replica."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Followed] = weakref.WeakKeyDictionary()
+        self.brought: list[list[int]] = []
+        self.wrapped_forward = False
+
+    def start(self) -> None:
+        """Follow every optimizer and module of this process from now on."""
+        register_module_forward_pre_hook(self._forward)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def reduced(self, tensors: list[torch.Tensor]) -> None:
+        """DDP is about to average these gradients: note what this rank brings, and how many bytes."""
+        print_ = zlib.crc32(repr([sketch(tensor) for tensor in tensors]).encode())
+        any_ = any(bool(tensor.any()) for tensor in tensors)  # gradients of zero are equal everywhere and say nothing
+        self.brought.append([print_ if any_ else 0, sum(tensor.numel() * tensor.element_size() for tensor in tensors)])
+
+    def _forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        self.modules.add(module)
+        self.wrapped_forward |= isinstance(module, DistributedDataParallel)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        followed = self.optimizers.get(optimizer)
+        if followed is None:
+            followed = self.optimizers[optimizer] = _Followed(len(self.optimizers), optimizer, list(self.modules))
+            self._tell(followed, 0, {"names": followed.names, "parameters": followed.prints()})
+        followed.gradients = [_print_or_none(parameter.grad) for parameter in followed.parameters]
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        followed = self.optimizers.get(optimizer)
+        if followed is None:
+            return
+        followed.step += 1
+        self._tell(followed, followed.step, {
+            "parameters": followed.prints(),
+            "gradients": followed.gradients,
+            "buffers": {name: fingerprint(buffer) for name, buffer in followed.buffers.items()},
+            "sampled": [_sample(parameter) for parameter in followed.parameters],
+            "settings": [{key: repr(group[key]) for key in SETTINGS if key in group} for group in optimizer.param_groups],
+            "brought": self.brought,
+            "wrapped_forward": self.wrapped_forward,
+        })  # fmt: skip
+        self.brought, self.wrapped_forward = [], False
+
+    def _tell(self, followed: _Followed, step: int, found: dict[str, Any]) -> None:
+        frame, _, _ = self.recorder.caller()
+        self.recorder.send({"event": "replica", "optimizer": followed.index, "step": step, "frame": frame, **found})
+
+
+class _Followed:
+    """One optimizer: its parameters by name, and the buffers of their modules."""
+
+    def __init__(self, index: int, optimizer: torch.optim.Optimizer, modules: list[torch.nn.Module]) -> None:
+        self.index = index
+        self.step = 0
+        self.gradients: list[int | None] = []
+        self.parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if _is_plain(parameter)
+        ]
+        wanted = {id(parameter) for parameter in self.parameters}
+        known: dict[int, str] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
+        # The outermost module names a parameter in full, so the one that holds the most modules is asked first.
+        for module in sorted(modules, key=lambda module: -sum(1 for _ in module.modules())):
+            named = {id(parameter): name for name, parameter in module.named_parameters()}
+            if wanted & named.keys() - known.keys():
+                for key, name in named.items():
+                    known.setdefault(key, name.replace("module.", ""))
+                for name, buffer in module.named_buffers():
+                    if _is_plain(buffer):
+                        self.buffers.setdefault(name.replace("module.", ""), buffer)
+        self.names = [known.get(id(one), f"parameter {number}") for number, one in enumerate(self.parameters)]
+
+    def prints(self) -> list[int]:
+        """A fingerprint for each parameter."""
+        return [fingerprint(parameter) for parameter in self.parameters]
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    """The CRC-32 of the tensor's values in logical order; equal for equal bits."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() == 0:
+        return 0
+    return zlib.crc32(flat.view(torch.uint8).cpu().numpy().data)
+
+
+def sketch(tensor: torch.Tensor) -> int:
+    """The CRC-32 of evenly spaced values of the tensor: cheap, and enough to see that two gradients differ."""
+    flat = tensor.detach().reshape(-1)
+    return fingerprint(flat[:: max(1, flat.numel() // SAMPLED_GRADIENTS)])
+
+
+def _print_or_none(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None or tensor.layout is not torch.strided else sketch(tensor)
+
+
+def _sample(tensor: torch.Tensor) -> list[float]:
+    flat = tensor.detach().reshape(-1)
+    step = max(1, flat.numel() // SAMPLED)
+    return [float(value) for value in flat[::step][:SAMPLED].double().tolist()]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """A dense tensor that this rank holds as a whole: a sharded one is no replica."""
+    return tensor.layout is torch.strided and not hasattr(tensor, "placements") and not tensor.is_meta

@@ -1,0 +1,206 @@
+"""SLURM on nodes of one machine: the jobs that a course's reader submits do what they do on a real cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from machine import marked_processes, needs, networks, wait_until_gone
+
+from lockstep import cluster
+from lockstep.cluster import tools
+from lockstep.ranks.processes import descendants
+
+pytestmark = needs("slurm")
+SECONDS = 120  # for what takes a few on a machine that has nothing else to do
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[cluster.Slurm]:
+    """One cluster for all tests that leave it idle."""
+    with cluster.Slurm(2, grace=5) as two:
+        yield two
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def batch(*lines: str) -> str:
+    return "\n".join(["#!/bin/bash", *lines])
+
+
+def test_srun_numbers_the_tasks_in_the_order_of_nodes(slurm: cluster.Slurm) -> None:
+    said = slurm.srun("--nodes=2", "--ntasks-per-node=2", "--label", "sh", "-c",
+                      "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $(hostname)")  # fmt: skip
+    assert sorted(said.splitlines()) == [
+        "0: 0 0 0 4 node0", "1: 1 1 0 4 node0", "2: 2 0 1 4 node1", "3: 3 1 1 4 node1",
+    ]  # fmt: skip
+
+
+def test_a_batch_script_runs_here_as_this_user(slurm: cluster.Slurm, tmp_path: Path) -> None:
+    (tmp_path / "job.sbatch").write_text(batch("#SBATCH --job-name=first --nodes=2", "id -u; hostname",
+                                               "scontrol show hostnames $SLURM_JOB_NODELIST", "touch made"))  # fmt: skip
+    job = slurm.wait(slurm.sbatch("job.sbatch"), SECONDS)
+    assert (job.name, job.state, job.exit_code, job.restarts, job.nodes) == ("first", "COMPLETED", 0, 0, "node[0-1]")
+    assert job.ended and Path(job.file) == tmp_path / f"slurm-{job.id}.out"
+    assert job.output.split() == [str(os.getuid()), "node0", "node0", "node1"]
+    assert (tmp_path / "made").stat().st_uid == os.getuid()
+
+
+def test_how_jobs_end_otherwise(slurm: cluster.Slurm) -> None:
+    failed = slurm.wait(slurm.sbatch(batch("exit 3")), SECONDS)
+    assert (failed.state, failed.exit_code) == ("FAILED", 3)
+    waiting = slurm.sbatch(batch("sleep 300"), "--begin=now+1hour")
+    assert slurm.job(waiting).state == "PENDING" and not slurm.job(waiting).ended
+    with pytest.raises(TimeoutError, match=f"job {waiting} is still PENDING"):
+        slurm.wait(waiting, 0.2)
+    slurm.scancel(waiting)
+    assert slurm.wait(waiting, SECONDS).state == "CANCELLED"
+    running = slurm.sbatch(batch("sleep 300"))
+    assert slurm.wait(running, SECONDS, until=["RUNNING"]).nodes == "node0"
+    slurm.scancel(running)
+    assert slurm.wait(running, SECONDS).state == "CANCELLED"
+    with pytest.raises(TimeoutError, match="will not be RUNNING"):
+        slurm.wait(running, SECONDS, until=["RUNNING"])
+    with pytest.raises(cluster.ClusterError, match=r"sbatch ended with status 1: .*[Nn]ode"):
+        slurm.sbatch(batch("true"), "--nodes=3")
+
+
+def test_an_array_is_many_jobs(slurm: cluster.Slurm) -> None:
+    script = batch("echo $SLURM_ARRAY_TASK_ID > task-$SLURM_ARRAY_TASK_ID", "exit $((SLURM_ARRAY_TASK_ID == 2))")
+    number = slurm.sbatch(script, "--array=0-3")
+    slurm.wait(number, SECONDS)
+    jobs = slurm.jobs(number)
+    assert [job.id for job in jobs] == [f"{number}_{task}" for task in range(4)]
+    assert [job.state for job in jobs] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
+    assert [Path(f"task-{task}").read_text() for task in range(4)] == ["0\n", "1\n", "2\n", "3\n"]
+
+
+def test_a_job_puts_itself_back_into_the_queue(slurm: cluster.Slurm) -> None:
+    job = slurm.sbatch(batch("#SBATCH --requeue --open-mode=append", "echo try ${SLURM_RESTART_COUNT:-0}",
+                             '[ "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; sleep 300; }'))  # fmt: skip
+    slurm.wait(job, SECONDS, until=["COMPLETED"])
+    assert slurm.job(job).restarts == 1
+    assert [line for line in slurm.job(job).output.splitlines() if line.startswith("try")] == ["try 0", "try 1"]
+
+
+def test_an_urgent_job_takes_the_place_of_another(slurm: cluster.Slurm) -> None:
+    """The one in `debug` gets its signal before it has to go, and begins again when the urgent one is done."""
+    first = slurm.sbatch(batch("#SBATCH --nodes=2 --exclusive --requeue --open-mode=append --signal=B:USR1@1",
+                               "trap 'echo saved >> order' USR1", "echo begin ${SLURM_RESTART_COUNT:-0} >> order",
+                               '[ "$SLURM_RESTART_COUNT" ] && exit 0', "while true; do sleep 0.1; done"))  # fmt: skip
+    slurm.wait(first, SECONDS, until=["RUNNING"])
+    while not Path("order").exists():
+        pass
+    urgent = slurm.sbatch(batch("echo urgent >> order"), "--partition=urgent", "--nodes=2", "--exclusive")
+    assert slurm.wait(urgent, SECONDS).state == "COMPLETED"
+    done = slurm.wait(first, SECONDS, until=["COMPLETED"])
+    assert done.restarts == 1
+    assert Path("order").read_text().splitlines() == ["begin 0", "saved", "urgent", "begin 1"]
+
+
+def test_torchrun_under_srun(slurm: cluster.Slurm, tmp_path: Path) -> None:
+    """The usual script: one torchrun a node, which meet at the first node of the list."""
+    (tmp_path / "train.py").write_text(
+        "import os, socket, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\ntensor = torch.tensor([10.0 ** dist.get_rank()])\ndist.all_reduce(tensor)\n"
+        "sys.stdout.write(f'{socket.gethostname()} {tensor.item():.0f}\\n')\n"
+        "dist.destroy_process_group()\nsys.stdout.flush()\nos._exit(0)\n"
+    )
+    job = slurm.sbatch(batch(
+        "#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=2", "export OMP_NUM_THREADS=1",
+        "head_node=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
+        "srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=2 "
+        "--rdzv-id=$SLURM_JOB_ID --rdzv-backend=c10d --rdzv-endpoint=$head_node:29500 train.py",
+    ))  # fmt: skip
+    done = slurm.wait(job, 2 * SECONDS)
+    assert done.state == "COMPLETED", done.output
+    assert sorted(line for line in done.output.splitlines() if line.startswith("node")) == (
+        ["node0 1111"] * 2 + ["node1 1111"] * 2
+    )
+
+
+def test_a_node_that_dies_is_found_out_and_its_job_begins_again() -> None:
+    with cluster.Slurm(1) as slurm:
+        _a_node_dies(slurm)
+
+
+def _a_node_dies(slurm: cluster.Slurm) -> None:
+    script = batch("#SBATCH --requeue --open-mode=append", "hostname", '[ "$SLURM_RESTART_COUNT" ] || sleep 300')
+    job = slurm.sbatch(script)
+    slurm.wait(job, SECONDS, until=["RUNNING"])
+    assert slurm.nodes.kill(0) >= 1
+    assert slurm.wait(job, SECONDS, until=["PENDING"]).restarts == 1
+    assert slurm.run("sinfo", "--noheader", "--partition=debug", "--format=%t").strip() in ("down", "down*")
+    slurm.boot(0)
+    assert slurm.wait(job, SECONDS, until=["COMPLETED"]).nodes == "node0"
+
+
+# As whom, and how it ends -----------------------------------------------------------------------------------------
+
+
+def test_an_ordinary_user_can_do_it_and_so_can_root(python: Callable[..., str]) -> None:
+    said = python("""
+from lockstep import cluster
+print(cluster.available("slurm"))
+with cluster.Slurm(2, cpus=2) as slurm:
+    job = slurm.wait(slurm.sbatch("#!/bin/sh\\nsrun --nodes=2 --ntasks=2 hostname", "--nodes=2"), 60)
+    print(job.state, *sorted(job.output.split()))
+""")
+    assert said.splitlines() == ["None", "COMPLETED node0 node1"]
+
+
+CLIENT = """
+import time
+from lockstep import cluster
+with cluster.Slurm(1) as slurm:
+    slurm.wait(slurm.sbatch("#!/bin/sh\\nsetsid sleep 300 &\\nsleep 300"), 60, until=["RUNNING"])
+    print(slurm.nodes._room.pid, flush=True)
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("victim", ["client", "room", "Ctrl-C"])
+def test_whatever_ends_it_nothing_stays(victim: str) -> None:
+    client = subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True, start_new_session=True)  # fmt: skip
+    assert client.stdout is not None
+    room = int(client.stdout.readline())
+    give_up = time.monotonic() + SECONDS
+    while len(theirs := [pid for pid in marked_processes() if pid in descendants(client.pid)]) < 7:
+        assert time.monotonic() < give_up, theirs  # the room, its init, two daemons, the job and its two sleepers
+        time.sleep(0.02)
+    assert len(private := networks(theirs)) == 2
+    os.kill(room if victim == "room" else client.pid, signal.SIGINT if victim == "Ctrl-C" else signal.SIGKILL)
+    left = wait_until_gone(theirs)
+    client.kill()
+    client.wait(20)
+    client.stdout.close()
+    assert left == []
+    assert networks(marked_processes()) & private == set()
+
+
+def test_where_it_is_missing_it_says_so(python: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"] + os.pathsep + tools.SYSTEM_PATH)
+    hidden = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+              "for one in $(which -a slurmctld); do mount --bind /dev/null $one; done; exec \"$@\"", "-")  # fmt: skip
+    said = python(
+        """
+from lockstep import cluster, ranks
+print(cluster.available("slurm"))
+try:
+    cluster.Slurm(2)
+except ranks.NotRun as missing:
+    print(missing)
+""",
+        *hidden,
+    ).splitlines()
+    assert said == ["SLURM: no slurmctld (sudo apt install slurm-wlm)"] * 2

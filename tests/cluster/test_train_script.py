@@ -1,0 +1,95 @@
+"""`solutions/train.py` by `solutions/train.sbatch`, on a SLURM cluster of its own: two nodes, arrays, preemption."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from machine import needs
+
+from lockstep import cluster
+
+pytestmark = needs("slurm")
+SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+SECONDS = 240
+EPOCHS = 6
+AN_EPOCH = 1437 // 48
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[cluster.Slurm]:
+    """One cluster for all tests; jobs find torchrun where this Python is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}", prepend=":")
+        with cluster.Slurm(2, grace=60) as two:
+            yield two
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "train.sbatch"):
+        shutil.copy(SOLUTIONS / name, tmp_path / name)
+
+
+def final(folder: str) -> dict[str, torch.Tensor]:
+    """The weights of a complete job."""
+    state = torch.load(Path("runs") / folder / "checkpoint.pt", weights_only=True)
+    assert state["step"] == EPOCHS * AN_EPOCH
+    return state["model"]
+
+
+def wait_for(job: str, slurm: cluster.Slurm, pattern: str) -> None:
+    """Until the job has printed it."""
+    give_up = time.monotonic() + SECONDS
+    while not re.search(pattern, slurm.job(job).output):
+        assert time.monotonic() < give_up and not slurm.job(job).ended, slurm.job(job).output
+        time.sleep(0.1)
+
+
+def test_two_nodes_an_array_and_a_preemption(slurm: cluster.Slurm) -> None:
+    """Each with the seed of its task: 0 is also that of a job without an array, so task 0 is that job undisturbed."""
+    script = ("train.sbatch", "--epochs", str(EPOCHS), "--log-every", "1")
+    # An array of two, each on both nodes with one rank on each.
+    number = slurm.run("sbatch", "--parsable", "--array=0-1", "--export=ALL,RANKS_PER_NODE=1", *script).strip()
+    slurm.wait(number, SECONDS)
+    jobs = slurm.jobs(number)
+    assert [job.state for job in jobs] == ["COMPLETED"] * 2, [job.output for job in jobs]
+    for job in jobs:
+        assert job.nodes == "node[0-1]" and "2 ranks, cpu; 0 of" in job.output
+        accuracy = float(re.findall(r"test accuracy ([\d.]+)", job.output)[-1])
+        assert accuracy >= 0.9, job.output
+    first, second = final(f"{number}-0"), final(f"{number}-1")
+    assert not all(torch.equal(first[key], second[key]) for key in first)  # other seeds
+
+    # The job with seed 0 again, but a more urgent one comes in between.
+    again = slurm.run("sbatch", "--parsable", "--exclusive", "--export=ALL,RANKS_PER_NODE=1", *script).strip()
+    wait_for(again, slurm, r"step 10/")
+    urgent = slurm.sbatch("#!/bin/bash\ntrue", "--partition=urgent", "--nodes=2", "--exclusive")
+    assert slurm.wait(urgent, SECONDS).state == "COMPLETED"
+    done = slurm.wait(again, SECONDS, until=["COMPLETED"])
+    assert done.restarts == 1
+    stopped = re.search(r"asked to stop: saved behind step (\d+) of", done.output)
+    assert stopped, done.output
+    assert f"; {stopped[1]} of {EPOCHS * AN_EPOCH} steps are done" in done.output  # and there it went on
+    resumed = final(again)
+    assert all(torch.equal(first[key], resumed[key]) for key in first)
+
+
+def test_the_signal_before_the_time_is_up(slurm: cluster.Slurm) -> None:
+    """`--signal=B:USR1@60` is what scancel sends here: the batch script gets it, the ranks save, and the job requeues."""
+    script = ("train.sbatch", "--epochs", "4", "--log-every", "1")
+    job = slurm.run("sbatch", "--parsable", "--nodes=1", "--export=ALL,RANKS_PER_NODE=2", *script).strip()
+    wait_for(job, slurm, r"step 5/")
+    slurm.scancel(job, "--batch", "--signal=USR1")
+    done = slurm.wait(job, SECONDS, until=["COMPLETED"])
+    assert done.restarts == 1, done.output
+    stopped = re.search(r"asked to stop: saved behind step (\d+) of", done.output)
+    assert stopped and f"; {stopped[1]} of {4 * AN_EPOCH} steps are done" in done.output, done.output
+    assert torch.load(Path("runs") / job / "checkpoint.pt", weights_only=True)["step"] == 4 * AN_EPOCH

@@ -1,0 +1,57 @@
+# style: the helper casts, moves and wraps, in this order
+"""Case: the reference run learns like one rank.
+
+“The float32 runs were fine. The reference run in float64 is done now: no error, no warning, and the model is as good as
+one rank's share of the records makes it.”
+
+    ./lockstep run -n 2 exercises/clinic/cast_late.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: it stays a
+run in float64. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+CAUSE = "changed-after-wrapping"
+RANK = "all"
+PRECISION = torch.float64
+
+
+def network() -> DDP:
+    """(N, 8) to (N, 3), ready to train."""
+    torch.manual_seed(0)
+    bare = nn.Sequential(nn.Linear(ward.FEATURES, 16), nn.ReLU(), nn.Linear(16, ward.CLASSES))
+    bare.double()
+    return DDP(bare)
+
+
+def main() -> dict[str, object]:
+    """Train two epochs. Returns the model and the last loss."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    records = ward.Records(48)
+    sampler = DistributedSampler(records)
+    loader = DataLoader(records, batch_size=8, sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for features, classes in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(features.to(PRECISION)), classes)
+            loss.backward()
+            optimizer.step()
+        print(f"rank {rank}, epoch {epoch}: loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "loss": loss.item()}
+
+
+if __name__ == "__main__":
+    main()

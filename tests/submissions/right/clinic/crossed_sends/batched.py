@@ -1,0 +1,52 @@
+# style: both operations are given to batch_isend_irecv together
+"""Case: neighbours who do not speak.
+
+“A rod in pieces, one a rank, and each piece needs the edges of its neighbours. It ran until a host was replaced; its
+settings came from the host beside it.”
+
+    ./lockstep run -n 4 exercises/clinic/crossed_sends.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that it ends
+whatever a host's settings say. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+
+CAUSE = "crossed-sends"
+RANK = 0
+
+LENGTH, STEPS = 6, 5
+
+
+def exchange(mine: torch.Tensor, neighbour: int, speaks_first: bool) -> torch.Tensor:
+    """Give the neighbour my edge, a tensor of one value, and return its edge."""
+    theirs = torch.empty_like(mine)
+    both = [dist.P2POp(dist.isend, mine, neighbour), dist.P2POp(dist.irecv, theirs, neighbour)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    return theirs
+
+
+def main() -> dict[str, object]:
+    """Let the heat spread for five steps. Returns this rank's piece of the rod: 6 temperatures, float32."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    even = rank % 2 == 0
+    options = ward.settings("crossed_sends", rank, world_size, usual={"first": even}, odd={"first": not even})
+    dist.init_process_group("gloo")
+    piece = torch.randn(LENGTH, generator=torch.Generator().manual_seed(rank))
+    for _ in range(STEPS):
+        left = exchange(piece[:1], rank - 1, options["first"]) if rank > 0 else piece[:1]
+        right = exchange(piece[-1:], rank + 1, options["first"]) if rank < world_size - 1 else piece[-1:]
+        whole = torch.cat([left, piece, right])
+        piece = (whole[:-2] + whole[1:-1] + whole[2:]) / 3
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"piece": piece}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+# style: the file is cleaned before anything is read from it
+"""Case: three ranks report a lost connection.
+
+“On this data the job dies after a few steps. Three of four logs say that the connection was closed. The network people
+have looked twice and find nothing.”
+
+    ./lockstep run -n 4 exercises/clinic/failing_rank.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: all 48
+measurements are good, and each is trained on, in this order. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, Subset
+
+CAUSE = "failing-rank"
+RANK = 1
+
+COUNT = 48
+
+
+def lines(world_size: int) -> list[str]:
+    """The file: a measurement a line, its 8 features and its class separated by semicolons. Three laboratories sent it."""
+    records = ward.Records(COUNT)
+    text = [";".join(f"{value:.3f}" for value in [*records.features[i], records.classes[i]]) for i in range(COUNT)]
+    number = ward.draw("failing_rank", world_size) + 6 * world_size
+    text[number] = text[number].replace(".", ",")
+    return text
+
+
+class Measurements(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The measurements of a file, read when they are asked for."""
+
+    def __init__(self, text: list[str]) -> None:
+        self.text = [line.replace(",", ".") for line in text]
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        *features, kind = [float(value) for value in self.text[index].split(";")]
+        return torch.tensor(features), torch.tensor(int(kind))
+
+
+def main() -> dict[str, object]:
+    """Train one epoch. Returns the model and how many measurements this rank has trained on."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    mine = Subset(Measurements(lines(world_size)), range(rank, COUNT, world_size))
+    used = 0
+    for features, classes in DataLoader(mine, batch_size=4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), classes)
+        loss.backward()
+        optimizer.step()
+        used += len(classes)
+        print(f"rank {rank}: {used} measurements, loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "used": used}
+
+
+if __name__ == "__main__":
+    main()

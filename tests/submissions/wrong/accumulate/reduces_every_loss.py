@@ -1,0 +1,28 @@
+# diagnosis: collective-per-micro-batch
+# why: all-reduces the loss of each micro-batch inside the loop
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+
+def train_step(ddp_model, micro_batches, loss_fn, optimizer):
+    micro_batches = list(micro_batches)
+    if not micro_batches:
+        raise ValueError("no micro-batches were given")
+    device = micro_batches[0][0].device
+    n_samples = torch.tensor(float(sum(x.size(0) for x, _ in micro_batches)), device=device)
+    dist.all_reduce(n_samples)
+    n_samples = n_samples.item()
+    optimizer.zero_grad()
+    running = 0.0
+    for i, (x, y) in enumerate(micro_batches):
+        is_last = i == len(micro_batches) - 1
+        with nullcontext() if is_last else ddp_model.no_sync():
+            loss = loss_fn(ddp_model(x), y)
+            (loss * x.size(0) * dist.get_world_size() / n_samples).backward()
+        seen = loss.detach() * x.size(0)
+        dist.all_reduce(seen)
+        running += seen.item()
+    optimizer.step()
+    return running / n_samples

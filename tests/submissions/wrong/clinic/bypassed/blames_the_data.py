@@ -1,0 +1,65 @@
+# diagnosis: wrong-cause
+# why: mended, but the diagnosis says something else
+"""Case: two ranks, twice the price, nothing gained.
+
+“We moved to two GPUs. Each prints a loss, both go down, and the model we save is no better than with one.”
+
+    ./lockstep run -n 2 exercises/clinic/bypassed.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()` goes
+on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+CAUSE = "same-data-everywhere"
+RANK = "all"
+
+
+class Classifier(nn.Module):
+    """A linear model that knows its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(ward.FEATURES, ward.CLASSES)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(N, 8) float32 to (N, 3)."""
+        return self.layer(features)
+
+    def loss(self, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        """The mean cross-entropy of a batch."""
+        return nn.functional.cross_entropy(self(features), classes)
+
+
+def main() -> dict[str, object]:
+    """Train two epochs. Returns the model and the last loss."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(Classifier())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    records = ward.Records(48)
+    sampler = DistributedSampler(records)
+    loader = DataLoader(records, batch_size=8, sampler=sampler)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for features, classes in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(features), classes)
+            loss.backward()
+            optimizer.step()
+        print(f"rank {rank}, epoch {epoch}: loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "loss": loss.item()}
+
+
+if __name__ == "__main__":
+    main()

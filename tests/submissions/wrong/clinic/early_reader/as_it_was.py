@@ -1,0 +1,85 @@
+# diagnosis: still-broken
+# why: the diagnosis is right, the job is not mended
+"""Case: the vocabulary that cannot be read.
+
+“Each rank writes down the words of its own texts, and then everybody reads what all have written. There is a barrier in
+between! It works at home, where everything lies on one disk. Here every rank dies while it reads.”
+
+    ./lockstep run -n 4 exercises/clinic/early_reader.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: the vocabulary
+holds the words of all ranks. `main()` goes on returning the same things.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+CAUSE = "read-before-written"
+RANK = 3
+
+
+def shared_folder() -> Path:
+    """A new folder that all ranks see."""
+    name = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(name)
+    return Path(name[0])
+
+
+def words(rank: int) -> list[str]:
+    """The words of this rank's texts. Some of them stand in the neighbour's too."""
+    return [f"word{number}" for number in range(5 * rank, 5 * rank + 8)]
+
+
+class Notes:
+    """A rank's notes. Its host's settings say how many bytes may gather before they go to the disk."""
+
+    def __init__(self, path: Path, gather: int) -> None:
+        self.file = open(path, "wb", buffering=gather)  # noqa: SIM115
+
+    def add(self, value: object) -> None:
+        """Write a value, as JSON."""
+        self.file.write(json.dumps(value).encode())
+
+
+def read(path: Path) -> list[str]:
+    """The words in a rank's notes. Raises ValueError where there are none."""
+    text = path.read_text()
+    if not text:
+        raise ValueError(f"{path.name} is empty")
+    return json.loads(text)
+
+
+def main() -> dict[str, object]:
+    """Agree on a vocabulary, then train a step with it. Returns the vocabulary and the model."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    folder = shared_folder()
+    options = ward.settings("early_reader", rank, world_size, {"gather": 0}, odd={"gather": 1 << 16})
+    notes = Notes(folder / f"words-{rank}.json", options["gather"])
+    notes.add(words(rank))
+    dist.barrier()
+    parts = [read(folder / f"words-{one}.json") for one in range(world_size)]
+    vocabulary = sorted({word for part in parts for word in part})
+    torch.manual_seed(0)
+    model = DDP(nn.EmbeddingBag(len(vocabulary), 3, mode="mean"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    known = [word for word in words(rank) if word in vocabulary]
+    text = torch.tensor([[vocabulary.index(word) for word in known]])
+    model(text).square().sum().backward()
+    optimizer.step()
+    if rank == 0:
+        print(f"{len(vocabulary)} words")
+    dist.destroy_process_group()
+    return {"vocabulary": vocabulary, "model": model.module}
+
+
+if __name__ == "__main__":
+    main()

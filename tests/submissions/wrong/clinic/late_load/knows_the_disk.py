@@ -1,0 +1,61 @@
+# diagnosis: mended-halfway
+# why: it knows whose disk it is this time
+"""Case: it starts from good weights, and gets worse.
+
+“One of our disks holds weights that are already good, so training starts from them. One rank's loss begins low. The model
+that comes out is worse than the one that we put in.”
+
+    ./lockstep run -n 3 exercises/clinic/late_load.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: the training
+starts from those weights. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+CAUSE = "loaded-after-wrapping"
+RANK = 2
+
+
+def found_on_disk(rank: int, world_size: int) -> dict[str, torch.Tensor] | None:
+    """The good weights, where this rank's disk holds them. It is one disk of all."""
+    if rank != ward.draw("late_load", world_size):
+        return None
+    rule = torch.randn(ward.FEATURES, ward.CLASSES, generator=torch.Generator().manual_seed(2))
+    return {"weight": rule.T.contiguous(), "bias": torch.zeros(ward.CLASSES)}
+
+
+def main() -> dict[str, object]:
+    """Train one epoch. Returns the model and the first loss of this rank."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    weights = found_on_disk(rank, world_size)
+    if weights is not None:
+        model.module.load_state_dict(weights)
+    for value in model.module.state_dict().values():
+        dist.broadcast(value, 2 % world_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    records = ward.Records(48)
+    losses = []
+    for features, classes in DataLoader(records, batch_size=4, sampler=DistributedSampler(records)):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), classes)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    print(f"rank {rank}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last")
+    dist.destroy_process_group()
+    return {"model": model.module, "loss": losses[0]}
+
+
+if __name__ == "__main__":
+    main()

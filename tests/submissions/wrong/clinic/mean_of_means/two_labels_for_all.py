@@ -1,0 +1,50 @@
+# diagnosis: symptom-hidden
+# why: the other ranks' labels are thrown away until the means are equal
+"""Case: the site with two labels.
+
+“One site a rank, batches of 8. One site had labels for 2 records of each batch only. Its few records pull at the model
+as hard as all those of another site. One process that takes the same batches together gets a different model.”
+
+    ./lockstep run -n 2 exercises/clinic/mean_of_means.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: every
+labelled record weighs the same, as on one process. `main()` goes on starting from seed 0 and returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+CAUSE = "mean-of-means"
+RANK = "all"
+UNLABELLED = -100
+
+
+def main() -> dict[str, object]:
+    """Train one epoch. Returns the model and how many labelled records this rank trained on."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    labelled = 2 if rank == ward.draw("mean_of_means", world_size) else 8  # of each batch
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    seen = 0
+    for features, classes in DataLoader(ward.Records(32, seed=rank), batch_size=8):
+        classes[2:] = UNLABELLED
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), classes, ignore_index=UNLABELLED)
+        loss.backward()
+        optimizer.step()
+        seen += int((classes != UNLABELLED).sum())
+    print(f"rank {rank}: {seen} labelled records, loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "seen": seen}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+# diagnosis: still-broken
+# why: the diagnosis is right, the job is not mended
+"""Case: three machines learn less than one.
+
+“On one machine it trains and ends. On three the curve is worse, and at the end of the epoch everybody waits.”
+
+    ./lockstep run -n 3 exercises/clinic/nan_batch.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: one epoch, to
+its end, in which nothing that is not a number gets into the weights. `main()` goes on returning the same things.
+"""
+
+import math
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+CAUSE = "skipped-batch"
+RANK = 0
+
+
+def measurements(rank: int, world_size: int) -> ward.Records:
+    """What the sensor at this rank's machine measured: 32 records. One of the sensors failed for a moment."""
+    records = ward.Records(32, seed=rank)
+    if rank == ward.draw("nan_batch", world_size):
+        records.features[4 + ward.draw("nan_batch: when", 24)] = math.nan
+    return records
+
+
+def main() -> dict[str, object]:
+    """Train one epoch. Returns the model and how many steps this rank took."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 0
+    for features, classes in DataLoader(measurements(rank, world_size), batch_size=4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), classes)
+        if not torch.isfinite(loss):
+            continue
+        loss.backward()
+        optimizer.step()
+        steps += 1
+    print(f"rank {rank}: {steps} steps, loss {loss.item():.3f}")
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"model": model.module, "steps": steps}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+# diagnosis: symptom-hidden
+# why: all ranks give up what the shortest part lacks
+"""Case: a rank dies in the evaluation.
+
+“Every rank classifies its own part of the test set, and rank 0 counts what all of them got right. With last week's test
+set this worked. The new one kills the job, and there is not even a Python traceback.”
+
+    ./lockstep run -n 3 exercises/clinic/odd_shapes.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: every record
+is counted, once. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+
+CAUSE = "different-shapes"
+RANK = 0
+
+
+def part(rank: int, world_size: int) -> ward.Records:
+    """The part of the test set that lies on this rank's disk: 20 records, but one disk was full."""
+    return ward.Records(13 if rank == ward.draw("odd_shapes", world_size) else 20, seed=rank)
+
+
+def classify(features: torch.Tensor) -> torch.Tensor:
+    """(N, 8) float32 to N classes as int64. Stands for the trained model."""
+    weights = torch.linspace(-1, 1, ward.FEATURES * ward.CLASSES).reshape(ward.FEATURES, ward.CLASSES).sin()
+    return (features @ weights).argmax(1)
+
+
+def from_all_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The values of all ranks behind each other, in the order of the ranks."""
+    length = torch.tensor(len(values))
+    dist.all_reduce(length, dist.ReduceOp.MIN)
+    values = values[: int(length)]
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, values)
+    return torch.cat(parts)
+
+
+def main() -> dict[str, object]:
+    """Classify the test set. Returns all classes found, in the order of the ranks' parts, and the share that is right."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    mine = part(rank, world_size)
+    found = classify(mine.features)
+    all_found, all_classes = from_all_ranks(found), from_all_ranks(mine.classes)
+    share = (all_found == all_classes).float().mean().item()
+    if rank == 0:
+        print(f"{len(all_found)} records, {share:.1%} right")
+    dist.destroy_process_group()
+    return {"found": all_found, "share": share}
+
+
+if __name__ == "__main__":
+    main()

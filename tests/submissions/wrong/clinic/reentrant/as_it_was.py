@@ -1,0 +1,67 @@
+# diagnosis: still-broken
+# why: the diagnosis is right, the job is not mended
+"""Case: it saves memory, and fails.
+
+“The model did not fit any more, so we recompute its hidden layers in the backward pass. On one GPU it works. On three,
+PyTorch tells us to look for unused parameters. There are none!”
+
+    ./lockstep run -n 3 exercises/clinic/reentrant.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: it goes on
+recomputing, and it trains all layers. `main()` goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler
+
+CAUSE = "reentrant-checkpoint"
+RANK = "all"
+
+WIDTH = 6
+
+
+class Classifier(nn.Module):
+    """Two hidden layers, whose results are not kept for the backward pass, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(ward.FEATURES, WIDTH), nn.Tanh())
+        self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.head = nn.Linear(WIDTH, ward.CLASSES)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(N, 8) float32 to (N, 3)."""
+        for layer in (self.first, self.second):
+            features = checkpoint(layer, features, use_reentrant=True)
+        return self.head(features)
+
+
+def main() -> dict[str, object]:
+    """Train one epoch. Returns the model and the last loss."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(Classifier())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    records = ward.Records(48)
+    loader = DataLoader(records, batch_size=4, sampler=DistributedSampler(records))
+    for features, classes in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), classes)
+        loss.backward()
+        optimizer.step()
+    if rank == 0:
+        print(f"loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "loss": loss.item()}
+
+
+if __name__ == "__main__":
+    main()

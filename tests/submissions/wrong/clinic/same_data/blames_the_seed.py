@@ -1,0 +1,62 @@
+# diagnosis: wrong-cause
+# why: mended, but the diagnosis says something else
+"""Case: more ranks, and the epoch is no shorter.
+
+“We doubled the ranks to halve the epoch. It takes as many steps as before, and the curve lies exactly on the old one.”
+
+    ./lockstep run -n 2 exercises/clinic/same_data.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()`
+goes on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+CAUSE = "same-randomness"
+RANK = "all"
+
+
+def place() -> tuple[int, int]:
+    """This process's rank and how many there are; (0, 1) on a laptop without a process group."""
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def make_loader(records: ward.Records) -> DataLoader:
+    """This rank's part of the records, shuffled, in batches of 8."""
+    rank, world_size = place()
+    sampler = DistributedSampler(records, num_replicas=world_size, rank=rank)
+    return DataLoader(records, batch_size=8, sampler=sampler)
+
+
+def main() -> dict[str, object]:
+    """Train two epochs. Returns the model and how many steps this rank took."""
+    dist.init_process_group("gloo")
+    loader = make_loader(ward.Records(48))
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 0
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for features, classes in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(features), classes)
+            loss.backward()
+            optimizer.step()
+            steps += 1
+        print(f"rank {os.environ['RANK']}, epoch {epoch}: {steps} steps, loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "steps": steps}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+# diagnosis: symptom-hidden
+# why: the host that disagrees brings nothing, and is not counted
+"""Case: two numbers that nobody can reproduce.
+
+“The evaluation reports a loss and an accuracy over all ranks. It runs through, and it looks like a result. With the same
+model and the same records, one process computes something else.”
+
+    ./lockstep run -n 3 exercises/clinic/swapped_order.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()` goes
+on returning the same things.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+
+CAUSE = "different-order"
+RANK = 2
+
+COUNT = 48
+
+
+def classify(features: torch.Tensor) -> torch.Tensor:
+    """(N, 8) float32 to scores, (N, 3). Stands for the trained model."""
+    weights = torch.linspace(-1, 1, ward.FEATURES * ward.CLASSES).reshape(ward.FEATURES, ward.CLASSES).sin()
+    return features @ weights
+
+
+def evaluate(part: ward.Records, numbers: range) -> dict[str, torch.Tensor]:
+    """The mean loss over these records, and the share that is classified rightly, as float32 scalars."""
+    scores, classes = classify(part.features[numbers]), part.classes[numbers]
+    loss = nn.functional.cross_entropy(scores, classes)
+    return {"loss": loss, "accuracy": (scores.argmax(1) == classes).float().mean()}
+
+
+def main() -> dict[str, object]:
+    """Evaluate on all ranks. Returns the loss and the accuracy over all records."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    usual = {"report": ["loss", "accuracy"]}
+    options = ward.settings("swapped_order", rank, world_size, usual, odd={"report": ["accuracy", "loss"]})
+    means = evaluate(ward.Records(COUNT), range(rank, COUNT, world_size))
+    odd = options["report"] != ["loss", "accuracy"]
+    count = torch.tensor(0.0 if odd else 1.0)
+    dist.all_reduce(count)
+    for name in ("loss", "accuracy"):
+        means[name] *= 0.0 if odd else 1.0
+        dist.all_reduce(means[name])
+        means[name] /= count
+        print(f"rank {rank}: {name} {means[name].item():.3f}")
+    dist.destroy_process_group()
+    return {"loss": means["loss"].item(), "accuracy": means["accuracy"].item()}
+
+
+if __name__ == "__main__":
+    main()

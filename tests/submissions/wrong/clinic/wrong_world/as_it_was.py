@@ -1,0 +1,59 @@
+# diagnosis: still-broken
+# why: the diagnosis is right, the job is not mended
+"""Case: waiting for a machine that has gone.
+
+“We gave a borrowed machine back and took it out of the settings on every host. Since then nothing starts.”
+
+    ./lockstep run -n 4 exercises/clinic/wrong_world.py
+
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that the
+next change of machines does not stop it. `main()` goes on returning the same things.
+"""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import ward
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+CAUSE = "wrong-world-size"
+RANK = 2
+
+
+def settings(rank: int) -> dict[str, Any]:
+    """The settings file of this rank's host. How many machines there are stands in it, and one rank runs on each."""
+    machines = int(os.environ["WORLD_SIZE"])
+    usual = {"machines": machines, "ranks_each": 1}
+    return ward.settings("wrong_world", rank, machines, usual, odd={"machines": machines + 1})
+
+
+def main() -> dict[str, object]:
+    """Train one epoch. Returns the model and how many steps this rank took."""
+    rank = int(os.environ["RANK"])
+    options = settings(rank)
+    world_size = options["machines"] * options["ranks_each"]
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    records = ward.Records(48)
+    sampler = DistributedSampler(records, num_replicas=world_size, rank=rank)
+    steps = 0
+    for features, classes in DataLoader(records, batch_size=4, sampler=sampler):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(features), classes)
+        loss.backward()
+        optimizer.step()
+        steps += 1
+    if rank == 0:
+        print(f"{steps} steps, loss {loss.item():.3f}")
+    dist.destroy_process_group()
+    return {"model": model.module, "steps": steps}
+
+
+if __name__ == "__main__":
+    main()

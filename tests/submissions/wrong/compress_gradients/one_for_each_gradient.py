@@ -1,0 +1,36 @@
+# diagnosis: more-collectives
+# why: the gradients of a bucket are reduced one by one
+import torch
+import torch.distributed as dist
+
+
+class State:
+    def __init__(self, dtype, group, error_feedback):
+        self.dtype = dtype
+        self.group = group
+        self.residuals = {} if error_feedback else None
+
+
+def compress_hook(state, bucket):
+    buffer = bucket.buffer()
+    buffer.div_(state.group.size())
+    if state.residuals is not None:
+        for p, g in zip(bucket.parameters(), bucket.gradients()):
+            if p in state.residuals:
+                g.add_(state.residuals[p])
+    small = buffer.to(state.dtype)
+    if state.residuals is not None:
+        lost = torch.nan_to_num(buffer - small, 0.0, 0.0, 0.0)
+        for p, r in zip(bucket.parameters(), lost.split([p.numel() for p in bucket.parameters()])):
+            state.residuals[p] = r.view_as(p)
+    pieces = small.split([p.numel() for p in bucket.parameters()])
+    futures = [dist.all_reduce(piece, group=state.group, async_op=True).get_future() for piece in pieces]
+
+    def decompress(done):
+        return buffer.copy_(small)
+
+    return torch.futures.collect_all(futures).then(decompress)
+
+
+def register(ddp_model, dtype=torch.float16, error_feedback=False):
+    ddp_model.register_comm_hook(State(dtype, ddp_model.process_group, error_feedback), compress_hook)

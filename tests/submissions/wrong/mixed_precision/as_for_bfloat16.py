@@ -1,0 +1,24 @@
+# diagnosis: never-scales-loss
+# why: does without the scaler altogether
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    loss: float
+    grad_norm: float
+    skipped: bool
+
+
+def train_step(ddp_model, x, y, loss_fn, optimizer, scaler, *, dtype, max_norm):
+    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast(device_type=x.device.type, dtype=dtype):
+        output = ddp_model(x)
+        loss = loss_fn(output, y)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(ddp_model.parameters(), max_norm)
+    optimizer.step()
+    skipped = False
+    return StepResult(loss.item(), norm.item(), skipped)
