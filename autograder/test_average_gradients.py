@@ -18,7 +18,7 @@ from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Run
 from lockstep.ranks.explain import names
 from lockstep.ranks.mismatch import say_mismatch
-from lockstep.ranks.text import describe
+from lockstep.ranks.text import evidence
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {
@@ -87,7 +87,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     return grader.diagnosis(
         "skips-missing-gradients" if uneven else "order-differs",
         f"{headline}. {had}. Collectives seen: {brought}.",
-        evidence=describe(run).partition("\n")[2].strip(),
+        evidence=evidence(run),
         of=cause.ranks,
         at=MISSING if uneven else WALK,
     )

@@ -18,7 +18,7 @@ from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Collective, Run
 from lockstep.ranks.explain import names
-from lockstep.ranks.text import describe
+from lockstep.ranks.text import evidence
 
 WORLD = 3  # with two ranks there is no majority
 EVERY, STEPS = 2, 7
@@ -95,7 +95,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         return grader.diagnosis(
             "uneven-collectives",
             f"{what}, and the ranks no longer called the same collectives. {headline}.",
-            evidence=describe(run).partition("\n")[2].strip(),
+            evidence=evidence(run),
             of=cause.ranks,
             at=cause.frame or GATHER,
         )

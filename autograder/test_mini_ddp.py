@@ -16,10 +16,9 @@ import torch
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Collective, Mark, Run
+from lockstep.ranks import Collective, Mark, Run, text
 from lockstep.ranks.explain import names
 from lockstep.ranks.mismatch import say_mismatch
-from lockstep.ranks.text import describe
 
 WORLD, STEPS, BATCH = 2, 4, 6  # two ranks: a + b is b + a to the last bit, in whichever order and bucket
 CAP = 0.002  # MiB: several buckets, and the huge parameter has more
@@ -98,7 +97,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         return None
     sent = [[call.nbytes for call in calls if call.kind == "all_reduce"] for calls in run.collectives]
     brought = "; ".join(f"rank {rank}: {len(own)}" for rank, own in enumerate(sent))
-    evidence = describe(run).partition("\n")[2].strip()
+    evidence = text.evidence(run)
     shortest = min(map(len, sent))
     if shortest and len({tuple(own[:shortest]) for own in sent}) > 1:
         return grader.diagnosis(

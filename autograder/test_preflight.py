@@ -17,7 +17,7 @@ from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Run
 from lockstep.ranks.explain import names
-from lockstep.ranks.text import describe
+from lockstep.ranks.text import evidence
 
 WORLD = 3
 SECONDS = 1.2  # where somebody is waited for until the deadline
@@ -63,7 +63,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         return grader.diagnosis(
             "no-deadline",
             f"{what}, and preflight never came back. {headline}.",
-            evidence=describe(run).partition("\n")[2].strip(),
+            evidence=evidence(run),
             of=cause.ranks,
             at=cause.frame or next((row.frame for row in cause.rows if row.frame is not None), None) or STORE,
         )

@@ -13,9 +13,8 @@ import torch
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Collective, Run
+from lockstep.ranks import Collective, Run, text
 from lockstep.ranks.explain import names
-from lockstep.ranks.text import describe
 
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
@@ -55,7 +54,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     cause = run.cause
     assert cause is not None
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
-    evidence = describe(run).partition("\n")[2].strip()
+    evidence = text.evidence(run)
     rank = cause.ranks[0] if cause.ranks else 0
     shown = [mark.name for mark in run.ranks[rank].marks if not mark.name.endswith(" done")]
     length = f"with a tensor of length {shown[-1].split()[-1]} on {run.world_size} ranks" if shown else ""

@@ -14,8 +14,14 @@ def flat_gradient(model: nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def relative_error(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, sizes: list[int],
-                   weight: float = 1.0) -> float:
+def relative_error(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    sizes: list[int],
+    weight: float = 1.0,
+) -> float:
     """|DDP's gradient − the joined batch's| / |the joined batch's|. Every rank has the same `x` and `y`, and uses its
     own part of `sizes`. `weight` multiplies this rank's loss."""
     alone, shared = copy.deepcopy(model), DDP(copy.deepcopy(model))

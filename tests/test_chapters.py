@@ -43,7 +43,7 @@ def copy(tmp_path: Path) -> Path:
     (folder / "source").mkdir(parents=True)
     for file in ("nbval_sanitize.cfg", "conftest.py"):
         shutil.copy(ROOT / "chapters" / file, folder / file)
-    cells = '# %% [markdown]\n# # Counting\n\n'
+    cells = "# %% [markdown]\n# # Counting\n\n"
     cells += '# %%\nimport time\nprint("HANG after %.1f s" % (time.monotonic() % 9))\n\n'
     cells += '# %%\n# %matplotlib inline\nsum(range(5))\n\n# %% tags=["nbval-skip"] ignored_because="it is slow"\n7\n'
     chapters.source_path("10_count", tmp_path).write_text(chapters.HEADER + cells)

@@ -29,7 +29,9 @@ def share() -> Iterator[None]:
     """Print how many of the cases that ran were explained."""
     yield
     silent = [name for name, was in explained.items() if not was]
-    print(f"\nclinic: {len(explained) - len(silent)} of {len(explained)} cases explained by lockstep run; not: {', '.join(silent)}")
+    print(
+        f"\nclinic: {len(explained) - len(silent)} of {len(explained)} cases explained by lockstep run; not: {', '.join(silent)}"
+    )
 
 
 @pytest.mark.parametrize("case", cases().values(), ids=lambda case: case.name)
@@ -64,4 +66,6 @@ def test_case_is_explained(case: Case, tmp_path: Path) -> None:
         elif case.shows == "same-data":
             assert drift is None and said.startswith("SAME WORK"), told
         else:
-            assert case.shows == "nothing" and drift is None and said.startswith(("Replicas: equal", "No optimizer")), told
+            assert case.shows == "nothing" and drift is None and said.startswith(("Replicas: equal", "No optimizer")), (
+                told
+            )

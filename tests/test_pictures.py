@@ -59,7 +59,9 @@ def test_in_a_ring_each_rank_sends_one_chunk_to_the_right_and_what_it_sends_is_t
         assert all(move.receiver == (move.sender + 1) % size for move in step.moves)
         for move in step.moves:
             count = held[number][move.sender][move.chunk]
-            assert count == (number + 1 if move.how is How.ADD else size), "partial sums grow by one; copies are complete"
+            assert count == (number + 1 if move.how is How.ADD else size), (
+                "partial sums grow by one; copies are complete"
+            )
 
 
 @each_size
@@ -131,7 +133,9 @@ def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> Non
 
 def table(page: Any) -> list[list[int]]:
     """The numbers on the page, row by row."""
-    rows = page.eval_on_selector_all("tr", "rows => rows.map(row => [...row.querySelectorAll('span')].map(s => s.innerText))")
+    rows = page.eval_on_selector_all(
+        "tr", "rows => rows.map(row => [...row.querySelectorAll('span')].map(s => s.innerText))"
+    )
     return [[int(text) for text in row if text != "–"] for row in rows]
 
 
@@ -237,7 +241,9 @@ def test_what_cannot_be_drawn_says_what_is_missing(run: ranks.Run) -> None:
     with pytest.raises(ValueError, match="titles"):
         timeline(run, run, titles=("one",))
     after = timeline(ran(step.format('mark("end"); d.all_reduce(torch.ones(2))')))
-    assert isinstance(after, Timeline) and len(after.panels[0].steps[0][0].buckets) == 1  # what comes after is no step's
+    assert (
+        isinstance(after, Timeline) and len(after.panels[0].steps[0][0].buckets) == 1
+    )  # what comes after is no step's
 
 
 def test_bars_are_as_long_as_their_values_and_take_no_markup() -> None:

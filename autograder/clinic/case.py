@@ -83,34 +83,6 @@ def treat(grader: Grader, case: Case, ticket: int, world_size: int | None = None
     return grader.run("treat", world_size, environment={"CLINIC_TICKET": str(ticket)}, **more)
 
 
-def treat_widely(grader: Grader, case: Case, world_size: int | None = None, **more: Any) -> list[tuple[int, Run]]:
-    """(ticket, run), under the learner's ticket, under one with another guilty rank, and on `world_size` ranks.
-
-    What fails in the later ones only, and as before, is mended halfway.
-    """
-    try:
-        mine = learners_ticket(grader)
-    except NotRun:
-        mine = other_ticket(grader, case, case.ranks)
-    runs = [(mine, treat(grader, case, mine, **more))]
-    others: list[tuple[int, int, str]] = []
-    if case.guilty == "drawn":
-        others.append((other_ticket(grader, case, case.ranks, besides=mine), case.ranks, "Under another ticket"))
-    if world_size is not None:
-        others.append((other_ticket(grader, case, world_size), world_size, f"On {world_size} ranks"))
-    for ticket, size, when in others:
-        try:
-            runs.append((ticket, treat(grader, case, ticket, size, **more)))
-        except Failed as failed:
-            found = failed.diagnosis
-            if found.id != "still-broken":
-                raise
-            message = f"Under your ticket it works now, on {case.ranks} ranks. {when}: {found.message}"
-            halfway = grader.diagnosis("mended-halfway", message, evidence=found.evidence, of=found.ranks)
-            raise Failed(replace(halfway, line=found.line, source=found.source)) from None
-    return runs
-
-
 def learners_ticket(grader: Grader) -> int:
     """The ticket that lies with the submission; drawn now where a learner checks before any run. NotRun without one."""
     original = grader.submission.original
@@ -226,27 +198,36 @@ def tickets(grader: Grader, case: Case, choose: Callable[[Grader, int], int] | N
     return mine, choose(grader, mine) if choose else other_ticket(grader, case, case.ranks, besides=mine)
 
 
-def treat_twice(grader: Grader, case: Case, choose: Callable[[Grader, int], int] | None = None) -> list[Run]:
-    """The job under both `tickets`, in two runs that ended well.
+def treat_widely(
+    grader: Grader,
+    case: Case,
+    world_size: int | None = None,
+    choose: Callable[[Grader, int], int] | None = None,
+) -> list[tuple[int, Run]]:
+    """(ticket, run) under both `tickets` and, where `world_size` is given, on so many ranks too; all ended well.
 
     A mend that holds under the first alone knows a number of that run: `mended-halfway`.
     """
     mine, other = tickets(grader, case, choose)
-    first = treat(grader, case, mine)
-    try:
-        return [first, treat(grader, case, other)]
-    except Failed as failed:
-        found, odd = failed.diagnosis, case.rank(other)
-        where = f", where rank {odd} is the odd one" if odd != "all" else ""
-        raise Failed(
-            grader.diagnosis(
-                "mended-halfway",
-                f"Under ticket {mine} the job ends; under ticket {other}{where}, it is as before. {found.message}",
-                evidence=found.evidence,
-                of=found.ranks,
-                at=NUMBERED,
+    runs = [(mine, treat(grader, case, mine))]
+    odd = case.rank(other)
+    where = f", where rank {odd} is the odd one" if odd != "all" else ""
+    more = [(other, case.ranks, f"under ticket {other}{where}")]
+    if world_size is not None:
+        more.append((other_ticket(grader, case, world_size), world_size, f"on {world_size} ranks"))
+    for ticket, size, when in more:
+        try:
+            runs.append((ticket, treat(grader, case, ticket, size)))
+        except Failed as failed:
+            found = failed.diagnosis
+            message = (
+                f"Under ticket {mine}, on {case.ranks} ranks, the job ends; {when}, it is as before. {found.message}"
             )
-        ) from None
+            halfway = grader.diagnosis("mended-halfway", message, evidence=found.evidence, of=found.ranks, at=NUMBERED)
+            if found.source:
+                halfway = replace(halfway, line=found.line, source=found.source)
+            raise Failed(halfway) from None
+    return runs
 
 
 def unmended(grader: Grader, run: Run, seen: str, at: str, of: Iterable[int] = ()) -> Diagnosis:

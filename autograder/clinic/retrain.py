@@ -6,25 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from clinic.case import Case, learners_ticket, other_ticket
 from clinic.support import ward
 
-from lockstep.grading import Grader
-from lockstep.grading.grader import NotRun
 from lockstep.ranks import Run
 
 State = dict[str, torch.Tensor]
 CLOSE = 1e-4
 """Sums in another order differ by less than this after a few steps; another training differs by more."""
-
-
-def tickets(grader: Grader, case: Case) -> tuple[int, int]:
-    """The learner's own ticket, and one under which another rank is guilty."""
-    try:
-        mine = learners_ticket(grader)
-    except NotRun:
-        mine = other_ticket(grader, case, case.ranks)
-    return mine, other_ticket(grader, case, case.ranks, besides=mine)
 
 
 def start(seed: int = 0) -> torch.nn.Linear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from clinic.case import cases, judge_diagnosis, treat, treat_twice, unmended
+from clinic.case import cases, judge_diagnosis, treat, treat_widely, unmended
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -45,13 +45,13 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever host was replaced"""
-    treat_twice(grader, CASE)
+    treat_widely(grader, CASE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_rod(grader: Grader) -> None:
     """the rod has the temperatures that one process computes"""
-    for run in (*treat_twice(grader, CASE), treat(grader, CASE, 1, 3)):
+    for run in (*(run for _, run in treat_widely(grader, CASE)), treat(grader, CASE, 1, 3)):
         _rod(grader, run)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from clinic.case import cases, judge_diagnosis, other_ticket, steps, treat, treat_twice, unequal, unmended
+from clinic.case import cases, judge_diagnosis, other_ticket, steps, treat, treat_widely, unequal, unmended
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -42,13 +42,13 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever rank has the easy records"""
-    treat_twice(grader, CASE)
+    treat_widely(grader, CASE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_stops(grader: Grader) -> None:
     """all ranks stop after the same epoch, and because the model is good enough"""
-    run = treat_twice(grader, CASE)[0]
+    run = treat_widely(grader, CASE)[0][1]
     trained = [(result or {}).get("epochs") for result in run.observed("result")]
     if len({str(one) for one in trained}) > 1:
         grader.fail(
@@ -72,7 +72,7 @@ def test_stops(grader: Grader) -> None:
 @pytest.mark.needs("test_it_ends")
 def test_equal(grader: Grader) -> None:
     """all ranks end with the same model"""
-    different = unequal(treat_twice(grader, CASE)[0])
+    different = unequal(treat_widely(grader, CASE)[0][1])
     if different:
         tensor, ranks = different
         grader.fail(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, draw, judge_diagnosis, tickets, treat_twice, unmended, wrapped_with
+from clinic.case import cases, draw, judge_diagnosis, treat_widely, unmended, wrapped_with
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -43,7 +43,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever host measures"""
-    treat_twice(grader, CASE)
+    treat_widely(grader, CASE)
 
 
 @pytest.mark.needs("test_it_ends")
@@ -53,7 +53,7 @@ def test_measured(grader: Grader) -> None:
     from clinic.support import ward
 
     held_out = ward.Records(64, seed=100)
-    for ticket, run in zip(tickets(grader, CASE), treat_twice(grader, CASE), strict=True):
+    for ticket, run in treat_widely(grader, CASE):
         host = draw(ticket, CASE.name, CASE.ranks)
         result = run.observed("result")[host] or {}
         found = result.get("accuracies")
@@ -87,7 +87,7 @@ def test_statistics(grader: Grader) -> None:
     """the training is what it was: the ranks share weights and running statistics"""
     import torch
 
-    run = treat_twice(grader, CASE)[0]
+    run = treat_widely(grader, CASE)[0][1]
     copied = sum(
         call.kind == "broadcast" and call.dtype == "float32" and call.inside == "forward" for call in run.collectives[0]
     )

@@ -10,7 +10,7 @@ from clinic.case import (
     draw,
     judge_diagnosis,
     steps,
-    treat_twice,
+    treat_widely,
     unequal,
     unmended,
 )
@@ -64,7 +64,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever sensor failed and when"""
-    mine, other = treat_twice(grader, CASE, choose=_other_record)
+    (_, mine), (_, other) = treat_widely(grader, CASE, choose=_other_record)
     bad = _not_numbers(mine)
     if bad:
         grader.fail(
@@ -94,7 +94,7 @@ def _not_numbers(run: Run) -> str:
 @pytest.mark.needs("test_it_ends")
 def test_whole_epoch(grader: Grader) -> None:
     """the ranks train to the end of the epoch, and stay equal"""
-    run = treat_twice(grader, CASE, choose=_other_record)[1]
+    run = treat_widely(grader, CASE, choose=_other_record)[1][1]
     took = steps(run)
     if min(took) < FEWEST:
         few = took.index(min(took))

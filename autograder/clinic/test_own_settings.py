@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from clinic.case import cases, digests, draw, judge_diagnosis, samples, treat, unequal
-from clinic.retrain import CLOSE, State, apart, batch, cut, start, tickets
+from clinic.case import cases, digests, draw, judge_diagnosis, samples, tickets, treat, unequal
+from clinic.retrain import CLOSE, State, apart, batch, cut, start
 from clinic.support import ward
 
 from lockstep.grading import Grader

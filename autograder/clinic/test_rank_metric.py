@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, digests, draw, judge_diagnosis, treat, unequal
-from clinic.retrain import start, tickets
+from clinic.case import cases, digests, draw, judge_diagnosis, tickets, treat, unequal
+from clinic.retrain import start
 from clinic.support import ward
 
 from lockstep.grading import Grader

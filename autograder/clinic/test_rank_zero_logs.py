@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, draw, judge_diagnosis, tickets, treat_twice, unequal, unmended
+from clinic.case import cases, draw, judge_diagnosis, treat_widely, unequal, unmended
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -53,14 +53,14 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever host logs"""
-    treat_twice(grader, CASE)
+    treat_widely(grader, CASE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_log(grader: Grader) -> None:
     """the host that logs still logs the losses of all ranks"""
     expected = _losses(CASE.ranks)
-    for ticket, run in zip(tickets(grader, CASE), treat_twice(grader, CASE), strict=True):
+    for ticket, run in treat_widely(grader, CASE):
         host = draw(ticket, CASE.name, CASE.ranks)
         log = (run.observed("result")[host] or {}).get("log")
         if not log:
@@ -84,7 +84,7 @@ def test_log(grader: Grader) -> None:
 @pytest.mark.needs("test_it_ends")
 def test_equal(grader: Grader) -> None:
     """all ranks end with the same model"""
-    different = unequal(treat_twice(grader, CASE)[1])
+    different = unequal(treat_widely(grader, CASE)[1][1])
     if different:
         tensor, ranks = different
         grader.fail(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, digests, draw, judge_diagnosis, samples, treat, unequal
-from clinic.retrain import reductions, tickets
+from clinic.case import cases, digests, draw, judge_diagnosis, samples, tickets, treat, unequal
+from clinic.retrain import reductions
 
 from lockstep.grading import Grader
 from lockstep.ranks.words import names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import DATA, cases, judge_diagnosis, samples, timeouts, treat_twice, unequal
+from clinic.case import DATA, cases, judge_diagnosis, samples, timeouts, treat_widely, unequal
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -53,13 +53,13 @@ def test_diagnosis(grader: Grader) -> None:
 
 def test_it_ends(grader: Grader) -> None:
     """the job ends, whichever labeller went home early"""
-    treat_twice(grader, CASE)
+    treat_widely(grader, CASE)
 
 
 @pytest.mark.needs("test_it_ends")
 def test_all_records(grader: Grader) -> None:
     """every labelled record is still trained on"""
-    read = {sample for seen in samples(treat_twice(grader, CASE)[1]) for sample in seen}
+    read = {sample for seen in samples(treat_widely(grader, CASE)[1][1]) for sample in seen}
     if len(read) < LABELLED:
         grader.fail(
             "symptom-hidden",
@@ -72,7 +72,7 @@ def test_all_records(grader: Grader) -> None:
 @pytest.mark.needs("test_it_ends")
 def test_equal(grader: Grader) -> None:
     """all ranks end with the same model"""
-    different = unequal(treat_twice(grader, CASE)[1])
+    different = unequal(treat_widely(grader, CASE)[1][1])
     if different:
         tensor, ranks = different
         grader.fail(

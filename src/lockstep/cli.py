@@ -151,10 +151,7 @@ def test(context: typer.Context) -> None:
     """Run the course's own tests. Options are pytest's."""
     from .testing import run_tests
 
-    try:
-        raise typer.Exit(run_tests(_course().root, context.args))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    raise typer.Exit(_guarded(lambda: run_tests(_course().root, context.args)))
 
 
 @app.command()

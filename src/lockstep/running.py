@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from . import cluster, ranks
 from .ranks import text
+from .ranks.lines import Lines
 
 NOT_RUN = 4
 COLOURS = (36, 33, 35, 32, 34, 31)
@@ -157,21 +158,17 @@ class Printer:
 
     def __init__(self, world_size: int, prefix: bool) -> None:
         self.world_size, self.prefix = world_size, prefix
-        self.unfinished: dict[tuple[int, str], str] = {}
+        self.lines = Lines()
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
         """Called with each piece of text."""
-        *lines, rest = (self.unfinished.pop((rank, stream), "") + chunk).split("\n")
-        if rest:
-            self.unfinished[rank, stream] = rest
-        for line in lines:
+        for line in self.lines.take(rank, stream, chunk):
             self._show(rank, stream, line)
 
     def close(self) -> None:
         """Show unfinished lines too."""
-        for (rank, stream), rest in sorted(self.unfinished.items()):
+        for rank, stream, rest in self.lines.rest():
             self._show(rank, stream, rest)
-        self.unfinished.clear()
 
     def _show(self, rank: int, stream: str, line: str) -> None:
         out = sys.stdout if stream == "stdout" else sys.stderr

@@ -33,8 +33,6 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
             codes = [_call(rest, root, environment)]
             if beside is not None:
                 codes.append(beside.wait())
-        except KeyboardInterrupt:
-            return 130
         finally:
             if beside is not None and beside.poll() is None:
                 beside.terminate()

@@ -137,8 +137,15 @@ def launch_elastic(mode: str = "") -> dict[str, str]:
     """torchrun's own launcher, as a function."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                          max_restarts=0, monitor_interval=0.1)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
     results = elastic_launch(config, elastic_worker)(mode)
     return {str(rank): result for rank, result in results.items()}
 

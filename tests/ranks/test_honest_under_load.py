@@ -37,8 +37,10 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def load() -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() != 1: pass"])
-             for _ in range(2 * (os.cpu_count() or 1))]
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() != 1: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
     yield
     for loop in loops:
         loop.kill()

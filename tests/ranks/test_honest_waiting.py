@@ -89,23 +89,28 @@ def test_a_big_transfer() -> None:
 
 
 def test_a_big_message_to_one_who_comes_late() -> None:
-    text = ("big = torch.ones(4 << 20)\nif rank == 0:\n    dist.send(big, 1)\n"
-            "else:\n    time.sleep(2.5); dist.recv(big, 0)")
+    text = (
+        "big = torch.ones(4 << 20)\nif rank == 0:\n    dist.send(big, 1)\nelse:\n    time.sleep(2.5); dist.recv(big, 0)"
+    )
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.ok, run.cause
 
 
 def test_one_rank_joins_late() -> None:
-    text = ("import os, time, torch.distributed as dist\nif os.environ['RANK'] == '0':\n    time.sleep(2)\n"
-            "dist.init_process_group('gloo')")
+    text = (
+        "import os, time, torch.distributed as dist\nif os.environ['RANK'] == '0':\n    time.sleep(2)\n"
+        "dist.init_process_group('gloo')"
+    )
     run = ranks.run(ranks.Source(text), 3)
     assert run.ok, run.cause
 
 
 def test_a_rank_that_is_stopped_for_a_while() -> None:
     """Somebody pressed Ctrl-Z, or a debugger is at it."""
-    text = ("if rank == 0:\n    subprocess.Popen(['sh', '-c', f'sleep 1; kill -STOP {os.getpid()}; sleep 2; "
-            "kill -CONT {os.getpid()}'])\ntime.sleep(1.5)\ndist.barrier()")
+    text = (
+        "if rank == 0:\n    subprocess.Popen(['sh', '-c', f'sleep 1; kill -STOP {os.getpid()}; sleep 2; "
+        "kill -CONT {os.getpid()}'])\ntime.sleep(1.5)\ndist.barrier()"
+    )
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.ok, run.cause
 
@@ -125,8 +130,10 @@ else:
 
 
 def test_eight_ranks_take_turns() -> None:
-    text = ("m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
-            "for step in range(16):\n    if step % size == rank: time.sleep(0.1)\n    m(t).sum().backward()")
+    text = (
+        "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        "for step in range(16):\n    if step % size == rank: time.sleep(0.1)\n    m(t).sum().backward()"
+    )
     run = ranks.run(ranks.Source(PRELUDE + text), 8)
     assert run.ok, run.cause
 

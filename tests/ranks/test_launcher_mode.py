@@ -68,7 +68,7 @@ def test_workers_hang(size: int) -> None:
 
 def test_workers_hang_in_a_second_launch() -> None:
     """Those of the first launch have finished; they are not the ones that are missing."""
-    text = ("import bodies\nif __name__ == '__main__':\n    bodies.launch()\n    bodies.launch('hang')\n")
+    text = "import bodies\nif __name__ == '__main__':\n    bodies.launch()\n    bodies.launch('hang')\n"
     run = ranks.run(ranks.Source(f"import sys\nsys.path.insert(0, {str(BODIES.parent)!r})\n{text}"), 1, launcher=True)
     assert run.cause is not None and run.cause.kind == "hang" and run.cause.ranks == (1,), run.cause
     assert "finished" not in run.cause.headline
@@ -125,9 +125,11 @@ def test_a_busy_launcher_is_not_idle() -> None:
 
 def test_a_script_that_launches_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import os, sys, torch.multiprocessing as mp\n"
-                      "def main(rank, value):\n    print('rank', rank, value, __name__, flush=True)\n"
-                      "if __name__ == '__main__':\n    mp.spawn(main, args=(sys.argv[1],), nprocs=2)\n")
+    script.write_text(
+        "import os, sys, torch.multiprocessing as mp\n"
+        "def main(rank, value):\n    print('rank', rank, value, __name__, flush=True)\n"
+        "if __name__ == '__main__':\n    mp.spawn(main, args=(sys.argv[1],), nprocs=2)\n"
+    )
     run = ranks.run(ranks.Script(script, ("seven",)), 1, launcher=True)
     assert run.ok, (run.cause, run.ranks[0].stderr)
     assert sorted(run.ranks[0].stdout.splitlines()) == ["rank 0 seven __mp_main__", "rank 1 seven __mp_main__"]

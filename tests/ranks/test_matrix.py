@@ -204,8 +204,10 @@ def test_well_known_errors_come_with_one_note(name: str) -> None:
 
 def test_a_second_group_through_the_same_store_is_explained() -> None:
     """Under torchrun it is a matter of luck too: the store still holds the first group's addresses."""
-    text = ("import torch, torch.distributed as dist\nfor _ in range(10):\n    dist.init_process_group('gloo')\n"
-            "    dist.all_reduce(torch.ones(1))\n    dist.destroy_process_group()\n")
+    text = (
+        "import torch, torch.distributed as dist\nfor _ in range(10):\n    dist.init_process_group('gloo')\n"
+        "    dist.all_reduce(torch.ones(1))\n    dist.destroy_process_group()\n"
+    )
     run = ranks.run(ranks.Source(text), 3)
     if run.cause is not None and run.cause.kind == "hang" and "init_process_group" in run.cause.headline:
         assert any("has had a group before" in note for note in run.cause.notes)

@@ -42,15 +42,22 @@ def test_a_tensor_comes_back(name: str) -> None:
     back = decode(json.loads(json.dumps(tree)), blob)
     plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     assert back.dtype == plain.dtype and back.shape == plain.shape
-    assert torch.equal(back.nan_to_num() if back.is_floating_point() else back,
-                       plain.nan_to_num() if back.is_floating_point() else plain.resolve_conj())
+    assert torch.equal(
+        back.nan_to_num() if back.is_floating_point() else back,
+        plain.nan_to_num() if back.is_floating_point() else plain.resolve_conj(),
+    )
     if back.numel():
         back.zero_()  # it owns its memory
 
 
 def test_nested_values_come_back() -> None:
-    value = {"a": [1, 2.5, None, True, "ü"], "b": {"c": (torch.ones(2), [torch.zeros(1, dtype=torch.bfloat16)])},
-             "none": {}, "big": 2**80, "infinite": float("inf")}
+    value = {
+        "a": [1, 2.5, None, True, "ü"],
+        "b": {"c": (torch.ones(2), [torch.zeros(1, dtype=torch.bfloat16)])},
+        "none": {},
+        "big": 2**80,
+        "infinite": float("inf"),
+    }
     back = decode(*_through_json(value))
     assert back["a"] == value["a"] and back["big"] == 2**80 and back["infinite"] == float("inf")
     assert torch.equal(back["b"]["c"][0], torch.ones(2)) and back["b"]["c"][1][0].dtype == torch.bfloat16
@@ -105,9 +112,11 @@ def test_junk_is_no_message(junk: bytes) -> None:
 
 
 def test_observations_of_each_rank() -> None:
-    text = ("import torch\nfrom lockstep import ranks\nimport os\nrank = int(os.environ['RANK'])\n"
-            "ranks.observe('loss', torch.tensor(rank + 0.5))\nif rank: ranks.observe('only', [rank])\n"
-            "ranks.observe('large', torch.ones(4 << 20))")
+    text = (
+        "import torch\nfrom lockstep import ranks\nimport os\nrank = int(os.environ['RANK'])\n"
+        "ranks.observe('loss', torch.tensor(rank + 0.5))\nif rank: ranks.observe('only', [rank])\n"
+        "ranks.observe('large', torch.ones(4 << 20))"
+    )
     run = ranks.run(ranks.Source(text), 2)
     assert [loss.item() for loss in run.observed("loss")] == [0.5, 1.5]
     assert run.observed("only") == [None, [1]]
@@ -155,8 +164,10 @@ def test_garbage_on_the_channel_does_no_harm(final: bool) -> None:
 
 
 def test_bytes_that_are_no_message_end_the_conversation_only() -> None:
-    text = ("import time\nfrom lockstep.ranks import recorder\n"
-            "recorder.current().channel.socket.sendall(b'\\xff' * 100)\ntime.sleep(0.3)")
+    text = (
+        "import time\nfrom lockstep.ranks import recorder\n"
+        "recorder.current().channel.socket.sendall(b'\\xff' * 100)\ntime.sleep(0.3)"
+    )
     run = ranks.run(ranks.Source(text), 2)
     assert not run.ok  # nobody heard them return
 

@@ -79,16 +79,22 @@ def test_reductions_are_named() -> None:
 
 
 def test_numbers_and_groups() -> None:
-    run = recorded("""
+    run = recorded(
+        """
 pair = dist.new_group([1, 3])
 dist.all_reduce(t)
 if rank in (1, 3):
     dist.all_reduce(t, group=pair); dist.barrier(group=pair); dist.all_reduce(t, group=pair)
 dist.all_reduce(t)
-""", 4)
+""",
+        4,
+    )
     ours = [call for call in run.collectives[3] if call.members == (1, 3)]
     assert [(call.kind, call.group_number, call.title) for call in ours] == [
-        ("all_reduce", 1, "all_reduce #1"), ("barrier", 2, "barrier #1"), ("all_reduce", 3, "all_reduce #2")]
+        ("all_reduce", 1, "all_reduce #1"),
+        ("barrier", 2, "barrier #1"),
+        ("all_reduce", 3, "all_reduce #2"),
+    ]
     world = [call for call in run.collectives[0] if call.members == (0, 1, 2, 3) and call.kind == "all_reduce"]
     assert [call.title for call in world] == ["all_reduce #1", "all_reduce #2"]
     assert [call.number for call in run.collectives[0]] == list(range(1, len(run.collectives[0]) + 1))
@@ -146,14 +152,17 @@ model(t).sum().backward()
 
 def test_a_group_that_is_set_up_by_hand() -> None:
     """mini_ddp and the like: hooks that launch asynchronous all-reduces of the learner's own."""
-    run = recorded("""
+    run = recorded(
+        """
 layer = torch.nn.Linear(4, 4)
 works = []
 for parameter in layer.parameters():
     parameter.register_post_accumulate_grad_hook(lambda p: works.append(dist.all_reduce(p.grad, async_op=True)))
 layer(t).sum().backward()
 [work.wait() for work in works]
-""", timeline=True)
+""",
+        timeline=True,
+    )
     assert sorted(call.nbytes for call in run.collectives[0]) == [16, 64]
     assert all(call.end is not None for call in run.collectives[0])
 

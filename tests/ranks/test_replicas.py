@@ -101,7 +101,10 @@ def test_what_watching_finds(case: Case) -> None:
 
 
 def test_watching_adds_no_collective_and_changes_no_value() -> None:
-    body = PRELUDE + "from lockstep.ranks import observe\nm = DDP(Net()); train(m, sgd(m)); observe('w', m.module.a.weight.detach())"
+    body = (
+        PRELUDE
+        + "from lockstep.ranks import observe\nm = DDP(Net()); train(m, sgd(m)); observe('w', m.module.a.weight.detach())"
+    )
     plain = ranks.run(ranks.Source(body), 2)
     watched = ranks.run(ranks.Source(body), 2, watch_replicas=True)
     calls = [[(one.kind, one.nbytes) for one in run.collectives[0]] for run in (plain, watched)]

@@ -52,8 +52,9 @@ print("outcomes", [outcome.value for outcome in run.outcomes], flush=True)
 
 def start_client(*, session: bool = True) -> subprocess.Popen[str]:
     """A client in a process of its own, with two ranks that stay; both are up when this returns."""
-    process = subprocess.Popen([sys.executable, "-c", CLIENT, MARK[-12:]], stdout=subprocess.PIPE, text=True,
-                               start_new_session=session)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, MARK[-12:]], stdout=subprocess.PIPE, text=True, start_new_session=session
+    )
     assert process.stdout is not None
     ready = 0
     while ready < 2:
@@ -181,24 +182,30 @@ def test_an_interrupt_here_comes_back_as_a_report() -> None:
 
 
 def test_ranks_begin_with_the_usual_signals() -> None:
-    text = ("import signal\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
-            "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
-            "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL")
+    text = (
+        "import signal\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n"
+        "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL"
+    )
     run = ranks.run(ranks.Source(text), 2)
     assert run.ok, run.cause
 
 
 def test_a_rank_may_remove_its_temporary_folder() -> None:
-    text = ("import os, shutil, tempfile\nfolder = os.path.dirname(tempfile.gettempdir())\n"
-            "assert os.path.basename(folder).startswith('lockstep-run-')\nshutil.rmtree(folder)")
+    text = (
+        "import os, shutil, tempfile\nfolder = os.path.dirname(tempfile.gettempdir())\n"
+        "assert os.path.basename(folder).startswith('lockstep-run-')\nshutil.rmtree(folder)"
+    )
     assert ranks.run(ranks.Source(text), 1).ok
     text = "import os, tempfile\nos.makedirs(tempfile.gettempdir() + '/a/b')\nos.chmod(tempfile.gettempdir(), 0)"
     assert ranks.run(ranks.Source(text), 1).ok
 
 
 def test_what_a_rank_leaves_is_listed() -> None:
-    text = ("import subprocess, tempfile, time\nsubprocess.Popen(['sh', '-c', '(setsid sleep 301 &)'])\n"
-            "open(tempfile.gettempdir() + '/left.txt', 'w').close()\ntime.sleep(0.2)")
+    text = (
+        "import subprocess, tempfile, time\nsubprocess.Popen(['sh', '-c', '(setsid sleep 301 &)'])\n"
+        "open(tempfile.gettempdir() + '/left.txt', 'w').close()\ntime.sleep(0.2)"
+    )
     run = ranks.run(ranks.Source(text), 1)
     assert run.ok
     assert any("sleep 301" in process for process in run.left_running)
@@ -207,13 +214,16 @@ def test_what_a_rank_leaves_is_listed() -> None:
 
 def test_the_client_is_clean_under_w_error() -> None:
     """No ResourceWarning, no warning of any other kind, and no traceback at the end."""
-    text = ("from lockstep import ranks\n"
-            "assert ranks.run(ranks.Source('print(1)'), 2).ok\n"
-            "import os, signal\nos.kill(ranks.client._server._process.pid, signal.SIGKILL)\n"
-            "import time; time.sleep(0.2)\n"
-            "assert ranks.run(ranks.Source('print(1)'), 2).ok\n")
-    done = subprocess.run([sys.executable, "-W", "error", "-X", "dev", "-c", text], capture_output=True, text=True,
-                          timeout=120)
+    text = (
+        "from lockstep import ranks\n"
+        "assert ranks.run(ranks.Source('print(1)'), 2).ok\n"
+        "import os, signal\nos.kill(ranks.client._server._process.pid, signal.SIGKILL)\n"
+        "import time; time.sleep(0.2)\n"
+        "assert ranks.run(ranks.Source('print(1)'), 2).ok\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", text], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 

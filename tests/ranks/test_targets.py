@@ -29,9 +29,11 @@ def test_a_function_that_leaves_early_has_not_returned(how: str, kind: str) -> N
 def test_a_script_is_main_and_gets_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("VALUE = 7\n")
     script = tmp_path / "train.py"
-    script.write_text("import sys, helper\n"
-                      "if __name__ == '__main__':\n    print(sys.argv[1:], helper.VALUE, __file__)\n"
-                      "    raise SystemExit(0)\n")
+    script.write_text(
+        "import sys, helper\n"
+        "if __name__ == '__main__':\n    print(sys.argv[1:], helper.VALUE, __file__)\n"
+        "    raise SystemExit(0)\n"
+    )
     run = ranks.run(ranks.Script(script, ("--epochs", "2")), 2)
     assert run.ok and run.outcomes == [Outcome.EXITED] * 2
     assert run.ranks[1].stdout == f"['--epochs', '2'] 7 {script}\n"
@@ -114,8 +116,10 @@ class TestSpawned:
         assert [len(calls) for calls in run.collectives] == [1, 1]
 
     def test_a_hang(self) -> None:
-        text = ("import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-                "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))")
+        text = (
+            "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+            "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))"
+        )
         run = ranks.run(ranks.Source(text), 2)
         assert run.cause is not None and run.cause.kind == "hang" and run.cause.ranks == (1,)
 
@@ -135,16 +139,19 @@ def test_two_runs_at_once() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(3) as pool:
-        runs = list(pool.map(lambda start: ranks.run(ranks.Function(BODIES, "total", {"start": start}), 2),
-                             [0.0, 100.0, 200.0]))
+        runs = list(
+            pool.map(lambda start: ranks.run(ranks.Function(BODIES, "total", {"start": start}), 2), [0.0, 100.0, 200.0])
+        )
     assert [run.observed("returned") for run in runs] == [[1.0] * 2, [201.0] * 2, [401.0] * 2]
     assert os.environ.get("RANK") is None
 
 
 def test_what_a_script_asks_for_at_its_end_is_done() -> None:
-    text = ("import atexit, tempfile, threading, time\natexit.register(print, 'at exit')\n"
-            "folder = tempfile.TemporaryDirectory()\n"
-            "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()")
+    text = (
+        "import atexit, tempfile, threading, time\natexit.register(print, 'at exit')\n"
+        "folder = tempfile.TemporaryDirectory()\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()"
+    )
     run = ranks.run(ranks.Source(text), 1)
     assert run.ranks[0].stdout.split("\n") == ["thread", "at exit", ""]
     assert run.left_files == []

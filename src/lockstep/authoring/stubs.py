@@ -175,7 +175,8 @@ def write_stubs(solutions: Path, exercises: Path) -> list[Path]:
 
 
 def write_support(autograder: Path, *folders: Path) -> list[Path]:
-    """Copy what the exercises of a group share (`autograder/GROUP/support`) beside them. Returns the files that changed."""
+    """Copy what the exercises of a group share (`autograder/GROUP/support`) beside them. Returns the files that
+    changed."""
     changed = []
     for source in sorted(autograder.glob("*/support/*.py")):
         for folder in folders:

@@ -79,7 +79,8 @@ def build(count: int, bits: int | None) -> tuple[Host, list[Host]]:
     """Put this process, which must have one thread only, into new namespaces and build `count` hosts in them.
 
     Returns the place where this process then stands (`login`, on the same switch) and the hosts. Each host's link passes
-    `bits` a second each way (None: not throttled). Takes some ten milliseconds. Raises OSError and tools.ToolFailed where the system does not allow it or lacks a tool.
+    `bits` a second each way (None: not throttled). Takes some ten milliseconds. Raises OSError and tools.ToolFailed
+    where the system does not allow it or lacks a tool.
     """
     for tool in ("ip", "tc"):  # first of all, so that nothing has been entered when one is missing
         if tools.find(tool) is None:

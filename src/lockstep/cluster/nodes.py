@@ -160,8 +160,9 @@ class Nodes:
         """Start a command on a node, or on `login` for None, and return at once.
 
         `env` is its whole environment (default: `own_environment()`), `cwd` its folder (default: this process's). What it
-        prints is kept for `Process.output`, or goes to the file `stdout`; it reads from the file `stdin`. A command that cannot be started leaves with
-        code 127, as in a shell, and its output says why. Raises IndexError for a node that there is not.
+        prints is kept for `Process.output`, or goes to the file `stdout`; it reads from the file `stdin`. A command
+        that cannot be started leaves with code 127, as in a shell, and its output says why. Raises IndexError for a
+        node that there is not.
         """
         self._check(node)
         printed = tempfile.TemporaryFile() if stdout is None else None  # noqa: SIM115 - it lives as long as the Process

@@ -61,8 +61,8 @@ class Kind(Enum):
 class Member:
     """One name in a folder or an archive.
 
-    `read(limit)` gives its bytes, at most `limit` + 1; it is valid until the next member. `problem` says what is wrong with
-    the name itself: such a member is not to be read, and `parts` only tell in whose folder it pretends to be.
+    `read(limit)` gives its bytes, at most `limit` + 1; it is valid until the next member. `problem` says what is wrong
+    with the name itself: such a member is not to be read, and `parts` only tell in whose folder it pretends to be.
     """
 
     parts: tuple[str, ...]

@@ -3,12 +3,12 @@
 `take_in` reads a folder of folders, a folder of files, or a zip or tar as Gradescope, Moodle, Canvas and GitHub Classroom
 give them, and leaves one clean folder a learner: files of the course's own names, copied byte by byte, and nothing else.
 
-Theory of operation. Four modules share the work. `archives` reads what strangers wrote and bounds it; `layout` and `learners`
-say whose a path is; this one decides what is taken. No name from a download ever becomes a path: what is written is called by the
-course's own names below a folder of a made-up id. Nothing is executed, imported, unpickled or followed. The download is
-gone through twice, first for the names alone, to see how it is laid out and who is in it. Each learner has an account of
-their own (`Budget`), so one who overdraws it is refused and the others are not touched; only a download that is itself
-broken stops everything, with `IntakeError`.
+Theory of operation. Four modules share the work. `archives` reads what strangers wrote and bounds it; `layout` and
+`learners` say whose a path is; this one decides what is taken. No name from a download ever becomes a path: what is
+written is called by the course's own names below a folder of a made-up id. Nothing is executed, imported, unpickled or
+followed. The download is gone through twice, first for the names alone, to see how it is laid out and who is in it.
+Each learner has an account of their own (`Budget`), so one who overdraws it is refused and the others are not touched;
+only a download that is itself broken stops everything, with `IntakeError`.
 """
 
 from __future__ import annotations

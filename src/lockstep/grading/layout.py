@@ -1,4 +1,5 @@
-"""How a download is laid out, seen from its names alone: a folder around it all, whose the rest is, or one learner's own."""
+"""How a download is laid out, seen from its names alone: a folder around it all, whose the rest is, or one learner's
+own."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 - Moodle: a folder `Fullname_ID_assignsubmission_file_` a learner, or files with that prefix; `Participant 12` for a name
   where marking is blind. With groups the name has the group before it.
 - Canvas (`lib/content_zipper.rb`): flat files `NAME[_LATE]_USER_ATTACHMENT_FILE`, the name being the sortable name in
-  lower case with all but word characters gone; `[LATE_]anon_ID` stands for it and USER where grading is anonymous. A later
-  upload of the same name gets `-1`, `-2` before its suffix; attachment numbers grow.
+  lower case with all but word characters gone; `[LATE_]anon_ID` stands for it and USER where grading is anonymous. A
+  later upload of the same name gets `-1`, `-2` before its suffix; attachment numbers grow.
 - Gradescope: folders `submission_NUMBER` and beside them `submission_metadata.yml`, with Ruby's symbols for keys.
 - GitHub Classroom: `ASSIGNMENT-submissions/ASSIGNMENT-LOGIN`.
 - Anything else: a folder, an archive, or files `LEARNER_EXERCISE.py` a learner.
@@ -70,7 +70,8 @@ def safe_id(name: str, number: str = "") -> str:
 
 
 def claim(parts: tuple[str, ...], is_file: bool, leaves: tuple[str, ...], container: str = "") -> Claim | None:
-    """Whose this path is. None: of nobody. `leaves` are the exercises' file stems, `container` the folder around it all."""
+    """Whose this path is. None: of nobody. `leaves` are the exercises' file stems, `container` the folder around it
+    all."""
     first, rest = parts[0], parts[1:]
     alone = is_file and not rest
     if moodle := _MOODLE.fullmatch(first):
@@ -129,8 +130,8 @@ def is_named_by_an_lms(name: str) -> bool:
 def metadata(text: str) -> dict[str, tuple[str, datetime | None]]:
     """Gradescope's `submission_metadata.yml`: folder to who handed in and when.
 
-    Only the few lines that are needed are read, by their indentation; everything else, a learner's output among it, stands
-    deeper and is passed over.
+    Only the few lines that are needed are read, by their indentation; everything else, a learner's output among it,
+    stands deeper and is passed over.
     """
     found: dict[str, tuple[list[str], datetime | None]] = {}
     folder, section = "", ""

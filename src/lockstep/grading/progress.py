@@ -24,7 +24,8 @@ def _path(course: Course | None) -> Path:
 
 
 def load(course: Course | None = None) -> dict[str, Any]:
-    """Everything recorded, by section. An unreadable file is set aside as `progress.json.broken-N`, and its backup used."""
+    """Everything recorded, by section. An unreadable file is set aside as `progress.json.broken-N`, and its backup
+    used."""
     path = _path(course)
     for candidate in (path, path.with_suffix(".json.backup")):
         try:

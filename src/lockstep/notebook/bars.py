@@ -42,7 +42,8 @@ class Bars:
 
 
 def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
-    """A picture of these values, which must not be negative. Raises ValueError when there are none, or one is negative."""
+    """A picture of these values, which must not be negative. Raises ValueError when there are none, or one is
+    negative."""
     if not values:
         raise ValueError("there is nothing to draw")
     if min(values.values()) < 0:

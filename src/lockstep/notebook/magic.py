@@ -19,6 +19,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 
 from .. import cluster, ranks
 from ..ranks import Run, text
+from ..ranks.lines import Lines
 
 HOLD_BACK_SECONDS = 0.5
 EXPECTATIONS = tuple(name.replace(" ", "-") for name in text.TITLES)
@@ -82,22 +83,19 @@ class Output:
     def __init__(self, world_size: int) -> None:
         self.began: float | None = None
         self.ordered = bool(os.environ.get("LOCKSTEP_ORDERED") or os.environ.get("PYTEST_CURRENT_TEST"))
-        self.lines: list[list[str]] = [[] for _ in range(world_size)]
-        self.unfinished: dict[tuple[int, str], str] = {}
+        self.lines = Lines()
+        self.held: list[list[str]] = [[] for _ in range(world_size)]
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
         """Called with each piece of text as it arrives."""
-        *complete, rest = (self.unfinished.pop((rank, stream), "") + chunk).split("\n")
-        if rest:
-            self.unfinished[rank, stream] = rest
-        self.lines[rank] += complete
+        self.held[rank] += self.lines.take(rank, stream, chunk)
         self.began = self.began or time.monotonic()
         if not self.ordered and time.monotonic() - self.began > HOLD_BACK_SECONDS:
             self.show()
 
     def show(self) -> None:
         """Print what is held back, rank by rank."""
-        for rank, lines in enumerate(self.lines):
+        for rank, lines in enumerate(self.held):
             for line in lines:
                 print(f"[rank {rank}] {line}")
             lines.clear()
@@ -105,9 +103,8 @@ class Output:
 
     def close(self) -> None:
         """Print everything that is left, unfinished lines too."""
-        for (rank, _), rest in sorted(self.unfinished.items()):
-            self.lines[rank].append(rest)
-        self.unfinished.clear()
+        for rank, _, rest in self.lines.rest():
+            self.held[rank].append(rest)
         self.show()
 
 

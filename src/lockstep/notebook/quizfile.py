@@ -111,8 +111,11 @@ def _write(questions: dict[str, Question], sealed: bool) -> str:
             if sealed:
                 salt = secrets.token_hex(4)
                 packed = base64.b85encode(zlib.compress(choice.because.encode(), 9)).decode()
-                lines += [f'mark = "{salt}:{_digest(salt, question.key, choice.text, choice.is_right)}"',
-                          f"packed = '{packed}'" if "'" not in packed else f"packed = {_quoted(packed)}", ""]
+                lines += [
+                    f'mark = "{salt}:{_digest(salt, question.key, choice.text, choice.is_right)}"',
+                    f"packed = '{packed}'" if "'" not in packed else f"packed = {_quoted(packed)}",
+                    "",
+                ]
             else:
                 lines += ["right = true"] if choice.is_right else []
                 lines += [f"because = {_quoted(choice.because)}", ""]

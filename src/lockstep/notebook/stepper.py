@@ -167,9 +167,7 @@ class Stepper:
             "largest": LARGEST,
             "lengths": LENGTHS,
             "numberBytes": NUMBER_BYTES,
-            "values": {
-                str(length): brought(LARGEST, length) for length in LENGTHS
-            },
+            "values": {str(length): brought(LARGEST, length) for length in LENGTHS},
             "bounds": {
                 f"{length}/{chunks}": bounds(length, chunks) for length in LENGTHS for chunks in range(1, LARGEST + 1)
             },
@@ -227,7 +225,11 @@ def still(ranks: int = 4, length: int = 8) -> str:
     line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}. Framed: arrived in this step."
     cost = (f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}. "
             f"If everybody sent everything to everybody: {bytes_sent(naive(ranks), length)[0]} bytes.")  # fmt: skip
-    parts += [f'<text x="14" y="{height - 30}">{line}</text>', f'<text x="14" y="{height - 10}">{cost}</text>', "</svg>"]
+    parts += [
+        f'<text x="14" y="{height - 30}">{line}</text>',
+        f'<text x="14" y="{height - 10}">{cost}</text>',
+        "</svg>",
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -254,7 +254,9 @@ def _draw_step(one: StepOfRank, begin: float, scale: float, top: int, row: int) 
     parts = []
     for phase in one.phases:
         wide = (phase.end - phase.begin) * scale
-        parts.append(_rect(phase.name, x(phase.begin), top, wide, _PHASE, f"{phase.name}: {_ms(phase.begin, phase.end)}"))
+        parts.append(
+            _rect(phase.name, x(phase.begin), top, wide, _PHASE, f"{phase.name}: {_ms(phase.begin, phase.end)}")
+        )
         if wide > 8 * len(phase.name):
             parts.append(f'<text x="{x(phase.begin) + 4:.1f}" y="{top + 13}">{phase.name}</text>')
     for name, at in one.gradients:
@@ -308,9 +310,13 @@ def _key(top: int) -> list[str]:
         parts.append(f'<rect class="{kind}" x="{x}" y="{top + 6}" width="12" height="12"/>')
         parts.append(f'<text class="q" x="{x + 17}" y="{top + 16}">{words}</text>')
         x += 34 + 6 * len(words)
-    parts.append(f'<path class="tick" d="M{x} {top + 8}v9"/><text class="q" x="{x + 6}" y="{top + 16}">a gradient is ready</text>')
+    parts.append(
+        f'<path class="tick" d="M{x} {top + 8}v9"/><text class="q" x="{x + 6}" y="{top + 16}">a gradient is ready</text>'
+    )
     x += 136
-    parts.append(f'<path class="ready" d="M{x} {top + 6}v13"/><text class="q" x="{x + 6}" y="{top + 16}">… and its bucket is full</text>')
+    parts.append(
+        f'<path class="ready" d="M{x} {top + 6}v13"/><text class="q" x="{x + 6}" y="{top + 16}">… and its bucket is full</text>'
+    )
     return parts
 
 

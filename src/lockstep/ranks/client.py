@@ -318,8 +318,12 @@ class _Listener:
             observations=self.observations.get(index, {}),
         )
         if error is not None:
-            report.error = Error(str(error.get("type", "")), str(error.get("message", "")),
-                                 _frames(error.get("frames")), str(error.get("traceback", "")))
+            report.error = Error(
+                str(error.get("type", "")),
+                str(error.get("message", "")),
+                _frames(error.get("frames")),
+                str(error.get("traceback", "")),
+            )
         elif raw["frames"]:
             report.error = Error("SystemExit", str(raw["code"]), _frames(raw["frames"]))
         if raw["stack"]:
@@ -331,14 +335,8 @@ class _Listener:
 # What follows reads what a rank has said, and a rank may say anything.
 
 
-def _frame(raw: Any) -> Frame | None:
-    with contextlib.suppress(TypeError, ValueError, LookupError):
-        return Frame(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
-    return None
-
-
 def _frames(raw: Any) -> tuple[Frame, ...]:
-    return tuple(frame for item in (raw if isinstance(raw, list) else ()) if (frame := _frame(item)))
+    return tuple(frame for item in (raw if isinstance(raw, list) else ()) if (frame := Frame.of(item)))
 
 
 def _stack(raw: dict[str, Any]) -> Stack:
@@ -347,7 +345,7 @@ def _stack(raw: dict[str, Any]) -> Stack:
     pending = raw.get("pending")
     threads = raw.get("threads")
     return Stack(
-        _frame(raw.get("frame")),
+        Frame.of(raw.get("frame")),
         str(raw.get("call", "")),
         operation if isinstance(operation, int) else None,
         tuple(number for number in pending if isinstance(number, int)) if isinstance(pending, list) else (),
@@ -382,7 +380,7 @@ def _collective(rank: int, event: dict[str, Any], at: float) -> Collective:
         shape=tuple(int(extent) for extent in event["shape"]),
         dtype=str(event["dtype"]),
         start=at,
-        frame=_frame(event["frame"]),
+        frame=Frame.of(event["frame"]),
         inside=str(event["inside"]),
         reduce_op=str(event["reduce_op"]),
         peer=event["peer"] if isinstance(event["peer"], int) else None,

@@ -1,6 +1,7 @@
 """Compares the replicas of a run as the ranks report them: keeps what is still open, and the first step that differs.
 
-The supervisor feeds it. It forgets every step at which all ranks agreed, so a long run takes no more memory than a short one.
+The supervisor feeds it. It forgets every step at which all ranks agreed, so a long run takes no more memory than a
+short one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ Words = dict[int, dict[str, Any]]
 """What each rank said of one step: {rank: message}."""
 
 
+def titles(names: list[str], word: dict[str, Any]) -> list[str]:
+    """What to call the parameters of one rank's word: its modules' `names` where they are known to fit."""
+    count = len(word["parameters"])
+    if word["optimizer"] or len(names) != count:
+        return [f"parameter {number} of optimizer {word['optimizer']}" for number in range(count)]
+    return [str(name) for name in names]
+
+
 class Comparison:
-    """Of one run. `first` is what the ranks said of the first step at which a parameter differed, `before` of the one before."""
+    """Of one run. `first` is what the ranks said of the first step at which a parameter differed, `before` of the one
+    before."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -59,11 +69,8 @@ class Comparison:
             self.statistics = [name for name in buffers[0] if any(one.get(name) != buffers[0][name] for one in buffers)]
 
     def _by_name(self, words: Words, rank: int) -> dict[str, Any]:
-        prints = words[rank]["parameters"]
         names = self.names.get(rank, {}).get("names") or []
-        if words[rank]["optimizer"] or len(names) != len(prints):
-            names = [str(number) for number in range(len(prints))]
-        return dict(zip(names, prints, strict=True))
+        return dict(zip(titles(names, words[rank]), words[rank]["parameters"], strict=True))
 
     def to_json(self) -> dict[str, Any] | None:
         """What the client needs; None when no optimizer was seen."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from .comparison import titles
 from .report import Drift, Frame, RankReport, Replicas
 from .words import at, names, one_or_more
 
@@ -26,9 +27,9 @@ def read(raw: dict[str, Any], reports: list[RankReport]) -> Replicas:
 
 
 def _drift(raw: dict[str, Any], words: list[dict[str, Any]], reports: list[RankReport]) -> Drift:
-    every = [_named(raw, words, rank) for rank in range(len(words))]
-    titles = list(every[0])
-    differing = [title for title in titles if len({one.get(title) for one in every}) > 1] or titles[:1]
+    called = _called(raw, words)
+    every = [dict(zip(called[rank], word["parameters"], strict=True)) for rank, word in enumerate(words)]
+    differing = [title for title in called[0] if len({one.get(title) for one in every}) > 1] or called[0][:1]
     tensor = differing[0]
     odd = _odd([one.get(tensor) for one in every])
     step = int(words[0]["step"])
@@ -36,25 +37,17 @@ def _drift(raw: dict[str, Any], words: list[dict[str, Any]], reports: list[RankR
         step=step,
         tensor=tensor,
         tensors=len(differing),
-        of=len(titles),
+        of=len(called[0]),
         ranks=tuple(odd),
         amount=_amount(raw, words, tensor),
         reason=_reason(raw, words, differing, odd, step, reports),
-        frame=_frame(words[odd[0]].get("frame")),
+        frame=Frame.of(words[odd[0]].get("frame")),
     )
 
 
-def _named(raw: dict[str, Any], words: list[dict[str, Any]], rank: int) -> dict[str, Any]:
-    prints = words[rank]["parameters"]
-    titles = _titles(raw, words[rank], rank)
-    return dict(zip(titles, prints, strict=True))
-
-
-def _titles(raw: dict[str, Any], word: dict[str, Any], rank: int) -> list[str]:
-    titles = raw["names"][rank]
-    if word["optimizer"] or len(titles) != len(word["parameters"]):
-        return [f"parameter {number} of optimizer {word['optimizer']}" for number in range(len(word["parameters"]))]
-    return [str(title) for title in titles]
+def _called(raw: dict[str, Any], words: list[dict[str, Any]]) -> list[list[str]]:
+    """The names of each rank's parameters."""
+    return [titles(raw["names"][rank], word) for rank, word in enumerate(words)]
 
 
 def _odd(values: list[Any]) -> list[int]:
@@ -68,11 +61,10 @@ def _odd(values: list[Any]) -> list[int]:
 def _amount(raw: dict[str, Any], words: list[dict[str, Any]], tensor: str) -> float | None:
     """The largest difference among the sampled values of the tensor; None before the first step."""
     samples = []
-    for rank, word in enumerate(words):
-        titles = _titles(raw, word, rank)
-        if "sampled" not in word or tensor not in titles:
+    for word, called in zip(words, _called(raw, words), strict=True):
+        if "sampled" not in word or tensor not in called:
             return None
-        samples.append(word["sampled"][titles.index(tensor)])
+        samples.append(word["sampled"][called.index(tensor)])
     return max((abs(a - b) for own in samples for a, b in zip(own, samples[0], strict=False)), default=None)
 
 
@@ -107,11 +99,15 @@ def _reason(
         return f"{names(without)} averaged no gradient before that step, the others did"
     if _equal_gradients(words):
         return "all ranks used the same gradients, and their optimizers made something else of them (other state?)"
-    own = [one for number, one in enumerate(_titles(raw, words[0], 0)) if _differs(words, number)]
+    own = [one for number, one in enumerate(_called(raw, words)[0]) if _differs(words, number)]
     if len(own) < len(words[0]["gradients"]):
-        return (f"{_listed(own)} had gradients of each rank's own, those of {len(words[0]['gradients']) - len(own)} others were "
-                "averaged: layers made or replaced after DDP(), or gradients changed after backward")
-    return "their gradients differed, though DDP had averaged some: changed after it, or averaged over a part of the ranks"
+        return (
+            f"{_listed(own)} had gradients of each rank's own, those of {len(words[0]['gradients']) - len(own)} others were "
+            "averaged: layers made or replaced after DDP(), or gradients changed after backward"
+        )
+    return (
+        "their gradients differed, though DDP had averaged some: changed after it, or averaged over a part of the ranks"
+    )
 
 
 def _differs(words: list[dict[str, Any]], number: int) -> bool:
@@ -144,13 +140,8 @@ def _without(reports: list[RankReport], through: bool) -> str:
     if not any(call.inside == "DDP()" for call in reports[0].collectives):
         return " (no model is wrapped in DDP)"
     if through:
-        return (": DDP's forward ran and its hooks stayed silent, so the model was under no_sync, or was cast, moved or "
-                "replaced after DDP()")
+        return (
+            ": DDP's forward ran and its hooks stayed silent, so the model was under no_sync, or was cast, moved or "
+            "replaced after DDP()"
+        )
     return ": DDP() wrapped a model, and the forward did not go through it"
-
-
-def _frame(raw: Any) -> Frame | None:
-    try:
-        return Frame(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
-    except (TypeError, ValueError, LookupError):
-        return None

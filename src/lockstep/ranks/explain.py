@@ -120,21 +120,41 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
         case Outcome.CRASHED:
             return _crashed(run, first, causes)
         case Outcome.OUT_OF_MEMORY:
-            return Cause("out of memory", f"{rank} was stopped when it held {size(first.peak_memory)} of memory.",
-                         (first.rank,), place(first), read=FAILURES)
+            return Cause(
+                "out of memory",
+                f"{rank} was stopped when it held {size(first.peak_memory)} of memory.",
+                (first.rank,),
+                place(first),
+                read=FAILURES,
+            )
         case Outcome.TOO_MUCH_OUTPUT:
-            return Cause("too much output", f"{rank} was stopped because it printed or reported without end.",
-                         (first.rank,), place(first), read=FAILURES)
+            return Cause(
+                "too much output",
+                f"{rank} was stopped because it printed or reported without end.",
+                (first.rank,),
+                place(first),
+                read=FAILURES,
+            )
     return Cause(first.outcome.value, f"{rank}: {first.outcome.value}.", (first.rank,), place(first))
 
 
 def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
-    error = first.error
-    assert error is not None
-    same = [report for report in causes if report.error and report.error.type == error.type]
+    assert first.error is not None
+    same = [report for report in causes if report.error and report.error.type == first.error.type]
+    # Ranks that fail alike in one line do so in no order: the lowest speaks for them, in every run.
+    in_order = sorted(same, key=lambda report: report.rank)
+    error = next(one.error for one in in_order if one.error and one.error.frame == first.error.frame)
     who = "every rank" if len(same) == run.world_size > 1 else names(report.rank for report in same)
-    return Cause("raised", f"{who} raised {_short(error)}", tuple(report.rank for report in same), error.frame, (),
-                 _help(error), read=FAILURES, error=error)
+    return Cause(
+        "raised",
+        f"{who} raised {_short(error)}",
+        tuple(report.rank for report in same),
+        error.frame,
+        (),
+        _help(error),
+        read=FAILURES,
+        error=error,
+    )
 
 
 UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration.*?Parameter indices which did not "
@@ -163,8 +183,9 @@ def _exited(run: Run, report: RankReport) -> Cause:
     others = [one.rank for one in run.ranks if one.rank != report.rank and one.outcome is Outcome.STOPPED]
     note = (f"{names(others).capitalize()} still worked, and had to be stopped.",) if others else ()
     left = f"left with status {report.code} (by {how}){said}"
-    return Cause("exited", f"rank {report.rank} {left} before its work was done.", (report.rank,), frame, (), note,
-                 read=FAILURES)
+    return Cause(
+        "exited", f"rank {report.rank} {left} before its work was done.", (report.rank,), frame, (), note, read=FAILURES
+    )
 
 
 def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankReport]) -> Cause:
@@ -178,9 +199,16 @@ def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankRepo
     still = names(report.rank for report in echoes)
     expected = f", while {still} still waited in {said_of(waiting)}" if waiting else ""
     ranks = [report.rank for report in quiet]
-    return Cause("exited", f"{who} {left}{after}{expected}.", tuple(ranks), last.frame if last else None,
-                 rows=rows(run.ranks, ranks), notes=(SAME_ORDER, *_echo_note(echoes)),
-                 echoes=tuple(report.rank for report in echoes), read=HANGS)
+    return Cause(
+        "exited",
+        f"{who} {left}{after}{expected}.",
+        tuple(ranks),
+        last.frame if last else None,
+        rows=rows(run.ranks, ranks),
+        notes=(SAME_ORDER, *_echo_note(echoes)),
+        echoes=tuple(report.rank for report in echoes),
+        read=HANGS,
+    )
 
 
 def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Cause:
@@ -194,16 +222,25 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
         why = f" (out of memory? it held {size(report.peak_memory)})"
     if name == "SIGSEGV" and "_ddp_init_helper" in report.fault:
         why = ": DDP() on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL crashes, a bug of torch 2.13"
-        notes.append("Use TORCH_DISTRIBUTED_DEBUG=INFO with DDP, or set the level after init_process_group: "
-                     "dist.set_debug_level(dist.DebugLevel.DETAIL).")
+        notes.append(
+            "Use TORCH_DISTRIBUTED_DEBUG=INFO with DDP, or set the level after init_process_group: "
+            "dist.set_debug_level(dist.DebugLevel.DETAIL)."
+        )
     said = re.search(r"what\(\):\s*(.+)", report.stderr)
     if said:
         notes.append(said.group(1).strip())
     last = report.last_collective
     if last is not None:
         notes.append(f"The last call that it began was {last.title}{at(last.frame)}.")
-    return Cause("crashed", f"{who} {was} killed by {name}{why}.", tuple(one.rank for one in same), place(report), (),
-                 tuple(notes), read=FAILURES)
+    return Cause(
+        "crashed",
+        f"{who} {was} killed by {name}{why}.",
+        tuple(one.rank for one in same),
+        place(report),
+        (),
+        tuple(notes),
+        read=FAILURES,
+    )
 
 
 def signal_name(code: int | None) -> str:
@@ -227,15 +264,25 @@ def launched(run: Run, job: Job) -> Cause | None:
     if not broken and not _is_bad(launcher, job):
         return None
     bad = [worker for worker in workers if _is_bad(worker, replace(job, target={"type": "script"}))]
-    by_a_worker = broken or (error is not None and error.type in (
-        "ProcessRaisedException", "ProcessExitedException", "ChildFailedError"))
+    by_a_worker = broken or (
+        error is not None and error.type in ("ProcessRaisedException", "ProcessExitedException", "ChildFailedError")
+    )
     if bad and by_a_worker:
         found = _failure(replace(run, ranks=workers, world_size=len(workers)), job, bad)
-    elif error is not None and (told := re.search(r"Process (\d+) terminated with the following error:\n(.*)",
-                                                  error.message, re.DOTALL)):
+    elif error is not None and (
+        told := re.search(r"Process (\d+) terminated with the following error:\n(.*)", error.message, re.DOTALL)
+    ):
         own, number = _parse(told.group(2)), int(told.group(1))
-        found = Cause("raised", f"rank {number} raised {_short(own)}", (number,), own.frame, (), _help(own),
-                      read=FAILURES, error=own)
+        found = Cause(
+            "raised",
+            f"rank {number} raised {_short(own)}",
+            (number,),
+            own.frame,
+            (),
+            _help(own),
+            read=FAILURES,
+            error=own,
+        )
     else:
         found = _describe(run, launcher, [launcher])
         said = re.sub(r"^(rank 0|every rank)", "the launcher", found.headline)
@@ -285,13 +332,26 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     assert first.error is not None
     last = first.last_collective
     waited = said_of(last) if last else "init_process_group"
-    elsewhere = [report.rank for report in members if report.rank != first.rank and (
-        last is None or not any(one.group == last.group and one.group_number == last.group_number
-                                for one in report.collectives))]
+    elsewhere = [
+        report.rank
+        for report in members
+        if report.rank != first.rank
+        and (
+            last is None
+            or not any(one.group == last.group and one.group_number == last.group_number for one in report.collectives)
+        )
+    ]
     who = f": {names(elsewhere)} never joined it" if elsewhere else ""
-    return Cause("hang", f"rank {first.rank} gave up waiting in {waited}{who}.", tuple(elsewhere) or (first.rank,),
-                 first.error.frame, rows(members, elsewhere),
-                 (SAME_ORDER, f"{first.error.type}: {first_line(first.error.message)}"), read=HANGS, error=first.error)
+    return Cause(
+        "hang",
+        f"rank {first.rank} gave up waiting in {waited}{who}.",
+        tuple(elsewhere) or (first.rank,),
+        first.error.frame,
+        rows(members, elsewhere),
+        (SAME_ORDER, f"{first.error.type}: {first_line(first.error.message)}"),
+        read=HANGS,
+        error=first.error,
+    )
 
 
 def _timed_out(run: Run, job: Job, reason: str) -> Cause:
@@ -323,8 +383,15 @@ def _timed_out(run: Run, job: Job, reason: str) -> Cause:
     others = [report for report in waiting if report not in many]
     meanwhile = f"; {names(r.rank for r in others)} waited in {what(others[0])}" if others else ""
     at_fault = [report.rank for report in many]
-    return Cause("timed out", f"{said}{meanwhile}.", tuple(at_fault), frame,
-                 rows(members, at_fault if len(at_fault) < len(members) else ()), (), read=HANGS)
+    return Cause(
+        "timed out",
+        f"{said}{meanwhile}.",
+        tuple(at_fault),
+        frame,
+        rows(members, at_fault if len(at_fault) < len(members) else ()),
+        (),
+        read=HANGS,
+    )
 
 
 def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:

@@ -61,8 +61,12 @@ def _find(members: list[RankReport], waiting: list[RankReport]) -> Finding:
     return headline, at_fault, [*notes, *earlier]
 
 
-def _collectives(members: list[RankReport], waiting: list[RankReport], finished: list[RankReport],
-                 operations: dict[int, Collective | None]) -> Finding:
+def _collectives(
+    members: list[RankReport],
+    waiting: list[RankReport],
+    finished: list[RankReport],
+    operations: dict[int, Collective | None],
+) -> Finding:
     expected, there, group = _expected(waiting, operations)
     concerned = [report for report in members if not group or report.rank in group]
     absent = [report.rank for report in waiting if report.rank not in there and report in concerned]
@@ -78,16 +82,26 @@ def _collectives(members: list[RankReport], waiting: list[RankReport], finished:
         if absent:
             elsewhere = next(report for report in waiting if report.rank in absent)
             also = f" {names(absent).capitalize()} {one_or_more(absent, 'waits', 'wait')} in {what(elsewhere)}."
-        return (f"{who} {waits} in {expected}, which {names(ranks)} never called: {have}{after}.{also}", ranks,
-                [SAME_ORDER, *_counts(members)])
+        return (
+            f"{who} {waits} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
+            ranks,
+            [SAME_ORDER, *_counts(members)],
+        )
     if len(absent) == 1 and len(waiting) == 2:
         other = next(report for report in waiting if report.rank in absent)
-        return (f"{who} waits in {expected}, rank {other.rank} in {what(other)}: they wait for each other.", absent,
-                [SAME_ORDER])
+        return (
+            f"{who} waits in {expected}, rank {other.rank} in {what(other)}: they wait for each other.",
+            absent,
+            [SAME_ORDER],
+        )
     if absent:
         elsewhere = next(report for report in waiting if report.rank in absent)
-        return (f"{names(absent)} never joined {expected}: {one_or_more(absent, 'it waits', 'they wait')} in "
-                f"{what(elsewhere)}.", absent, [SAME_ORDER])
+        return (
+            f"{names(absent)} never joined {expected}: {one_or_more(absent, 'it waits', 'they wait')} in "
+            f"{what(elsewhere)}.",
+            absent,
+            [SAME_ORDER],
+        )
     return f"all ranks wait in {expected}, and nothing can complete it.", [], []
 
 
@@ -98,33 +112,49 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     odd = {rank: size for rank, size in sizes.items() if isinstance(size, int) and size > 0 and size != len(members)}
     if odd:
         size = next(iter(odd.values()))
-        return (f"{names(odd)} {one_or_more(odd, 'waits', 'wait')} in init_process_group for a group of {size}, but there "
-                f"{one_or_more(members, 'is', 'are')} {len(members)}.", list(odd),
-                [f"world_size={size} was given; the launcher started {len(members)}."])
+        return (
+            f"{names(odd)} {one_or_more(odd, 'waits', 'wait')} in init_process_group for a group of {size}, but there "
+            f"{one_or_more(members, 'is', 'are')} {len(members)}.",
+            list(odd),
+            [f"world_size={size} was given; the launcher started {len(members)}."],
+        )
     given = {report.rank: detail(report).get("rank") for report in in_init}
     twice = [number for number, count in Counter(given.values()).items() if count > 1 and _is_rank(number)]
     if twice:
         same = [rank for rank, number in given.items() if number == twice[0]]
-        return (f"{names(same)} all call init_process_group with rank={twice[0]}.", same,
-                ["Every rank needs a number of its own, 0 to world_size - 1."])
-    again = ["This process has had a group before. Through one store, a second init_process_group may meet what the "
-             "first has left there: set up once for each process, or use a store or port of its own."]
+        return (
+            f"{names(same)} all call init_process_group with rank={twice[0]}.",
+            same,
+            ["Every rank needs a number of its own, 0 to world_size - 1."],
+        )
+    again = [
+        "This process has had a group before. Through one store, a second init_process_group may meet what the "
+        "first has left there: set up once for each process, or use a store or port of its own."
+    ]
     notes = again if any(detail(report).get("again") for report in in_init) else []
     absent = [report.rank for report in members if report not in in_init]
     if absent:
         done = [report.rank for report in members if report.rank in absent and report.outcome is not Outcome.HUNG]
         did = "finished without" if done == absent else "never reached"
-        return (f"{names(absent)} {did} init_process_group; {here} {waits} there.", absent,
-                [*notes, "init_process_group returns when all ranks of the group have come."])
+        return (
+            f"{names(absent)} {did} init_process_group; {here} {waits} there.",
+            absent,
+            [*notes, "init_process_group returns when all ranks of the group have come."],
+        )
     elsewhere = [report for report in in_init if _moved(report)]
     if elsewhere:
         now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
-        return (f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
-                f"for a store at {now}, where nobody listens: the launcher had set {launchers}.",
-                [report.rank for report in elsewhere],
-                ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."])
-    return ("all ranks wait in init_process_group, and nobody completes the group.", [],
-            notes or ["Do MASTER_ADDR and MASTER_PORT still say what the launcher set?"])
+        return (
+            f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
+            f"for a store at {now}, where nobody listens: the launcher had set {launchers}.",
+            [report.rank for report in elsewhere],
+            ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."],
+        )
+    return (
+        "all ranks wait in init_process_group, and nobody completes the group.",
+        [],
+        notes or ["Do MASTER_ADDR and MASTER_PORT still say what the launcher set?"],
+    )
 
 
 def _moved(report: RankReport) -> bool:
@@ -137,8 +167,9 @@ def _is_rank(number: object) -> bool:
     return isinstance(number, int) and number >= 0
 
 
-def _point_to_point(waiting: list[RankReport], finished: list[RankReport],
-                    operations: dict[int, Collective | None]) -> Finding:
+def _point_to_point(
+    waiting: list[RankReport], finished: list[RankReport], operations: dict[int, Collective | None]
+) -> Finding:
     sentences: list[tuple[int, Collective, str]] = []
     for report in waiting:
         operation = operations[report.rank]
@@ -162,8 +193,9 @@ def _point_to_point(waiting: list[RankReport], finished: list[RankReport],
     return f"{text}{where}.", [first.peer if other is not None and first.peer is not None else first_rank], [PAIRS]
 
 
-def _expected(waiting: list[RankReport],
-              operations: dict[int, Collective | None]) -> tuple[str, list[int], tuple[int, ...]]:
+def _expected(
+    waiting: list[RankReport], operations: dict[int, Collective | None]
+) -> tuple[str, list[int], tuple[int, ...]]:
     """What most of the ranks wait in, which ranks those are, and its group. A tie goes to the earlier call."""
     places: dict[tuple[str, str], list[int]] = {}
     order: dict[tuple[str, str], float] = {}
@@ -209,5 +241,7 @@ def _branch(waiting: list[RankReport]) -> str:
     outside = [rank for rank in frames if rank not in inside]
     if isinstance(best, ast.If):
         return f"{names(inside).capitalize()} took the branch at line {best.lineno}; {names(outside)} did not."
-    return (f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the block at line {best.lineno}; "
-            f"{names(outside)} {one_or_more(outside, 'is', 'are')} not.")
+    return (
+        f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the block at line {best.lineno}; "
+        f"{names(outside)} {one_or_more(outside, 'is', 'are')} not."
+    )

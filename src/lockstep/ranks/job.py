@@ -60,9 +60,10 @@ class Job:
     everybody waits in a collective (somebody sleeps). None switches a limit off. `patience` is for how long nothing may
     have moved before ranks that all wait for each other are said to hang: more than a message takes on a slow link.
 
-    `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one process without torchrun's variables; the ranks are those that it starts itself
-    through `torch.multiprocessing`. `nodes` tells the ranks that they are spread over so many nodes, in equal parts.
-    `network` names the function that makes the network they stand in (see `network`); None is this machine's own.
+    `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one
+    process without torchrun's variables; the ranks are those that it starts itself through `torch.multiprocessing`.
+    `nodes` tells the ranks that they are spread over so many nodes, in equal parts. `network` names the function that
+    makes the network they stand in (see `network`); None is this machine's own.
     """
 
     world_size: int
@@ -141,8 +142,12 @@ def describe(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
         case Script():
             return {"type": "script", "file": _existing(target.path), "arguments": list(target.arguments)}, {}
         case Source():
-            return {"type": "source", "text": target.text, "file": target.filename,
-                    "arguments": list(target.arguments)}, {}
+            return {
+                "type": "source",
+                "text": target.text,
+                "file": target.filename,
+                "arguments": list(target.arguments),
+            }, {}
     raise TypeError(f"a target is a Function, a Script or a Source, not {type(target).__name__}")
 
 

@@ -40,8 +40,12 @@ def _meets_others(collective: Collective) -> bool:
 
 def _signature(collective: Collective) -> tuple[object, ...]:
     sized = collective.kind not in FREE_SIZES
-    return (collective.kind, collective.nbytes if sized else None, collective.dtype if sized else None,
-            collective.reduce_op)
+    return (
+        collective.kind,
+        collective.nbytes if sized else None,
+        collective.dtype if sized else None,
+        collective.reduce_op,
+    )
 
 
 def odd_ones(found: dict[int, Collective]) -> list[int]:

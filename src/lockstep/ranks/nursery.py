@@ -107,8 +107,14 @@ def _ask(nursery: socket.socket, descriptors: list[int], number: int | None) -> 
     status_read, status_write = os.pipe()
     data_read, data_write = os.pipe()
     try:
-        order = json.dumps({"environment": dict(os.environ), "directory": os.getcwd(), "number": number,
-                            "tracker": tracker is not None}).encode()
+        order = json.dumps(
+            {
+                "environment": dict(os.environ),
+                "directory": os.getcwd(),
+                "number": number,
+                "tracker": tracker is not None,
+            }
+        ).encode()
         memory = os.memfd_create("order")
         os.write(memory, order)
         shared = [] if tracker is None else [tracker]
@@ -172,8 +178,9 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
                     os.close(status)
 
 
-def _fork_child(requests: socket.socket, directory: str, job: Job, received: list[int],
-                inherited: tuple[int, ...]) -> tuple[int, int]:
+def _fork_child(
+    requests: socket.socket, directory: str, job: Job, received: list[int], inherited: tuple[int, ...]
+) -> tuple[int, int]:
     memory, data_read, status_write, *descriptors = received
     pid = os.fork()
     if pid:

@@ -39,5 +39,11 @@ class Printer:
         self.supervisor.moved()
         limit = self.supervisor.job.output_limit
         if not limit or self.member.printed <= limit + len(data):
-            self.supervisor.tell({"event": "output", "rank": self.member.rank or 0, "stream": self.stream,
-                                  "text": self.decoder.decode(data)})
+            self.supervisor.tell(
+                {
+                    "event": "output",
+                    "rank": self.member.rank or 0,
+                    "stream": self.stream,
+                    "text": self.decoder.decode(data),
+                }
+            )

@@ -28,8 +28,9 @@ def _row(report: RankReport, differs: bool) -> Waiting:
     said = "finished" if has_finished(report) else report.outcome.value
     if report.stopped:
         said = "held by a signal (SIGSTOP)"
-    return Waiting(report.rank, f"{said} after {last.title}" if last else said, "", None, last.frame if last else None,
-                   differs)
+    return Waiting(
+        report.rank, f"{said} after {last.title}" if last else said, "", None, last.frame if last else None, differs
+    )
 
 
 def has_finished(report: RankReport) -> bool:

@@ -54,8 +54,14 @@ _OPERATORS = {
     "recv_any_source_": "recv",
 }
 _PAYLOAD = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "input_list", "output_tensors")
-_PEER = {"send": "dst", "recv": "src", "broadcast": "root_rank", "reduce": "root_rank", "gather": "root_rank",
-         "scatter": "root_rank"}
+_PEER = {
+    "send": "dst",
+    "recv": "src",
+    "broadcast": "root_rank",
+    "reduce": "root_rank",
+    "gather": "root_rank",
+    "scatter": "root_rank",
+}
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
@@ -221,8 +227,13 @@ class Recorder:
             code = frame.f_code
             name = code.co_name
             if self.is_learners(code.co_filename):
-                return self._stack([code.co_filename, frame.f_lineno, name], call if communicating else "", operation,
-                                   detail, innermost)
+                return self._stack(
+                    [code.co_filename, frame.f_lineno, name],
+                    call if communicating else "",
+                    operation,
+                    detail,
+                    innermost,
+                )
             innermost = innermost or name
             if name == "_lockstep_wait":
                 communicating = True
@@ -245,15 +256,23 @@ class Recorder:
             frame = frame.f_back
         return self._stack(None, call if communicating else "", operation, detail, innermost)
 
-    def _stack(self, frame: list[Any] | None, call: str, operation: int | None, detail: dict[str, Any],
-               innermost: str) -> dict[str, Any]:
+    def _stack(
+        self, frame: list[Any] | None, call: str, operation: int | None, detail: dict[str, Any], innermost: str
+    ) -> dict[str, Any]:
         pending = [number for work, number in list(self._outstanding) if not _completed(work)]
         if operation is None and call and pending:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        return {"frame": frame, "call": call, "operation": operation, "pending": pending,
-                "threads": self._own_threads(), "detail": detail, "innermost": innermost}
+        return {
+            "frame": frame,
+            "call": call,
+            "operation": operation,
+            "pending": pending,
+            "threads": self._own_threads(),
+            "detail": detail,
+            "innermost": innermost,
+        }
 
     def _own_threads(self) -> int:
         """How many threads of the learner's might do something by themselves: no lock or queue holds them."""

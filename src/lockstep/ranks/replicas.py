@@ -3,7 +3,8 @@
 The ranks do not talk to each other for it. Each tells the supervisor what it has, and the supervisor compares
 (`comparison`): no collective is added, so the run's own order of collectives stays as it is. A fingerprint is the CRC-32
 of a tensor's bytes, so the cost is one pass over parameters and buffers a step. Gradients only help to say why: of them a
-few values are looked at. A handful of a parameter's values goes along too, to say how far apart replicas are. Where a parameter belongs is asked of the modules whose forward has run.
+few values are looked at. A handful of a parameter's values goes along too, to say how far apart replicas are. Where a
+parameter belongs is asked of the modules whose forward has run.
 """
 
 from __future__ import annotations

@@ -35,6 +35,14 @@ class Frame:
     line: int
     function: str = ""
 
+    @classmethod
+    def of(cls, raw: Any) -> Frame | None:
+        """From what a rank has sent, which may be anything: None for what is no place."""
+        try:
+            return cls(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
+        except (TypeError, ValueError, LookupError):
+            return None
+
     @property
     def text(self) -> str:
         """The source line, without its indentation; empty when the source is not at hand."""
@@ -226,8 +234,9 @@ class Drift:
 @dataclass(frozen=True)
 class Replicas:
     """What watching the replicas found. `steps` are the optimizer steps that each rank took, `compared` those that all
-    took. `same_work` counts the compared steps at which all ranks brought the same gradients to DDP's average, though each
-    should have data of its own. `statistics` are buffers that differed after a step (BatchNorm's do, by design)."""
+    took. `same_work` counts the compared steps at which all ranks brought the same gradients to DDP's average, though
+    each should have data of its own. `statistics` are buffers that differed after a step (BatchNorm's do, by
+    design)."""
 
     compared: int
     steps: tuple[int, ...]
@@ -241,8 +250,8 @@ class Run:
     """The result of a run: the reports of its ranks in order, and the cause when it did not end well.
 
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
-    `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found; `began` is the start of the run by
-    `time.monotonic()`, from which the times of collectives and marks count.
+    `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
+    `began` is the start of the run by `time.monotonic()`, from which the times of collectives and marks count.
     """
 
     world_size: int
@@ -290,6 +299,7 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """The run as plain data, without observations and output, for machines to read."""
+
         def rank_json(report: RankReport) -> dict[str, Any]:
             return {
                 "rank": report.rank,

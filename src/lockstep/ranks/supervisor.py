@@ -273,8 +273,15 @@ class Supervisor:
                 if member.observed > self.job.observation_limit:
                     self._break(member, "too much output")
                 else:
-                    self.tell({"event": "observe", "member": self.members.index(member),
-                                "name": str(message["name"]), "value": message["value"]}, blob)
+                    self.tell(
+                        {
+                            "event": "observe",
+                            "member": self.members.index(member),
+                            "name": str(message["name"]),
+                            "value": message["value"],
+                        },
+                        blob,
+                    )
             case "returned":
                 self._end(member, "returned", 0)
             case "raised":
@@ -454,8 +461,9 @@ class Supervisor:
             return file.read(20_000)
         return ""
 
-    def _report(self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str],
-              immortal: list[int]) -> None:
+    def _report(
+        self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int]
+    ) -> None:
         with contextlib.suppress(OSError):
             for index, member in enumerate(self.members):
                 events = list(member.events)

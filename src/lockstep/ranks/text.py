@@ -130,5 +130,3 @@ def _short(frame: Frame | None) -> str:
     if frame is None:
         return ""
     return frame.short
-
-

@@ -24,7 +24,8 @@ class Row:
 
 
 def grades_csv(rows: Iterable[Row], exercises: Sequence[str]) -> str:
-    """RFC 4180 text, sorted by id: points in all and by exercise (`exercises` are the columns), and how the grading ended.
+    """RFC 4180 text, sorted by id: points in all and by exercise (`exercises` are the columns), and how the grading
+    ended.
 
     A fault of ours leaves the total empty instead of costing points; an exercise that was not handed in leaves its cell
     empty. Raises ValueError when two rows have one id.

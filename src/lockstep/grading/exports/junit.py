@@ -9,7 +9,8 @@ from . import visible
 
 
 def junit(report: Report, learner: str = "") -> str:
-    """The report as XML 1.0. A failed check is a failure, one that was not run is skipped, a fault of ours is an error."""
+    """The report as XML 1.0. A failed check is a failure, one that was not run is skipped, a fault of ours is an
+    error."""
     root = ElementTree.Element("testsuites", name=_text(learner or "lockstep"))
     for exercise in report.exercises:
         _suite(root, exercise)
