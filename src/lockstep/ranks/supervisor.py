@@ -403,7 +403,8 @@ class Supervisor:
         """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
         everybody = processes.descendants(os.getpid())
         known = {member.pid for member in self.members}
-        held = sum(processes.private_memory(pid) for pid in everybody if pid not in known)
+        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
+        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
         outcome = ""
         if len(everybody) > most:
             outcome = "too many processes"
