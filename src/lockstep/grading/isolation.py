@@ -30,6 +30,7 @@ from functools import cache
 from pathlib import Path
 
 from ..ranks.client import SOURCE, Server
+from .course import CourseError
 
 SANDBOX, USER, NONE = "sandbox", "user", "none"
 NOBODY = 65534
@@ -99,11 +100,11 @@ TIERS = (
 
 @cache
 def tier() -> Tier:
-    """The best tier that works here. LOCKSTEP_ISOLATION names the best one to try. Raises ValueError for another name."""
+    """The best tier that works here. LOCKSTEP_ISOLATION names the best one to try. Raises CourseError for another name."""
     names = [one.name for one in TIERS]
     best = os.environ.get("LOCKSTEP_ISOLATION") or names[0]
     if best not in names:
-        raise ValueError(f"LOCKSTEP_ISOLATION is {best!r}; it can be {', '.join(names)}")
+        raise CourseError(f"LOCKSTEP_ISOLATION is {best!r}; it can be {', '.join(names)}")
     return next(one for one in TIERS[names.index(best) :] if works(one))
 
 
