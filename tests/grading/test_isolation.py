@@ -33,7 +33,8 @@ def available(name: str) -> isolation.Tier:
     """The tier, or a skip that says what it needs."""
     tier = TIERS[name]
     if not isolation.works(tier):
-        pytest.skip(isolation.missing() if name == "sandbox" else "needs root and setpriv")
+        lacks = isolation.missing() if name == "sandbox" else ("this tier is root's", "")
+        pytest.skip(f"needs {name}: {' – '.join(lacks or ())}")
     return tier
 
 

@@ -173,12 +173,12 @@ def _extra_paths() -> list[str]:
     return found
 
 
-def missing() -> str:
-    """What a sandbox would need here, in one line; empty where there is one."""
+def missing() -> tuple[str, str] | None:
+    """What a sandbox would need here, and how to get it; None where there is one."""
     if works(TIERS[0]):
-        return ""
+        return None
     if not sys.platform.startswith("linux"):
-        return f"{sys.platform} has no sandbox that Lockstep can use: grade on Linux"
+        return f"{sys.platform} has no sandbox that Lockstep can use", "grade strangers' code on Linux"
     if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed: apt-get install bubblewrap"
-    return "bubblewrap is installed and may not make a user namespace here: see kernel.unprivileged_userns_clone"
+        return "bubblewrap is not installed", "sudo apt install bubblewrap"
+    return "bubblewrap may not make a user namespace here", "sudo sysctl kernel.unprivileged_userns_clone=1"
