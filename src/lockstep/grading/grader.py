@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from ..ranks import text
 from .course import Course, leaf
 from .isolation import Tier
 from .submission import Submission
+from .text import cut, harmless
 from .verdict import Diagnosis
 
 DEADLINE_SECONDS = 90.0
@@ -25,6 +26,7 @@ IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
 PROCESSES = 150
+MAX_MESSAGE, MAX_EVIDENCE, MAX_LINE = 20_000, 60_000, 2_000
 ENDLESS = ("timed out", "too much output", "too many processes", "out of memory")
 """Ends that cost so much time or memory that nobody should wait for them twice."""
 
@@ -73,22 +75,26 @@ class Grader:
         nodes: int = 1,
         network: ranks.Function | None = None,
         environment: dict[str, str] | None = None,
+        each: Sequence[dict[str, Any]] = (),
         **kwargs: Any,
     ) -> ranks.Run:
         """Play a scenario on so many ranks and return the run, which ended well.
 
-        A run that did not is a failed check, diagnosed from its cause. The same scenario with the same arguments runs
+        The scenario is given `kwargs`, and `each[rank]` on that rank alone: what must cross between ranks to be known on
+        all of them. A run that did not end well is a failed check, diagnosed from its cause. The same scenario with the same arguments runs
         once: a second check that needs a run which failed is *not run*, so that one mistake is told once.
         """
-        key = repr((scenario, world_size, launcher, nodes, network, environment, sorted(kwargs.items(), key=str)))
+        given = (sorted(kwargs.items(), key=str), each)
+        key = repr((scenario, world_size, launcher, nodes, network, environment, given))
         known = self._played.get(key)
         if isinstance(known, Diagnosis):
             raise NotRun("needs a run that failed above")
         if known is not None:
             return known
         result = self.attempt(
-            scenario, world_size, launcher=launcher, nodes=nodes, network=network, environment=environment, **kwargs
-        )
+            scenario, world_size, launcher=launcher, nodes=nodes, network=network, environment=environment, each=each,
+            **kwargs,
+        )  # fmt: skip
         if result.cause is not None:
             diagnosis = self.diagnose(result)
             self._played[key] = diagnosis
@@ -108,6 +114,7 @@ class Grader:
         nodes: int = 1,
         network: ranks.Function | None = None,
         environment: dict[str, str] | None = None,
+        each: Sequence[dict[str, Any]] = (),
         **kwargs: Any,
     ) -> ranks.Run:
         """Play a scenario and return the run, however it ended.
@@ -117,15 +124,16 @@ class Grader:
         """
         if self._endless:
             raise NotRun("the submission came to no end above")
-        target = ranks.Function("lockstep.grading.on_rank", "play", {
-            "scenario_file": str(self._stage), "scenario": scenario, "submission": str(self.submission.file),
-            "kwargs": kwargs,
-        })  # fmt: skip
+        given = {"scenario_file": str(self._stage), "scenario": scenario, "submission": str(self.submission.file)}
+        target = ranks.Function(
+            "lockstep.grading.on_rank", "play", given | {"kwargs": kwargs},
+            tuple({"kwargs": kwargs | own} for own in each),
+        )  # fmt: skip
         try:
-            result = ranks.run(
+            result = self._carry_out(
                 target, world_size, device=self.device, launcher=launcher, nodes=nodes, network=network,
                 deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS, memory_limit=MEMORY_BYTES,
-                output_limit=OUTPUT_BYTES, own_directory=True, process_limit=PROCESSES, hidden=[self._stage.parent],
+                output_limit=OUTPUT_BYTES, process_limit=PROCESSES, hidden=[self._stage.parent],
                 environment=self._environment(environment), on_interrupt="raise",
             )  # fmt: skip
         except ranks.NotRun as missing:
@@ -133,6 +141,21 @@ class Grader:
         self.output += _printed(result)
         self._endless = result.cause is not None and result.cause.kind in ENDLESS
         return result
+
+    def _carry_out(self, target: ranks.Function, world_size: int, **options: Any) -> ranks.Run:
+        """Run it in an empty folder. A run that breaks twice, where one without the submission does not, was broken."""
+        sources = [str(self.submission.folder)]
+        for last in (False, True):
+            try:
+                return ranks.run(target, world_size, own_directory=True, sources=sources, **options)
+            except ranks.RanksError as broken:
+                if not _can_run():
+                    raise
+                if last:
+                    self._endless = True
+                    said = f"Twice the process that watches the ranks was ended from within the run ({broken})."
+                    raise Failed(self.diagnosis("broke-the-run", said)) from None
+        raise AssertionError("unreachable")
 
     def _set_stage(self) -> Path:
         """The scenario under a module name of its own, importable by processes that the submission starts."""
@@ -170,11 +193,12 @@ class Grader:
         """A diagnosis of the catalogue with what was seen. Raises KeyError for an id that is not in it."""
         entry = self.course.catalogue[id]
         line = self.line(at) if isinstance(at, str) else self._own_line(at)
-        source = self.submission.text.splitlines()[line - 1].strip() if line else ""
+        lines = self.submission.text.splitlines()
+        source = lines[line - 1].strip() if line and line <= len(lines) else ""
         return Diagnosis(
             id,
-            self.submission.to_original(message),
-            self.submission.to_original(evidence),
+            self._shown(message, MAX_MESSAGE),
+            self._shown(evidence, MAX_EVIDENCE),
             tuple(sorted(of)),
             self.submission.shown,
             line,
@@ -182,6 +206,10 @@ class Grader:
             entry.why,
             source,
         )
+
+    def _shown(self, text: str, most: int) -> str:
+        """What a submission said, as far as it goes into a report: its own path, nothing that acts on a terminal."""
+        return cut(harmless(self.submission.to_original(text)), most)
 
     def line(self, patterns: str) -> int | None:
         """The first line of the submission that matches; several patterns, tried in order, are separated by ` || `."""
@@ -195,6 +223,13 @@ class Grader:
 
     def _own_line(self, frame: ranks.Frame | None) -> int | None:
         return frame.line if frame is not None and frame.file == str(self.submission.file) else None
+
+    def unreadable(self, error: BaseException) -> Diagnosis:
+        """The diagnosis for reports of the ranks on which a check breaks."""
+        said = f"{type(error).__name__}: {cut(str(error), 300)}"
+        return self.diagnosis(
+            "unreadable", f"What the ranks reported is not what the check's own code on them reports ({said})."
+        )
 
     def reads(self, reader: Reader) -> None:
         """Register an exercise's own reading of runs that failed; the first that returns a diagnosis is taken."""
@@ -244,10 +279,19 @@ _GENERAL = {
     "out of memory": "out-of-memory",
     "too much output": "too-much-output",
     "too many processes": "too-many-processes",
+    "interrupted": "broke-the-run",  # by a signal of its own: who interrupts a grading ends it
 }
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",
               "OMP_NUM_THREADS", "VIRTUAL_ENV", "SYSTEMROOT", "TORCH_SHOW_CPP_STACKTRACES")  # fmt: skip
+
+
+def _can_run() -> bool:
+    """Whether a run of nobody's code ends well on this machine now."""
+    try:
+        return ranks.run(ranks.Source("pass"), 1, own_directory=True).ok
+    except (ranks.RanksError, OSError):
+        return False
 
 
 def _docstring_lines(source: str) -> set[int]:
@@ -274,5 +318,5 @@ def _printed(run: ranks.Run) -> str:
     lines = []
     for report in run.ranks:
         for stream in (report.stdout, report.stderr):
-            lines += [f"[rank {report.rank}] {line}" for line in stream.splitlines()]
+            lines += [f"[rank {report.rank}] {cut(harmless(line), MAX_LINE)}" for line in stream.splitlines()]
     return "\n".join(lines[:400]) + ("\n" if lines else "")

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,9 @@ class Session:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What a check raises that is given something else than its scenario ever reports: on the ranks somebody saw to that. To
+break a check must not be better than to fail it."""
 BROKEN = "this check of ours broke"
 SESSION = pytest.StashKey[Session]()
 
@@ -172,7 +176,15 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
         return result(CheckOutcome.NOT_RUN, reason=str(error))
     if isinstance(error, pytest.skip.Exception):
         return result(CheckOutcome.NOT_RUN, reason=str(error))
+    if one is not None and isinstance(error, UNREADABLE) and not _is_ours(error):
+        return result(CheckOutcome.FAILED, diagnosis=one.unreadable(error))
     return None
+
+
+def _is_ours(error: BaseException) -> bool:
+    """True when the error came while a run was ordered or a diagnosis written, and not from looking at what was seen."""
+    ours = {Grader.attempt.__code__, Grader.diagnosis.__code__}
+    return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _title(item: pytest.Item) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+import unicodedata
 
 from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 
@@ -49,6 +51,24 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
     if todo:
         lines.append("      " + " · ".join(todo))
     return "\n".join(lines)
+
+
+def harmless(text: str) -> str:
+    """Without escape sequences, and with every other character that acts instead of being seen written as its code."""
+    text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in _ACTIVE else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
+_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_ACTIVE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def cut(text: str, most: int) -> str:
+    """No more than so many characters of it, and how many there were."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
 
 def _wrapped(text: str) -> list[str]:

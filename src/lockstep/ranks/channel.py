@@ -18,6 +18,8 @@ from typing import Any
 HEADER = struct.Struct("!II")
 MAX_HEADER = 16 << 20
 MAX_BLOB = 256 << 20
+MAX_DEPTH = 64
+"""Of lists and dictionaries within each other: whoever walks through a message must not run out of stack."""
 _TENSOR = "$tensor"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -85,17 +87,31 @@ def _tensor_bytes(item: Any) -> tuple[dict[str, Any], bytes]:
 def decode(tree: Any, blob: bytes) -> Any:
     """Rebuild the value of `encode`; tensors come back as torch tensors that own their memory.
 
-    Raises ChannelError when a note does not fit the blob.
+    Raises ChannelError when a note does not fit the blob. What comes out is not larger than what came in: a tensor has
+    all its bytes in the blob, and no two have the same.
     """
-    if isinstance(tree, list):
-        return [decode(item, blob) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if set(tree) != {_TENSOR}:
-        return {key[1:] if key.startswith("$") else key: decode(item, blob) for key, item in tree.items()}
+    left = len(blob)
+
+    def rebuild(item: Any) -> Any:
+        nonlocal left
+        if isinstance(item, list):
+            return [rebuild(inner) for inner in item]
+        if not isinstance(item, dict):
+            return item
+        if set(item) != {_TENSOR}:
+            return {key[1:] if key.startswith("$") else key: rebuild(inner) for key, inner in item.items()}
+        tensor, used = _tensor(item[_TENSOR], blob)
+        left -= used
+        if left < 0:
+            raise ChannelError("its tensors are larger than the message")
+        return tensor
+
+    return rebuild(tree)
+
+
+def _tensor(note: Any, blob: bytes) -> tuple[Any, int]:
     import torch
 
-    note = tree[_TENSOR]
     try:
         dtype = getattr(torch, str(note["dtype"]))
         start, length = int(note["at"]), int(note["bytes"])
@@ -103,10 +119,33 @@ def decode(tree: Any, blob: bytes) -> Any:
         if not isinstance(dtype, torch.dtype) or start < 0 or length < 0 or start + length > len(blob):
             raise ValueError("outside its message")
         if not length:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(bytearray(blob[start : start + length]), dtype=dtype).reshape(shape)
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            if 0 not in shape:
+                raise ValueError("it has no bytes")
+            return torch.empty(shape, dtype=dtype), 0
+        return torch.frombuffer(bytearray(blob[start : start + length]), dtype=dtype).reshape(shape), length
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ChannelError(f"a tensor does not fit its message: {error}") from None
+
+
+def whole(value: Any) -> Any:
+    """The same with halves of surrogate pairs replaced in all texts: JSON can hold them, and no file can."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    if isinstance(value, dict):
+        return {whole(key): whole(item) for key, item in value.items()}
+    return value
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
+                 if isinstance(inner, (dict, list))]  # fmt: skip
+        if not level:
+            return False
+    return True
 
 
 class Channel:
@@ -116,6 +155,8 @@ class Channel:
         self.socket = sock
         self._lock = threading.Lock()
         self._buffer = bytearray()
+        self.messages = 0
+        self.header_bytes = 0
 
     def fileno(self) -> int:
         """The socket's file descriptor, so that `selectors` can wait on the channel."""
@@ -171,11 +212,14 @@ class Channel:
             del self._buffer[:end]
             try:
                 message = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ChannelError("something that is no message came through the channel") from None
-            if not isinstance(message, dict):
+            nested = raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
+            if not isinstance(message, dict) or (nested and _too_deep(message)):
                 raise ChannelError("something that is no message came through the channel")
             count += 1
+            self.messages += 1
+            self.header_bytes += header_size
             yield message, blob
 
     def close(self) -> None:

@@ -18,16 +18,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from . import drift, explain
+from . import drift, explain, processes
 from .channel import Channel, ChannelError, decode, encode
 from .job import Function, Job, Source, Target, describe
 from .network import NotRun
-from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack
+from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack, only_places_below
 
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
-SILENCE_SECONDS = 60.0
-"""After its run's deadline, a supervisor that has not said a word for so long is given up."""
+KILL_SECONDS = 3.0
+SILENT_SECONDS = 30.0
+"""Without a word from a supervisor that speaks every second: one of its ranks has seen to that."""
+STOPPED_SECONDS = 3.0
+"""... or that is seen to be held by a signal."""
 Printer = Callable[[int, str, str], None]
 
 
@@ -105,6 +108,32 @@ class Server:
                     self._process.kill()
                     self._process.wait()
             self._process = self._control = None
+
+    def kill(self) -> None:
+        """End the process and all below it at once, also those that a signal holds; the next run gets a new one."""
+        with self._lock:
+            process, self._process = self._process, None
+            if self._control is not None:
+                self._control.close()
+            self._control = None
+            if process is None:
+                return
+            patience = time.monotonic() + KILL_SECONDS
+            below = processes.descendants(process.pid)
+            while below and time.monotonic() < patience:
+                processes.kill(below)
+                time.sleep(0.01)
+                below = processes.descendants(process.pid)
+            process.kill()
+            process.wait()
+
+    def is_stopped(self, pid: int) -> bool:
+        """True when the server, or its child `pid`, is held by a signal: it will say nothing more."""
+        process = self._process
+        if process is None:
+            return False
+        ours = processes.parents().get(pid) == process.pid
+        return processes.is_stopped(process.pid) or (ours and processes.is_stopped(pid))
 
     def forget(self) -> None:
         """In a child that was forked from this client: the process is the parent's."""
@@ -198,13 +227,16 @@ def run(
     max_restarts: int = 0,
     on_output: Printer | None = None,
     on_interrupt: str = "report",
+    sources: Iterable[str] | None = None,
 ) -> Run:
     """Run `target` on `world_size` ranks of this machine and wait until all have ended.
 
     `on_output(rank, stream, text)` is called as the ranks print. A KeyboardInterrupt ends the ranks and comes back as
     outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
     The ranks start in `directory` (this process's, when None), or with `own_directory` in an empty one of the run's own,
-    whose files are named in `Run.left_files` and then removed. `network` has the ranks stand in a network made for them, such as `lockstep.cluster.slow_link("1gbit")`. The limits
+    whose files are named in `Run.left_files` and then removed. `sources` are the folders whose files the report may
+    quote, for ranks that are not trusted; None is all. `network` has the ranks stand in a network made for them, such as
+    `lockstep.cluster.slow_link("1gbit")`. The limits
     are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target that is not
     there, NotRun where this machine cannot make that network, RanksError when Lockstep itself fails.
     """
@@ -217,7 +249,10 @@ def run(
     described, kwargs = describe(target)
     if isinstance(target, Source):  # so that reports can show its lines
         linecache.cache[target.filename] = (len(target.text), None, target.text.splitlines(True), target.filename)
-    tree, blob = encode(kwargs)
+    each = target.each if isinstance(target, Function) else ()
+    if each and len(each) != (1 if launcher else world_size):
+        raise ValueError(f"{len(each)} ranks are given arguments of their own; there are {world_size}")
+    orders = [encode(kwargs | own) for own in each or ({},)]
     job = Job(
         world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher,
         network=asdict(network) if network is not None else None, deadline=deadline,
@@ -229,8 +264,11 @@ def run(
     )  # fmt: skip
     channel = Channel(_connect())
     try:
-        channel.send({"job": job.to_json(), "kwargs": tree}, blob)
-        return _Listener(channel, job, on_output, on_interrupt).listen()
+        channel.send({"job": job.to_json(), "orders": len(orders)})
+        for tree, blob in orders:
+            channel.send({"kwargs": tree}, blob)
+        with only_places_below(sources):
+            return _Listener(channel, job, on_output, on_interrupt).listen()
     except (BrokenPipeError, ConnectionResetError) as error:
         raise RanksError(f"the run's supervisor is gone: {error}") from None
     finally:
@@ -275,7 +313,8 @@ class _Listener:
             signal.signal(signal.SIGINT, usual)
 
     def _listen(self) -> Run:
-        said, heard = 0, time.monotonic()
+        said = supervisor = 0
+        heard = time.monotonic()
         selector = selectors.DefaultSelector()
         selector.register(self.channel, selectors.EVENT_READ)
         with selector:
@@ -284,20 +323,25 @@ class _Listener:
                     said = self.interrupts
                     self.channel.send({"do": "stop"})
                 if not selector.select(0.1):
-                    if self.job.deadline and time.monotonic() - heard > self.job.deadline + SILENCE_SECONDS:
-                        raise RanksError("the run's supervisor fell silent: stopped from outside?")
+                    silent = time.monotonic() - heard
+                    stopped = silent > STOPPED_SECONDS and _server.is_stopped(supervisor)
+                    if stopped or (supervisor and silent > SILENT_SECONDS):
+                        _server.kill()
+                        raise RanksError("the run's supervisor fell silent, and was ended")
                     continue
+                heard = time.monotonic()
                 try:
                     messages = self.channel.receive()
                     if messages is None:
                         raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
                     for message, blob in messages:
+                        if message.get("event") == "alive":
+                            supervisor = int(message["pid"])
                         run = self._take(message, blob)
                         if run is not None:
                             return run
                 except (ChannelError, AttributeError, LookupError, TypeError, ValueError) as error:
                     raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
-                heard = time.monotonic()
 
     def _take(self, message: dict[str, Any], blob: bytes) -> Run | None:
         match message.get("event"):

@@ -309,11 +309,8 @@ def _as_rank(worker: RankReport) -> RankReport:
 def _parse(printed: str) -> Error:
     """An exception from its printed traceback, the last of a chain."""
     last = printed.split("Traceback (most recent call last):")[-1]
-    frames = tuple(
-        Frame(file, int(number), function)
-        for file, number, function in re.findall(r'File "(.+?)", line (\d+), in (\S+)', last)
-        if is_learners(file)
-    )
+    found = re.findall(r'File "(.+?)", line (\d+), in (\S+)', last)
+    frames = tuple(frame for raw in found if is_learners(raw[0]) and (frame := Frame.of(raw)))
     said = re.search(r"^\s*([A-Za-z_][\w.]*)(?:: (.*))?$(?!\n\s+File)", _after_frames(last), re.DOTALL | re.MULTILINE)
     if said is None:
         return Error("an error", first_line(last), frames, printed)

@@ -15,12 +15,14 @@ class Function:
     `file` may also be the dotted name of a module that every rank can import.
 
     The arguments may be anything an observation may be (see `channel.encode`). What the function returns is observed
-    as `returned` when it is such a value too.
+    as `returned` when it is such a value too. `each[rank]` are arguments that this rank alone is given; no other process
+    of the ranks' ever has them.
     """
 
     file: str | os.PathLike[str]
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    each: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

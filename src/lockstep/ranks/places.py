@@ -82,8 +82,8 @@ def place(report: RankReport) -> Frame | None:
     """Where a process stood when it was ended: from its crash dump, where it was last asked, or its last collective."""
     found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', report.fault)
     for file, line, function in found:
-        if is_learners(file):
-            return Frame(file, int(line), function)
+        if is_learners(file) and (frame := Frame.of((file, line, function))):
+            return frame
     if report.stack is not None and report.stack.frame is not None:
         return report.stack.frame
     return report.last_collective.frame if report.last_collective and not found else None

@@ -56,9 +56,9 @@ def call_helper() -> None:
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, HELPER_NAME.encode(), 0, 0, 0)
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids of all living descendants of `root`, nearest first. Empty where /proc is missing."""
-    parents: dict[int, list[int]] = {}
+def parents() -> dict[int, int]:
+    """The parent of every living process: {pid: parent's pid}. Empty where /proc is missing."""
+    found: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit():
@@ -67,13 +67,21 @@ def descendants(root: int) -> list[int]:
                 stat = Path(f"/proc/{entry.name}/stat").read_text(errors="replace")
                 fields = stat[stat.rindex(")") + 2 :].split()
                 if fields[0] != "Z":
-                    parents.setdefault(int(fields[1]), []).append(int(entry.name))
+                    found[int(entry.name)] = int(fields[1])
+    return found
+
+
+def descendants(root: int, known: dict[int, int] | None = None) -> list[int]:
+    """Process ids of all living descendants of `root`, nearest first, among those of `known` (default: `parents()`)."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in (parents() if known is None else known).items():
+        children.setdefault(parent, []).append(pid)
     found: list[int] = []
     queue = [root]
     while queue:
-        children = parents.get(queue.pop(0), [])
-        found += children
-        queue += children
+        below = children.get(queue.pop(0), [])
+        found += below
+        queue += below
     return found
 
 

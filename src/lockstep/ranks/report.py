@@ -6,7 +6,11 @@ run (a notebook cell, a check, the command line) shows it.
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import os
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -28,6 +32,33 @@ class Outcome(str, Enum):
     INTERRUPTED = "interrupted"
 
 
+_allowed: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
+
+
+@contextlib.contextmanager
+def only_places_below(folders: Iterable[str] | None) -> Iterator[None]:
+    """Within, places are taken from ranks only where they are files below these folders; None allows all.
+
+    Whoever shows a place reads its line. A rank that is not trusted could have any file read to it, or a pipe without end.
+    """
+    token = _allowed.set(None if folders is None else tuple(os.path.realpath(folder) for folder in folders))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def _is_allowed(file: str) -> bool:
+    folders = _allowed.get()
+    if folders is None:
+        return True
+    try:
+        real = os.path.realpath(file)
+        return os.path.isfile(real) and any(real.startswith(folder + os.sep) for folder in folders)
+    except (OSError, ValueError):
+        return False
+
+
 @dataclass(frozen=True)
 class Frame:
     """A place in the learner's own code."""
@@ -38,11 +69,12 @@ class Frame:
 
     @classmethod
     def of(cls, raw: Any) -> Frame | None:
-        """From what a rank has sent, which may be anything: None for what is no place."""
+        """From what a rank has sent, which may be anything: None for what is no place, or none of `only_places_below`."""
         try:
-            return cls(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
+            frame = cls(str(raw[0]), int(raw[1]), str(raw[2])) if raw else None
         except (TypeError, ValueError, LookupError):
             return None
+        return frame if frame is None or _is_allowed(frame.file) else None
 
     @property
     def text(self) -> str:

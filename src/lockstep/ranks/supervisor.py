@@ -24,6 +24,7 @@ import select
 import selectors
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -32,7 +33,7 @@ import traceback
 from typing import Any
 
 from . import network, processes
-from .channel import Channel, ChannelError
+from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_folder
 from .job import Job
@@ -42,8 +43,16 @@ from .stillness import TICK, Stillness
 
 GRACE = 0.8
 WORK = "work"
-CROWD_TICK = 0.5
 LISTED = 50
+NUMBERS_IN_MEMORY = 16
+"""How much larger numbers and lists are in memory than as text."""
+MAX_TOLD = 64 << 20
+USUAL_MESSAGE = 4 << 10
+"""Bytes. A rank may tell of any number of collectives, but not of any number of books."""
+MAX_TEXT = 100_000
+"""Characters of an error's parts; a rank that cuts them itself keeps far below."""
+ALIVE_SECONDS = 1.0
+CHILDREN_SECONDS = 0.5
 
 
 class Supervisor:
@@ -56,14 +65,15 @@ class Supervisor:
         self.ranks: list[Member] = []
         self.nursery: Channel | None = None
         self.statuses: dict[int, int] = {}
+        self.orders: list[tuple[Any, bytes]] = []
+        """The target's arguments: the same for all ranks, or each rank's own."""
         self.reason = ""
         self.directory = ""
         self.store: Any = None
         self.network = network.Network()
         self.began = time.monotonic()
         self.last_word = self.began
-        self.measured = 0.0
-        self.counted = 0.0
+        self.measured = self.children_measured = self.said_alive = 0.0
         self.failed_at: float | None = None
         self.still = Stillness(self)
 
@@ -74,10 +84,9 @@ class Supervisor:
         order = self.client.wait()
         if order is None:
             return
-        message, self.blob = order
+        message, _ = order
         self.job = Job(**message["job"])
         self.comparison = Comparison(self.job.world_size)
-        self.kwargs = message["kwargs"]
         try:
             self.network = network.enter(self.job.network, self.job)
         except network.NotRun as missing:
@@ -95,11 +104,21 @@ class Supervisor:
             self._listen()
             for rank in range(1 if self.job.launcher else self.job.world_size):
                 self._start(rank, fork)
+            self._take_orders(message["orders"])
             self._open_store()
             self.began = self.last_word = time.monotonic()
             self._watch()
         finally:
             self._finish(shared_memory)
+
+    def _take_orders(self, count: int) -> None:
+        """Receive what the ranks are given. They have been forked by now: what was here before, each would have in memory."""
+        while len(self.orders) < count:
+            order = self.client.wait()
+            if order is None:
+                self.reason = "client gone"
+                return
+            self.orders.append((order[0]["kwargs"], order[1]))
 
     def _listen(self) -> None:
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -171,6 +190,7 @@ class Supervisor:
 
     def _watch(self) -> None:
         while not self.reason and not all(member.done for member in self.ranks):
+            self._say_alive()
             self.hear(TICK)
             self._look_at_ends()
             self._look_at_limits()
@@ -180,6 +200,13 @@ class Supervisor:
                 self.reason = "failed" if self._others_have_spoken() else ""
             elif self.still.look():
                 self.reason = "hang"
+
+    def _say_alive(self) -> None:
+        """The client hears from here all the time, so that it knows when a rank has stopped or killed this process."""
+        now = time.monotonic()
+        if now - self.said_alive > ALIVE_SECONDS:
+            self.said_alive = now
+            self.tell({"event": "alive", "pid": os.getpid()})
 
     def _others_have_spoken(self) -> bool:
         """After a failure: true when nobody moves any more, or the grace is over."""
@@ -227,7 +254,12 @@ class Supervisor:
             return
         for message, blob in messages:
             with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, OverflowError):
-                self._take_from(channel, message, blob)
+                self._take_from(channel, whole(message), blob)
+        member = next((one for one in self.members if one.channel is channel), None)
+        if member is not None and not member.done:
+            told = channel.header_bytes - member.observed_headers
+            if told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE:
+                self._break(member, "too much output")
 
     def _take_from(self, channel: Channel, message: dict[str, Any], blob: bytes) -> None:
         if message.get("event") == "hello":
@@ -250,8 +282,8 @@ class Supervisor:
             environment = self.job.rank_environment(
                 member.rank or 0, self.network.address, self.port, self.network.environment(member.rank or 0)
             )
-            go = {"do": "go", "job": self.job.to_json(), "environment": environment, "kwargs": self.kwargs}
-            channel.send(go, self.blob)
+            kwargs, blob = self.orders[(member.rank or 0) % len(self.orders)]
+            channel.send({"do": "go", "job": self.job.to_json(), "environment": environment, "kwargs": kwargs}, blob)
         elif self.job.launcher and hello["role"] == "nursery" and self.nursery is None:
             self.nursery = channel
         elif self.job.launcher and hello["role"] == "worker":
@@ -278,7 +310,9 @@ class Supervisor:
                 if member.role == "worker":
                     member.rank = int(message["rank"])
             case "observe":
-                member.observed += len(blob) + len(str(message["value"]))
+                text = len(str(message["value"]))
+                member.observed_headers += text
+                member.observed += len(blob) + NUMBERS_IN_MEMORY * text
                 if member.observed > self.job.observation_limit:
                     self._break(member, "too much output")
                 else:
@@ -294,11 +328,12 @@ class Supervisor:
             case "returned":
                 self._end(member, "returned", 0)
             case "raised":
-                member.error = message
+                member.error = _cut(message)
                 self._end(member, "raised", 1)
             case "exit":
-                member.frames = message.get("frames") or []
-                member.error = message if message.get("message") else None
+                cut = _cut(message)
+                member.frames = cut["frames"]
+                member.error = cut if cut["message"] else None
                 self._end(member, "exited", int(message["code"]))
 
     def _hear_client(self) -> None:
@@ -374,6 +409,7 @@ class Supervisor:
             return
         self.measured = now
         job = self.job
+        self._look_at_children()
         for member in self.members:
             if member.gone:
                 continue
@@ -387,9 +423,6 @@ class Supervisor:
                 self._break(member, "too much output")
             elif job.cpu_limit and member.cpu > job.cpu_limit:
                 self._time_out(f"cpu {job.cpu_limit:g}")
-        if job.process_limit and now - self.counted > CROWD_TICK:
-            self.counted = now
-            self._look_at_crowd(job.process_limit)
         if job.deadline and self.elapsed() > job.deadline:
             self._time_out(f"deadline {job.deadline:g}")
         elif job.idle_limit and self.still.seconds() > job.idle_limit and self.failed_at is None:
@@ -399,23 +432,42 @@ class Supervisor:
             else:
                 self._time_out(f"idle {job.idle_limit:g}")
 
-    def _look_at_crowd(self, most: int) -> None:
-        """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
-        everybody = processes.descendants(os.getpid())
-        known = {member.pid for member in self.members}
-        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
-        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
-        outcome = ""
-        if len(everybody) > most:
-            outcome = "too many processes"
-        elif self.job.memory_limit and held > self.job.memory_limit:
-            outcome = "out of memory"
-        if not outcome:
+    def _look_at_children(self) -> None:
+        """What a rank's own children take is on the rank's account, as far as a rank's limits go."""
+        now = time.monotonic()
+        if now - self.children_measured < CHILDREN_SECONDS:
             return
-        among = {member.pid: len(processes.descendants(member.pid)) for member in self.unfinished()}
-        for member in sorted(self.unfinished(), key=lambda member: -among[member.pid])[:1]:
-            self._break(member, outcome)
-        processes.kill(pid for pid in everybody if pid not in known)
+        self.children_measured = now
+        job, parents = self.job, processes.parents()
+        known = {member.pid: member for member in self.members}
+        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
+        everybody = processes.descendants(os.getpid(), parents)
+        count: dict[int, int] = {}
+        used: dict[int, tuple[int, float]] = {}
+        for pid in everybody:
+            if pid in known:
+                continue
+            above = parents.get(pid, 0)
+            while above and above not in known and above != os.getpid():
+                above = parents.get(above, 0)
+            if above not in known:  # Its parent has gone: it may be anybody's.
+                above = self.ranks[0].pid
+            memory, cpu = used.get(above, (0, 0.0))
+            memory += max(0, processes.private_memory(pid) - at_birth)
+            used[above] = memory, cpu + processes.cpu_seconds(pid)
+            count[above] = count.get(above, 0) + 1
+        if job.process_limit and len(everybody) > job.process_limit and count:
+            self._break(known[max(count, key=lambda pid: count[pid])], "too many processes")
+            processes.kill(pid for pid in everybody if pid not in known)
+            return
+        for pid, (memory, cpu) in used.items():
+            member = known[pid]
+            if job.launcher and not member.operations:
+                continue  # A launcher's processes are its ranks, and are looked at one by one.
+            if job.memory_limit and memory > job.memory_limit and not member.done:
+                self._break(member, "out of memory")
+            elif job.cpu_limit and cpu > job.cpu_limit:
+                self._time_out(f"cpu {job.cpu_limit:g}")
 
     def _break(self, member: Member, outcome: str) -> None:
         if not member.done:
@@ -456,6 +508,8 @@ class Supervisor:
             if not member.done:
                 member.outcome = "stopped"
         immortal = processes.end_all(os.getpid(), self.statuses)
+        self.said_alive = 0.0
+        self._say_alive()
         if not processes.LINUX:
             for member in self.members:
                 with contextlib.suppress(OSError):
@@ -467,7 +521,7 @@ class Supervisor:
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
             temporary = sorted(os.listdir(os.path.join(self.directory, "tmp")))[:LISTED]
-        temporary += _files(os.path.join(self.directory, WORK))
+        temporary = whole(temporary + _files(os.path.join(self.directory, WORK)))
         remove_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
@@ -488,8 +542,10 @@ class Supervisor:
 
     def _fault(self, member: Member) -> str:
         path = os.path.join(self.directory, f"fault-{member.pid}")
-        with contextlib.suppress(OSError), open(path, errors="replace") as file:
-            return file.read(20_000)
+        with contextlib.suppress(OSError):  # A rank may have put a link or a pipe in its place.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, errors="replace") as file:
+                return file.read(20_000) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
         return ""
 
     def _report(
@@ -537,6 +593,17 @@ def _peer(sock: socket.socket) -> int:
         return 0
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)
+
+
+def _cut(error: dict[str, Any]) -> dict[str, Any]:
+    """An error as a rank tells of it, no longer than a report can hold."""
+    frames = error.get("frames")
+    texts = {key: str(error.get(key) or "")[:MAX_TEXT] for key in ("message", "traceback")}
+    return {
+        "type": str(error.get("type") or "")[:200],
+        "frames": frames[:200] if isinstance(frames, list) else [],
+        **texts,
+    }
 
 
 def _integer(value: Any) -> int | None:

@@ -1,0 +1,13 @@
+# exercise: average_gradients
+# family: exhausting
+# verdict: too-much-output
+# without: stub
+# protection: judge
+# why: recorded events of a megabyte each, kept by the supervisor for the end
+from lockstep.ranks import mark
+
+
+def average_gradients(model):
+    name = "x" * (1 << 20)
+    while True:
+        mark(name)

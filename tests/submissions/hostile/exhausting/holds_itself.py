@@ -1,0 +1,12 @@
+# exercise: average_gradients
+# family: exhausting
+# verdict: hang
+# without: stub
+# protection: judge
+# why: SIGSTOP: the process is there and does nothing
+import os
+import signal
+
+
+def average_gradients(model):
+    os.kill(os.getpid(), signal.SIGSTOP)

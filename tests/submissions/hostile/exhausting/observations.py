@@ -1,0 +1,15 @@
+# exercise: average_gradients
+# family: exhausting
+# verdict: too-much-output
+# without: stub
+# protection: judge
+# why: observations without end
+import torch
+
+from lockstep.ranks import observe
+
+
+def average_gradients(model):
+    large = torch.zeros(4 << 20)
+    while True:
+        observe("large", large)
