@@ -7,8 +7,10 @@ skipped with what it would need.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -39,13 +41,10 @@ def available(name: str) -> isolation.Tier:
 
 
 @pytest.fixture(scope="module", params=["sandbox", "user"])
-def apart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[isolation.Tier]:
+def apart(request: pytest.FixtureRequest) -> Iterator[isolation.Tier]:
     """A tier in which the runs of this module are served, with a scratch folder that holds a submission."""
     tier = available(request.param)
-    scratch = tmp_path_factory.mktemp("scratch")
-    for folder in list(scratch.parents)[:3]:
-        if folder.stat().st_uid == os.getuid() and folder.parent != folder and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
+    scratch = Path(tempfile.mkdtemp(prefix="lockstep-apart-"))  # pytest's own folders are closed to other users
     (scratch / "submission.py").write_text("x = 1\n")
     os.environ["A_SECRET"] = SECRET
     try:
@@ -54,6 +53,7 @@ def apart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             yield tier
     finally:
         del os.environ["A_SECRET"]
+        shutil.rmtree(scratch)
 
 
 def look(code: str, world_size: int = 1, **more: object) -> ranks.Run:
