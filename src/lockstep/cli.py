@@ -193,6 +193,26 @@ def stubs() -> None:
         typer.echo(_short(path))
 
 
+@author.command("check")
+def author_check(
+    names: Names = None,
+    bank: Annotated[bool, typer.Option("--bank", help="grade the exercise's whole bank too")] = False,
+) -> None:
+    """What exercises still lack, each with what to do: 0 nothing, 1 something. Names may be new to the course."""
+    from .authoring.review import review
+
+    course = _course()
+    chosen = [name for one in names or course.names for name in course.group(one) or (one,)]
+    count = 0
+    for lack in review(course, chosen, bank):
+        typer.echo(str(lack))
+        count += 1
+    if not count:
+        of = "1 exercise" if len(chosen) == 1 else f"{len(chosen)} exercises"
+        typer.echo(f"{of}: nothing is missing")
+    raise typer.Exit(1 if count else 0)
+
+
 @author.command()
 def chapters(
     names: Names = None,
