@@ -4,18 +4,21 @@
 
 The script runs on the digits once; for the rest its data set and its model are exchanged for small ones that count. The
 starts of one job are runs of their own: one rank is killed by SIGKILL, another is sent a signal, and the next start finds
-in the folder what the one before has left. What `train.sbatch` does is shown on a SLURM cluster (chapter 5).
+in the folder what the one before has left. `train.sbatch` starts ranks that count on a SLURM cluster of its own.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from judge_batch import Judge
+from train_batch import Batch, OneJob, Refused
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -608,3 +611,47 @@ def test_learns(grader: Grader) -> None:
                 of=[rank],
                 at=r"optimizer = || " + TRAIN,
             )
+
+
+# The batch script ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def batch(grader: Grader) -> Iterator[Batch]:
+    """The jobs that the batch script makes, all on one cluster."""
+    one = Batch(grader)
+    yield one
+    one.close()
+
+
+def begun(batch: Batch) -> tuple[OneJob, OneJob, OneJob]:
+    """The job and the array's two tasks, as far as they came undisturbed."""
+    batch.require()
+    try:
+        return batch.begun
+    except Refused as refusal:
+        Judge(batch.grader).refused(refusal)
+
+
+def test_batch_nodes(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: on a SLURM cluster it starts one torchrun on each of two nodes, and all ranks meet"""
+    job = begun(batch)[0]
+    Judge(grader).started(job, ["node0", "node1"])
+
+
+@pytest.mark.needs("test_batch_nodes")
+def test_batch_array(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: the tasks of an array share a node, and nothing else"""
+    Judge(grader).array(*begun(batch)[1:])
+
+
+@pytest.mark.needs("test_batch_array")
+def test_batch_signal(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: when SLURM's signal comes the job saves, goes back into the queue, and goes on"""
+    Judge(grader).asked(batch.disturbed[0])
+
+
+@pytest.mark.needs("test_batch_array")
+def test_batch_node_dies(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: when a node dies the job begins again, and goes on from its checkpoint"""
+    Judge(grader).died(batch.disturbed[1])

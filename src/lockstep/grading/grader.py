@@ -151,24 +151,41 @@ class Grader:
     # Concluding ------------------------------------------------------------------------------------------------
 
     def fail(
-        self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (), at: ranks.Frame | str | None = None
+        self,
+        id: str,
+        message: str,
+        *,
+        evidence: str = "",
+        of: Iterable[int] = (),
+        at: ranks.Frame | str | None = None,
+        script: bool = False,
     ) -> NoReturn:
-        """Conclude that the check failed. `at` is a frame, or patterns to look for in the submission (see `line`)."""
-        raise Failed(self.diagnosis(id, message, evidence=evidence, of=of, at=at))
+        """Conclude that the check failed. `at` is a frame, or patterns to look for in the submission (see `line`), or with
+        `script` in its batch script.
+        """
+        raise Failed(self.diagnosis(id, message, evidence=evidence, of=of, at=at, script=script))
 
     def diagnosis(
-        self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (), at: ranks.Frame | str | None = None
+        self,
+        id: str,
+        message: str,
+        *,
+        evidence: str = "",
+        of: Iterable[int] = (),
+        at: ranks.Frame | str | None = None,
+        script: bool = False,
     ) -> Diagnosis:
         """A diagnosis of the catalogue with what was seen. Raises KeyError for an id that is not in it."""
         entry = self.course.catalogue[id]
-        line = self.line(at) if isinstance(at, str) else self._own_line(at)
-        source = self.submission.text.splitlines()[line - 1].strip() if line else ""
+        file = (self.submission.script if script else None) or self.submission
+        line = _find_line(file.text, at) if isinstance(at, str) else self._own_line(at)
+        source = file.text.splitlines()[line - 1].strip() if line else ""
         return Diagnosis(
             id,
-            self.submission.to_original(message),
-            self.submission.to_original(evidence),
+            file.to_original(message),
+            file.to_original(evidence),
             tuple(sorted(of)),
-            self.submission.shown,
+            file.shown,
             line,
             entry.read,
             entry.why,
@@ -177,13 +194,7 @@ class Grader:
 
     def line(self, patterns: str) -> int | None:
         """The first line of the submission that matches; several patterns, tried in order, are separated by ` || `."""
-        lines = self.submission.text.splitlines()
-        prose = _docstring_lines(self.submission.text)
-        for pattern in patterns.split(" || "):
-            for number, line in enumerate(lines, 1):
-                if number not in prose and re.search(pattern, line.split("#")[0]):
-                    return number
-        return None
+        return _find_line(self.submission.text, patterns)
 
     def _own_line(self, frame: ranks.Frame | None) -> int | None:
         return frame.line if frame is not None and frame.file == str(self.submission.file) else None
@@ -246,6 +257,16 @@ def _environment(extra: dict[str, str] | None) -> dict[str, str]:
 
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return passed_on | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (extra or {})
+
+
+def _find_line(source: str, patterns: str) -> int | None:
+    prose = _docstring_lines(source)
+    for pattern in patterns.split(" || "):
+        for number, line in enumerate(source.splitlines(), 1):
+            code = line if line.startswith("#SBATCH") else line.split("#")[0]
+            if number not in prose and re.search(pattern, code):
+                return number
+    return None
 
 
 def _docstring_lines(source: str) -> set[int]:
