@@ -78,14 +78,20 @@ class Judge:
             sizes = " and ".join(f"one of {len(world)} on {world[0]['host']}" for world in worlds)
             self.fail("trains-apart", f"The ranks met in {len(worlds)} worlds: {sizes}.", MEETING, one.said)
         if worlds:
+            there = sorted({rank["host"] for rank in worlds[0]})
+            if there != nodes:
+                what = f"The ranks of {' and '.join(there)} trained, {worlds[0][0]['world']} in all, without the other node."
+                self.fail("trains-apart", what, MEETING, one.said)
             return
         if one.meeting.startswith(LOCAL):
+            what = f"{one.meeting}, which on each node is that node itself"
             self.fail(
-                "meets-at-localhost",
-                f"The torchruns of {' and '.join(reached)} were told to meet at {one.meeting}, which on each node is that "
-                "node itself. They never met.",
-                MEETING,
-                one.said,
+                "meets-at-itself", f"The torchruns were told to meet at {what}. They never met.", MEETING, one.said
+            )
+        if len(one.meetings) > 1:
+            what = " and at ".join(one.meetings)
+            self.fail(
+                "meets-at-itself", f"The torchruns were told to meet at {what}. They never met.", MEETING, one.said
             )
         self.stopped_early(one, "No rank began to train.")
 
@@ -155,6 +161,11 @@ class Judge:
         self._went_on(one, what, stopped[0]["step"])
 
     def _not_asked(self, one: OneJob, wanted: str, what: str) -> NoReturn:
+        if one.job.restarts:
+            what = (
+                f"{what} The job went back into the queue, and its ranks were ended without having been asked to save."
+            )
+            self.fail("ends-before-the-save", what, REQUEUE, one.said)
         if not wanted.startswith("B:") and not wanted.startswith("RB:"):
             self.fail(
                 "signal-past-the-script",

@@ -33,6 +33,7 @@ STILL_CPU = 0.4
 DEAF_STEPS = 200
 GRACE_SECONDS = 60
 FIRST, SECOND = "node0,node1", "node2,node3"
+NOISE = re.compile(r"^frame #|^Exception raised from|^<omitting|hostname of the client socket|^[ ^]+$")
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 LOCAL = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")
 
@@ -74,21 +75,53 @@ class OneJob:
     @property
     def meeting(self) -> str:
         """Where its torchruns were told to meet, `host:port`, or without torchrun, where its ranks were."""
+        begun = [one["meeting"] for one in self.of("begins")] if not self.agents else []
+        return next(iter([*self.meetings, *begun]), "")
+
+    @property
+    def meetings(self) -> list[str]:
+        """All the places where its torchruns were told to meet."""
+        found = set()
         for agent in self.agents.values():
             words = " ".join(agent.command)
-            found = re.search(r"--rdzv[-_]endpoint[= ](\S+)", words)
-            if found:
-                return found[1]
+            endpoint = re.search(r"--rdzv[-_]endpoint[= ](\S+)", words)
             host, port = (re.search(rf"--master[-_]{what}[= ](\S+)", words) for what in ("addr", "port"))
-            if host or port:
-                return f"{host[1] if host else 'localhost'}:{port[1] if port else 29500}"
-        begun = self.of("begins")
-        return begun[0]["meeting"] if begun and not self.agents else ""
+            if endpoint:
+                found.add(endpoint[1])
+            elif host or port:
+                found.add(f"{host[1] if host else 'localhost'}:{port[1] if port else 29500}")
+        return sorted(found)
 
     @property
     def said(self) -> str:
-        """The last lines of its output."""
-        return "\n".join(self.job.output.strip().splitlines()[-12:])
+        """The last lines of its output, without torch's C++ frames."""
+        lines = (line for line in self.job.output.strip().splitlines() if line.strip() and not NOISE.search(line))
+        return "\n".join(list(lines)[-12:])
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far everything in the jobs was at one moment: processes, what each has used and has waited for a processor, and
+    how much the journal held.
+    """
+
+    used: dict[int, float]
+    queued: float
+    noted: int
+
+    @classmethod
+    def of(cls, alive: list[Running], noted: int) -> Moment:
+        """Now. A script's own naps do not count."""
+        alive = [one for one in alive if Path(one.command[0]).name != "sleep"]
+        queued = sum(processes.seconds_in_queue(one.pid) for one in alive)
+        return cls({one.pid: one.cpu for one in alive}, queued, noted)
+
+    def like(self, before: Moment) -> bool:
+        """The same processes, which meanwhile have done next to nothing, also where the machine has let them."""
+        if self.noted != before.noted or self.used.keys() != before.used.keys():
+            return False
+        used = sum(self.used.values()) - sum(before.used.values())
+        return used < STILL_CPU and self.queued - before.queued < STILL_SECONDS / 3
 
 
 class Refused(Exception):
@@ -205,24 +238,19 @@ class Batch:
 
     def watch(self, jobs: list[OneJob], until: Callable[[], bool]) -> None:
         """Follow the jobs until it is so, they have all ended, or nothing in them moves any more."""
-        before: tuple[float, tuple[Any, ...]] | None = None
+        since, before = time.monotonic(), None
         while True:
             alive = self._look(jobs)
             if until() or all(one.job.ended for one in jobs):
                 return
-            moved = (
-                self._read,
-                sum(one.cpu for one in alive),
-                sum(processes.seconds_in_queue(one.pid) for one in alive),
-            )
-            running = all(one.job.ended or one.job.state == "RUNNING" for one in jobs)
-            now = time.monotonic()
-            if not running or not alive or before is None or moved[0] != before[1][0]:
-                before = now, moved
-            elif now - before[0] > STILL_SECONDS:
-                if moved[1] - before[1][1] < STILL_CPU and moved[2] - before[1][2] < STILL_SECONDS / 3:
-                    return self._end(jobs, "still")
-                before = now, moved
+            now, moment = time.monotonic(), Moment.of(alive, self._read)
+            waiting = any(
+                one.job.state != "RUNNING" for one in jobs if not one.job.ended
+            )  # for SLURM, not for each other
+            if before is None or waiting or not alive or not moment.like(before):
+                since, before = now, moment
+            elif now - since > STILL_SECONDS:
+                return self._end(jobs, "still")
             if now > self._give_up:
                 return self._end(jobs, "late")
             time.sleep(POLL_SECONDS)
