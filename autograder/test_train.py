@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from judge_batch import Judge
 from train_batch import Batch, OneJob, Refused
 
+from lockstep import cluster
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Outcome, Run
@@ -81,6 +82,16 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     cause = run.cause
     assert cause is not None
     error = cause.error
+    for report in run.ranks:
+        told, met = (report.observations.get(key) for key in ("told", "met at"))
+        if told and met and told not in met:
+            return grader.diagnosis(
+                "overwrites-launcher-environment",
+                f"The launcher had said that the ranks meet at {told}; rank {report.rank} went to {met}, which on each host is "
+                "another place or none.",
+                of=[report.rank],
+                at=r"MASTER_ADDR || init_method || init_process_group",
+            )
     if error is not None and "Error(s) in loading state_dict" in error.message:
         told = " ".join(error.message.split())[:200]
         who = names(cause.ranks).capitalize()
@@ -127,9 +138,9 @@ def test_other_worlds(grader: Grader) -> None:
         judge_samples(grader, world)
 
 
-def judge_samples(grader: Grader, world: int) -> None:
-    """What the steps were made of."""
-    run = through(grader, world)
+def judge_samples(grader: Grader, world: int, run: Run | None = None) -> None:
+    """What the steps were made of, in this run or in one on one host."""
+    run = run or through(grader, world)
     everyone = range(world)
     steps = run.observed("steps")
     for rank, one in enumerate(steps):
@@ -582,6 +593,34 @@ def test_two_nodes(grader: Grader) -> None:
                     of=[rank],
                     at=r"init_process_group || def join",
                 )
+
+
+@pytest.mark.needs("test_speaks", "test_two_nodes")
+def test_two_hosts(grader: Grader) -> None:
+    """on two hosts with names and addresses of their own it trains as on one, and one rank of all speaks and writes"""
+    world = 4
+    run = grader.run(
+        "on_hosts", world, nodes=2, network=cluster.own_hosts(), arguments=arguments(grader), **data(grader)
+    )
+    hosts = run.observed("host")
+    for rank, report in enumerate(run.ranks[1:], 1):
+        where = f"Ranks 0 and 1 are on {hosts[0]}, 2 and 3 on {hosts[2]}. Rank {rank}"
+        if report.stdout.strip():
+            grader.fail(
+                "every-rank-speaks",
+                f"{where} printed: {report.stdout.strip().splitlines()[0]}",
+                of=[rank],
+                at=r"LOCAL_RANK.*== *0 || LOCAL_RANK || print\( || " + TRAIN,
+            )
+        wrote = report.observations["wrote"]
+        if wrote:
+            grader.fail(
+                "every-rank-writes",
+                f"{where} wrote {', '.join(wrote)} too.",
+                of=[rank],
+                at=r"LOCAL_RANK.*== *0 || def save || " + TRAIN,
+            )
+    judge_samples(grader, world, run)
 
 
 @pytest.mark.needs("test_samples")

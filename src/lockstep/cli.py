@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -100,9 +101,7 @@ def solution(exercise: Name, yes: Annotated[bool, typer.Option("--yes", "-y", he
     from .terminal import show_code, show_markdown
 
     for suffix in help.suffixes(course, name):
-        show_code(
-            _asked(lambda suffix=suffix: help.solution(course, name, suffix)), "python" if suffix == ".py" else "bash"
-        )
+        show_code(_asked(partial(help.solution, course, name, suffix)), "python" if suffix == ".py" else "bash")
     write_up = help.write_up(course, name)
     if write_up:
         show_markdown(write_up)
@@ -116,7 +115,7 @@ def reset(exercise: Name) -> None:
     course = _course()
     name = _asked(lambda: course.require([exercise]))[0]
     for suffix in help.suffixes(course, name):
-        kept = _asked(lambda suffix=suffix: help.reset(course, name, suffix))
+        kept = _asked(partial(help.reset, course, name, suffix))
         where = _short(course.exercises / f"{name}{suffix}")
         typer.echo(f"{where} is the stub again. Yours is kept at {_short(kept)}." if kept else f"{where} is the stub.")
 
