@@ -6,7 +6,7 @@ import re
 import signal
 from typing import Any, NoReturn
 
-from train_batch import LOCAL, OneJob, Refused
+from train_batch import DEAF_STEPS, LOCAL, OneJob, Refused
 
 from lockstep.grading import Grader
 
@@ -151,6 +151,9 @@ class Judge:
         what = f"A more urgent job came, and SLURM sent the signal that --signal={wanted} asks for."
         if not asked:
             self._not_asked(one, wanted, what)
+        if one.steps_unheard > DEAF_STEPS:
+            what = f"{what} The ranks made {one.steps_unheard} more steps before they were asked to save."
+            self.fail("trap-waits-for-srun", what, r"^\s*srun || " + SRUN, one.said)
         stopped = one.of("stopped", 0)
         what = (
             f"{what} The ranks were asked by {signal.Signals(asked[0]['signal']).name} behind step {asked[0]['step']}"
@@ -177,7 +180,7 @@ class Judge:
         if one.cut_off == "deaf":
             self.fail(
                 "trap-waits-for-srun",
-                f"{what} The ranks went on training and were not asked to save.",
+                f"{what} The ranks made {one.steps_unheard} more steps and were not asked to save.",
                 r"^\s*srun || " + SRUN,
                 one.said,
             )

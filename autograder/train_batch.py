@@ -43,7 +43,7 @@ class OneJob:
     """A job, or a task of the array: what SLURM said of it last, what its ranks noted, which torchruns were seen.
 
     `cut_off` is set when it would have gone on for ever: `still` when nothing in it moved any more, `deaf` when its ranks
-    went on training long after SLURM had sent the signal.
+    went on training long after SLURM had sent the signal. `signalled` is how many events there were when it was sent.
     """
 
     id: str
@@ -51,6 +51,7 @@ class OneJob:
     events: list[dict[str, Any]] = field(default_factory=list)
     agents: dict[tuple[str, ...], Running] = field(default_factory=dict)
     cut_off: str = ""
+    signalled: int | None = None
 
     def of(self, event: str, start: int | None = None) -> list[dict[str, Any]]:
         """What its ranks noted of this kind, in this start or in all."""
@@ -61,6 +62,13 @@ class OneJob:
         trained = {one["round"] for one in self.events if one["event"] in ("step", "saved")}
         rounds = dict.fromkeys(one["round"] for one in self.of("begins", start) if one["round"] in trained)
         return [[one for one in self.of("begins", start) if one["round"] == round] for round in rounds]
+
+    @property
+    def steps_unheard(self) -> int:
+        """How many steps were done after SLURM had sent the signal and before a rank was asked to stop."""
+        events = self.events[self.signalled :] if self.signalled is not None else []
+        asked = next((at for at, one in enumerate(events) if one["event"] == "asked"), len(events))
+        return sum(one["event"] in ("step", "saved") for one in events[:asked])
 
     @property
     def under_way(self) -> bool:
@@ -198,15 +206,13 @@ class Batch:
         self.watch([plain, first, second], lambda: all(one.of("saved") or one.job.ended for one in both))
         urgent = ("--partition=urgent", "--nodes=2", "--exclusive", f"--nodelist={FIRST}", "--output=/dev/null")
         slurm.sbatch("#!/bin/bash\ntrue", *urgent)
-        signalled: list[int] = []
         node = "up"
 
         def over() -> bool:
             nonlocal node
-            if not signalled and not plain.job.ended and "PreemptTime=2" in self._told(plain.id):
-                signalled.append(len(plain.events))
-            deaf = signalled and sum(one["event"] == "step" for one in plain.events[signalled[0] :]) > DEAF_STEPS
-            if deaf and not plain.cut_off and not plain.of("asked"):
+            if plain.signalled is None and not plain.job.ended and "PreemptTime=2" in self._told(plain.id):
+                plain.signalled = len(plain.events)
+            if plain.steps_unheard > DEAF_STEPS and not plain.cut_off and not plain.of("asked"):
                 self._cut_off(plain, "deaf")
             if node == "up" and second.job.ended:
                 slurm.nodes.kill(3)
