@@ -149,11 +149,20 @@ class Judge:
                 one.said,
             )
         what = f"A more urgent job came, and SLURM sent the signal that --signal={wanted} asks for."
-        if not asked:
-            self._not_asked(one, wanted, what)
         if one.steps_unheard > DEAF_STEPS:
-            what = f"{what} The ranks made {one.steps_unheard} more steps before they were asked to save."
+            then = "and were not asked to save" if not asked else "before they were asked to save"
+            what = f"{what} The ranks made {one.steps_unheard} more steps {then}."
             self.fail("trap-waits-for-srun", what, r"^\s*srun || " + SRUN, one.said)
+        if one.job.restarts == 0 and not wanted.startswith(("B:", "RB:")):
+            what = f"{what} Without B: it goes to what srun has started, and not to this script. The job did not go back into "
+            self.fail("signal-past-the-script", f"{what}the queue; it ended as {one.job.state}.", ASKING, one.said)
+        if one.job.restarts == 0 and one.job.signal:
+            died = f"{what} The script died of {signal.Signals(one.job.signal).name} ({one.job.state})."
+            self.fail("script-dies-of-the-signal", died, r"\btrap\b || " + ASKING, one.said)
+        if not asked:
+            came = "went back into the queue" if one.job.restarts else f"ended as {one.job.state}"
+            what = f"{what} The job {came}, and no rank was asked to save."
+            self.fail("ends-before-the-save", what, REQUEUE, one.said)
         stopped = one.of("stopped", 0)
         what = (
             f"{what} The ranks were asked by {signal.Signals(asked[0]['signal']).name} behind step {asked[0]['step']}"
@@ -162,35 +171,6 @@ class Judge:
             self.fail("ends-before-the-save", f"{what}, and ended before they had saved.", REQUEUE, one.said)
         what = f"{what} and saved behind step {stopped[0]['step']}."
         self._went_on(one, what, stopped[0]["step"])
-
-    def _not_asked(self, one: OneJob, wanted: str, what: str) -> NoReturn:
-        if one.job.restarts:
-            what = (
-                f"{what} The job went back into the queue, and its ranks were ended without having been asked to save."
-            )
-            self.fail("ends-before-the-save", what, REQUEUE, one.said)
-        if not wanted.startswith("B:") and not wanted.startswith("RB:"):
-            self.fail(
-                "signal-past-the-script",
-                f"{what} Without B: it goes to what srun has started, and not to this script. The job ended as "
-                f"{one.job.state}; no rank was asked to save.",
-                ASKING,
-                one.said,
-            )
-        if one.cut_off == "deaf":
-            self.fail(
-                "trap-waits-for-srun",
-                f"{what} The ranks made {one.steps_unheard} more steps and were not asked to save.",
-                r"^\s*srun || " + SRUN,
-                one.said,
-            )
-        self.fail(
-            "script-dies-of-the-signal",
-            f"{what} The script ended ({one.job.state}, status {one.job.exit_code}, signal {one.job.signal}), and no rank was "
-            "asked to save.",
-            r"\btrap\b || " + ASKING,
-            one.said,
-        )
 
     def died(self, one: OneJob) -> None:
         """A node died; the job went back into the queue and went on."""
