@@ -4,19 +4,23 @@
 
 The script runs on the digits once; for the rest its data set and its model are exchanged for small ones that count. The
 starts of one job are runs of their own: one rank is killed by SIGKILL, another is sent a signal, and the next start finds
-in the folder what the one before has left. What `train.sbatch` does is shown on a SLURM cluster (chapter 5).
+in the folder what the one before has left. `train.sbatch` starts ranks that count on a SLURM cluster of its own.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from judge_batch import Judge
+from train_batch import Batch, OneJob, Refused
 
+from lockstep import cluster
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Outcome, Run
@@ -78,6 +82,16 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     cause = run.cause
     assert cause is not None
     error = cause.error
+    for report in run.ranks:
+        told, met = (report.observations.get(key) for key in ("told", "met at"))
+        if told and met and told not in met:
+            return grader.diagnosis(
+                "overwrites-launcher-environment",
+                f"The launcher had said that the ranks meet at {told}; rank {report.rank} went to {met}, which on each host is "
+                "another place or none.",
+                of=[report.rank],
+                at=r"MASTER_ADDR || init_method || init_process_group",
+            )
     if error is not None and "Error(s) in loading state_dict" in error.message:
         told = " ".join(error.message.split())[:200]
         who = names(cause.ranks).capitalize()
@@ -124,9 +138,9 @@ def test_other_worlds(grader: Grader) -> None:
         judge_samples(grader, world)
 
 
-def judge_samples(grader: Grader, world: int) -> None:
-    """What the steps were made of."""
-    run = through(grader, world)
+def judge_samples(grader: Grader, world: int, run: Run | None = None) -> None:
+    """What the steps were made of, in this run or in one on one host."""
+    run = run or through(grader, world)
     everyone = range(world)
     steps = run.observed("steps")
     for rank, one in enumerate(steps):
@@ -581,6 +595,34 @@ def test_two_nodes(grader: Grader) -> None:
                 )
 
 
+@pytest.mark.needs("test_speaks", "test_two_nodes")
+def test_two_hosts(grader: Grader) -> None:
+    """on two hosts with names and addresses of their own it trains as on one, and one rank of all speaks and writes"""
+    world = 4
+    run = grader.run(
+        "on_hosts", world, nodes=2, network=cluster.own_hosts(), arguments=arguments(grader), **data(grader)
+    )
+    hosts = run.observed("host")
+    for rank, report in enumerate(run.ranks[1:], 1):
+        where = f"Ranks 0 and 1 are on {hosts[0]}, 2 and 3 on {hosts[2]}. Rank {rank}"
+        if report.stdout.strip():
+            grader.fail(
+                "every-rank-speaks",
+                f"{where} printed: {report.stdout.strip().splitlines()[0]}",
+                of=[rank],
+                at=r"LOCAL_RANK.*== *0 || LOCAL_RANK || print\( || " + TRAIN,
+            )
+        wrote = report.observations["wrote"]
+        if wrote:
+            grader.fail(
+                "every-rank-writes",
+                f"{where} wrote {', '.join(wrote)} too.",
+                of=[rank],
+                at=r"LOCAL_RANK.*== *0 || def save || " + TRAIN,
+            )
+    judge_samples(grader, world, run)
+
+
 @pytest.mark.needs("test_samples")
 def test_refuses(grader: Grader) -> None:
     """a batch that cannot be dealt out evenly is refused"""
@@ -608,3 +650,47 @@ def test_learns(grader: Grader) -> None:
                 of=[rank],
                 at=r"optimizer = || " + TRAIN,
             )
+
+
+# The batch script ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def batch(grader: Grader) -> Iterator[Batch]:
+    """The jobs that the batch script makes, all on one cluster."""
+    one = Batch(grader)
+    yield one
+    one.close()
+
+
+def begun(batch: Batch) -> tuple[OneJob, OneJob, OneJob]:
+    """The job and the array's two tasks, as far as they came undisturbed."""
+    batch.require()
+    try:
+        return batch.begun
+    except Refused as refusal:
+        Judge(batch.grader).refused(refusal)
+
+
+def test_batch_nodes(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: on a SLURM cluster it starts one torchrun on each of two nodes, and all ranks meet"""
+    job = begun(batch)[0]
+    Judge(grader).started(job, ["node0", "node1"])
+
+
+@pytest.mark.needs("test_batch_nodes")
+def test_batch_array(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: the tasks of an array share a node, and nothing else"""
+    Judge(grader).array(*begun(batch)[1:])
+
+
+@pytest.mark.needs("test_batch_array")
+def test_batch_signal(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: when SLURM's signal comes the job saves, goes back into the queue, and goes on"""
+    Judge(grader).asked(batch.disturbed[0])
+
+
+@pytest.mark.needs("test_batch_array")
+def test_batch_node_dies(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: when a node dies the job begins again, and goes on from its checkpoint"""
+    Judge(grader).died(batch.disturbed[1])

@@ -11,6 +11,10 @@ the launcher's store and lose a restart, or all, on "Connection refused" (PyTorc
 
 `kill -TERM PID` asks one rank to stop: all save and leave. Start it again, perhaps with `--nproc-per-node=4`, and it
 goes on from there.
+
+torch.distributed.checkpoint is not needed for that: under DDP every rank holds the whole state, so that a file which one
+rank writes fits any number of them. It is for a state that is itself dealt out to the ranks (FSDP), and that another
+number of them has to cut up anew.
 """
 
 import os

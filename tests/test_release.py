@@ -83,6 +83,12 @@ def test_stubs_come_from_the_solutions_and_not_from_what_lies_in_exercises(cours
         stub = make_stub((course.solutions / f"{name}.py").read_text(encoding="utf-8"), name)
         assert (copy / "exercises" / f"{name}.py").read_text(encoding="utf-8") == stub
         assert (copy / "autograder" / "stubs" / f"{name}.py").read_text(encoding="utf-8") == stub
+    scripts = sorted(course.solutions.glob("*.sbatch"))
+    for script in scripts:
+        stub = make_stub(script.read_text(encoding="utf-8"), script.name)
+        for folder in ("exercises", "autograder/stubs"):
+            assert (copy / folder / script.name).read_text(encoding="utf-8") == stub
+    assert scripts and len(list(copy.rglob("*.sbatch"))) == 2 * len(scripts)
 
 
 def test_the_copy_checks_resets_and_hints_by_itself(course, copy, tmp_path):

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -102,7 +103,8 @@ def solution(exercise: Name, yes: Annotated[bool, typer.Option("--yes", "-y", he
             raise typer.Exit(1)
     from .terminal import show_code, show_markdown
 
-    show_code(_asked(lambda: help.solution(course, name)))
+    for suffix in help.suffixes(course, name):
+        show_code(_asked(partial(help.solution, course, name, suffix)), "python" if suffix == ".py" else "bash")
     write_up = help.write_up(course, name)
     if write_up:
         show_markdown(write_up)
@@ -115,9 +117,10 @@ def reset(exercise: Name) -> None:
 
     course = _course()
     name = _asked(lambda: course.require([exercise]))[0]
-    kept = _asked(lambda: help.reset(course, name))
-    where = _short(course.exercises / f"{name}.py")
-    typer.echo(f"{where} is the stub again. Yours is kept at {_short(kept)}." if kept else f"{where} is the stub.")
+    for suffix in help.suffixes(course, name):
+        kept = _asked(partial(help.reset, course, name, suffix))
+        where = _short(course.exercises / f"{name}{suffix}")
+        typer.echo(f"{where} is the stub again. Yours is kept at {_short(kept)}." if kept else f"{where} is the stub.")
 
 
 @app.command()

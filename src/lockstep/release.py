@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .authoring.stubs import canary, make_stub, solved, with_canary, without_markers
+from .authoring.stubs import SCRIPT, canary, make_stub, solved, with_canary, without_markers
 from .grading.course import Course, CourseError
 
 TOP = (".gitignore", "LICENSE", "README.md", "environment.yml", "lockstep", "pyproject.toml")
@@ -80,6 +80,10 @@ def contents(course: Course, names: list[str]) -> Files:
     for name in names:
         stub = make_stub(_solution(course, name).read_text(encoding="utf-8"), name).encode()
         files[f"exercises/{name}.py"] = files[f"autograder/stubs/{name}.py"] = stub
+        script = course.solutions / f"{name}{SCRIPT}"
+        if script.is_file():
+            stub = make_stub(script.read_text(encoding="utf-8"), script.name).encode()
+            files[f"exercises/{script.name}"] = files[f"autograder/stubs/{script.name}"] = stub
     for path in [path for path in files if PurePosixPath(path).match("autograder/*/support/*.py")]:
         shared = PurePosixPath(path)
         files[f"exercises/{shared.parts[1]}/{shared.name}"] = files[path]

@@ -43,10 +43,10 @@ def show_markdown(text: str) -> None:
     Console(highlight=False, width=min(Console().width, 100)).print(Markdown(text))
 
 
-def show_code(text: str) -> None:
+def show_code(text: str, language: str = "python") -> None:
     """A solution: coloured for a person, as it is for a pipe."""
     if console().is_terminal:
-        console().print(Syntax(text, "python", background_color="default"))
+        console().print(Syntax(text, language, background_color="default"))
     else:
         print(text, end="")
 

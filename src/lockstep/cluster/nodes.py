@@ -138,6 +138,11 @@ class Nodes:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The process below which everything in the cluster runs."""
+        return self._room.pid
+
     def close(self) -> None:
         """End every process on every node, and the nodes. Twice is fine."""
         self._socket.close()

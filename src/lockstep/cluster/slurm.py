@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ..ranks import NotRun
+from ..ranks import NotRun, processes
 from . import hosts
 from .availability import available
 from .nodes import ClusterError, Nodes, Process, own_environment
@@ -24,6 +24,8 @@ FOLDER = "/dev/shm/slurm"
 """In the cluster's own memory: it goes with it."""
 OTHERS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_")
 """Variables of another cluster, in a job of which this process may run."""
+OWN = ("srun", "scontrol", "squeue", "scancel", "sbatch", "slurmstepd:", "slurmstepd")
+"""SLURM's own programs."""
 START_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 POLL_SECONDS = 0.1
@@ -64,6 +66,19 @@ class Job:
             return ""
 
 
+@dataclass(frozen=True)
+class Running:
+    """A process of a job at one moment, and none of SLURM's own: its number on this machine, the node that it is on, its
+    command line, its environment, and the processor seconds that it and its ended children have used.
+    """
+
+    pid: int
+    node: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    cpu: float
+
+
 class Slurm:
     """A SLURM cluster of K nodes: `slurmctld` on the host `login`, one `slurmd` on each node.
 
@@ -73,6 +88,7 @@ class Slurm:
 
     Jobs run as this user, in this folder, with this environment, and see this machine's files. There are two partitions:
     `debug`, the default, and `urgent`, for which jobs in `debug` are signalled, get `grace` seconds and are requeued.
+    With `requeue` False a job goes back into the queue only if it has asked for it (`--requeue`), as many centres have it.
     Each node offers `cpus` processors, whatever the machine has. `slurm.nodes` are the hosts (`Nodes`), with their links
     and faults; a node whose `slurmd` was killed is DOWN after some 10 s and comes back by `boot`. `environment` is what
     commands need to find this cluster.
@@ -81,7 +97,9 @@ class Slurm:
     ClusterError when SLURM does not come up.
     """
 
-    def __init__(self, nodes: int = 2, *, cpus: int = 4, bandwidth: Rate | None = None, grace: int = 10) -> None:
+    def __init__(
+        self, nodes: int = 2, *, cpus: int = 4, bandwidth: Rate | None = None, grace: int = 10, requeue: bool = True
+    ) -> None:
         missing = available("slurm")
         if missing is not None:
             raise NotRun(str(missing))
@@ -89,7 +107,7 @@ class Slurm:
         mine = {key: value for key, value in own_environment().items() if not key.startswith(OTHERS)}
         self.environment = {**mine, "SLURM_CONF": f"{FOLDER}/slurm.conf"}
         try:
-            self._configure(cpus, grace)
+            self._configure(cpus, grace, requeue)
             self.controller = self.nodes.run(None, ["slurmctld", "-D"], env=self.environment, cwd="/")
             self.daemons = [self._daemon(node) for node in range(nodes)]
             self._wait_until_up()
@@ -184,16 +202,37 @@ class Slurm:
                 raise TimeoutError(f"job {job} is still {there[0].state}{why} after {timeout:g} s")
             time.sleep(POLL_SECONDS)
 
+    def processes(self, job: str) -> list[Running]:
+        """What a job's script and its steps have started and what of it lives. Of an array, name the task (`12_0`)."""
+        found = []
+        for pid in processes.descendants(self.nodes.pid):
+            with contextlib.suppress(OSError):
+                place = Path(f"/proc/{pid}")
+                lines = place.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
+                environment = dict(line.split("=", 1) for line in lines if "=" in line)
+                command = tuple(place.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+                task = environment.get("SLURM_ARRAY_TASK_ID", "")
+                of = f"{environment.get('SLURM_ARRAY_JOB_ID')}_{task}" if task else environment.get("SLURM_JOB_ID")
+                if of == job and command and Path(command[0]).name not in OWN:
+                    node = environment.get("SLURMD_NODENAME", "")
+                    found.append(Running(pid, node, command, environment, processes.cpu_seconds(pid)))
+        return found
+
     # Starting --------------------------------------------------------------------------------------------------
 
-    def _configure(self, cpus: int, grace: int) -> None:
+    def _configure(self, cpus: int, grace: int, requeue: bool) -> None:
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
             user = str(os.getuid())
         template = Path(__file__).with_name("slurm.conf").read_text(encoding="utf-8")
         text = template.format(
-            user=user, folder=FOLDER, login=hosts.LOGIN, login_address=f"{hosts.NETWORK}1", grace=grace
+            user=user,
+            folder=FOLDER,
+            login=hosts.LOGIN,
+            login_address=f"{hosts.NETWORK}1",
+            grace=grace,
+            requeue=requeue,
         )
         for name, address in zip(self.nodes.names, self.nodes.addresses, strict=True):
             text += (

@@ -92,6 +92,11 @@ class Course:
         own = scenarios / f"{name}.py"
         return own if own.is_file() or "/" not in name else scenarios / f"{name.partition('/')[0]}.py"
 
+    def has_script(self, name: str) -> bool:
+        """Whether a batch script (`NAME.sbatch`) belongs to the exercise."""
+        places = (self.exercises, self.solutions, self.autograder / "stubs")
+        return any((place / f"{name}.sbatch").is_file() for place in places)
+
     def of_checks(self, file: Path) -> str:
         """The exercise that a pytest file checks."""
         relative = file.resolve().relative_to(self.autograder)

@@ -182,44 +182,51 @@ class Grader:
     # Concluding ------------------------------------------------------------------------------------------------
 
     def fail(
-        self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (), at: ranks.Frame | str | None = None
+        self,
+        id: str,
+        message: str,
+        *,
+        evidence: str = "",
+        of: Iterable[int] = (),
+        at: ranks.Frame | str | None = None,
+        script: bool = False,
     ) -> NoReturn:
-        """Conclude that the check failed. `at` is a frame, or patterns to look for in the submission (see `line`)."""
-        raise Failed(self.diagnosis(id, message, evidence=evidence, of=of, at=at))
+        """Conclude that the check failed. `at` is a frame, or patterns to look for in the submission (see `line`), or with
+        `script` in its batch script.
+        """
+        raise Failed(self.diagnosis(id, message, evidence=evidence, of=of, at=at, script=script))
 
     def diagnosis(
-        self, id: str, message: str, *, evidence: str = "", of: Iterable[int] = (), at: ranks.Frame | str | None = None
+        self,
+        id: str,
+        message: str,
+        *,
+        evidence: str = "",
+        of: Iterable[int] = (),
+        at: ranks.Frame | str | None = None,
+        script: bool = False,
     ) -> Diagnosis:
         """A diagnosis of the catalogue with what was seen. Raises KeyError for an id that is not in it."""
         entry = self.course.catalogue[id]
-        line = self.line(at) if isinstance(at, str) else self._own_line(at)
-        lines = self.submission.text.splitlines()
+        file = (self.submission.script if script else None) or self.submission
+        line = _find_line(file.text, at) if isinstance(at, str) else self._own_line(at)
+        lines = file.text.splitlines()
         source = lines[line - 1].strip() if line and line <= len(lines) else ""
         return Diagnosis(
             id,
-            self._shown(message, MAX_MESSAGE),
-            self._shown(evidence, MAX_EVIDENCE),
+            _shown(file, message, MAX_MESSAGE),
+            _shown(file, evidence, MAX_EVIDENCE),
             tuple(sorted(of)),
-            self.submission.shown,
+            file.shown,
             line,
             entry.read,
             entry.why,
             source,
         )
 
-    def _shown(self, text: str, most: int) -> str:
-        """What a submission said, as far as it goes into a report: its own path, nothing that acts on a terminal."""
-        return cut(harmless(self.submission.to_original(text)), most)
-
     def line(self, patterns: str) -> int | None:
         """The first line of the submission that matches; several patterns, tried in order, are separated by ` || `."""
-        lines = self.submission.text.splitlines()
-        prose = _docstring_lines(self.submission.text)
-        for pattern in patterns.split(" || "):
-            for number, line in enumerate(lines, 1):
-                if number not in prose and re.search(pattern, line.split("#")[0]):
-                    return number
-        return None
+        return _find_line(self.submission.text, patterns)
 
     def _own_line(self, frame: ranks.Frame | None) -> int | None:
         return frame.line if frame is not None and frame.file == str(self.submission.file) else None
@@ -292,6 +299,21 @@ def _can_run() -> bool:
         return ranks.run(ranks.Source("pass"), 1, own_directory=True).ok
     except (ranks.RanksError, OSError):
         return False
+
+
+def _shown(file: Submission, text: str, most: int) -> str:
+    """What a submission said, as far as it goes into a report: its own path, nothing that acts on a terminal."""
+    return cut(harmless(file.to_original(text)), most)
+
+
+def _find_line(source: str, patterns: str) -> int | None:
+    prose = _docstring_lines(source)
+    for pattern in patterns.split(" || "):
+        for number, line in enumerate(source.splitlines(), 1):
+            code = line if line.startswith("#SBATCH") else line.split("#")[0]
+            if number not in prose and re.search(pattern, code):
+                return number
+    return None
 
 
 def _docstring_lines(source: str) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ..authoring.stubs import SCRIPT, make_stub, without_markers
 from . import progress
 from .course import Course, CourseError
 
@@ -25,14 +26,12 @@ def next_hint(course: Course, name: str) -> tuple[int, int, str]:
     return taken, len(every), every[taken - 1]
 
 
-def solution(course: Course, name: str) -> str:
+def solution(course: Course, name: str, suffix: str = ".py") -> str:
     """The reference solution's text; raises CourseError in a copy of the course that has none."""
-    file = course.solutions / f"{name}.py"
+    file = course.solutions / f"{name}{suffix}"
     if not file.is_file():
         raise CourseError("this copy of the course has no solutions")
     progress.note(course, name, solution_seen=True)
-    from ..authoring.stubs import without_markers
-
     return without_markers(file.read_text(encoding="utf-8"))
 
 
@@ -42,10 +41,15 @@ def write_up(course: Course, name: str) -> str:
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-def reset(course: Course, name: str) -> Path | None:
+def suffixes(course: Course, name: str) -> tuple[str, ...]:
+    """What an exercise's files end with: `.py`, and `.sbatch` where a batch script belongs to it."""
+    return (".py", SCRIPT) if course.has_script(name) else (".py",)
+
+
+def reset(course: Course, name: str, suffix: str = ".py") -> Path | None:
     """Put the stub back. The file that was there is kept; returns where, or None when there was none."""
-    file = course.exercises / f"{name}.py"
-    stub = _stub(course, name)
+    file = course.exercises / f"{name}{suffix}"
+    stub = _stub(course, name, suffix)
     kept = None
     if file.is_file():
         if file.read_text(encoding="utf-8", errors="replace") == stub:
@@ -53,23 +57,21 @@ def reset(course: Course, name: str) -> Path | None:
         folder = course.workspace / "backups"
         folder.mkdir(parents=True, exist_ok=True)
         label = name.replace("/", "-")
-        kept = folder / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+        kept = folder / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}{suffix}"
         number = 1
         while kept.exists():
-            kept = folder / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{(number := number + 1)}.py"
+            kept = folder / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}-{(number := number + 1)}{suffix}"
         kept.write_bytes(file.read_bytes())
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(stub, encoding="utf-8")
     return kept
 
 
-def _stub(course: Course, name: str) -> str:
-    solved = course.solutions / f"{name}.py"
+def _stub(course: Course, name: str, suffix: str) -> str:
+    solved = course.solutions / f"{name}{suffix}"
     if solved.is_file():
-        from ..authoring.stubs import make_stub
-
-        return make_stub(solved.read_text(encoding="utf-8"), name)
-    stored = course.autograder / "stubs" / f"{name}.py"
+        return make_stub(solved.read_text(encoding="utf-8"), name if suffix == ".py" else solved.name)
+    stored = course.autograder / "stubs" / f"{name}{suffix}"
     if stored.is_file():
         return stored.read_text(encoding="utf-8")
-    raise CourseError(f"this copy of the course has no stub for {name}")
+    raise CourseError(f"this copy of the course has no stub for {name}{suffix if suffix != '.py' else ''}")

@@ -1,8 +1,9 @@
 """From what somebody hands in to a clean folder that ranks can import from.
 
-Only the exercise's own file is taken, under its own name. What it imports of other exercises comes from the reference,
-so that one mistake is not counted twice; a learner's own version of such a file is taken only when the submission
-needs a name from it that the reference does not have. Nothing else that lies beside it has any effect.
+Only the exercise's own file is taken, under its own name, and a batch script of that name beside it (`NAME.sbatch`)
+where the course has one. What it imports of other exercises comes from the reference, so that one mistake is not counted
+twice; a learner's own version of such a file is taken only when the submission needs a name from it that the reference
+does not have. Nothing else that lies beside it has any effect.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..authoring.stubs import SCRIPT
 from .course import Course, CourseError, leaf
 
 MAX_BYTES = 1 << 20
@@ -23,11 +25,15 @@ RUN_FOLDER = re.compile(r"(/[\w.-]+)*/lockstep-run-[\w-]+/(work|tmp)/?")
 
 @dataclass(frozen=True)
 class Submission:
-    """One exercise's file, ready to run. `original` is the file that the learner edits, `file` the copy that runs."""
+    """One exercise's file, ready to run. `original` is the file that the learner edits, `file` the copy that runs.
+
+    `script` is the batch script that was handed in with it, None when there is none.
+    """
 
     name: str
     original: Path
     file: Path
+    script: Submission | None = None
 
     @property
     def folder(self) -> Path:
@@ -78,7 +84,19 @@ def prepare(course: Course, name: str, given: Path | None, scratch: Path) -> Sub
     file = folder / f"{leaf(name)}.py"
     shutil.copyfile(original, file)
     _add_imports(course, name, original, file, folder, {leaf(name)})
-    return Submission(name, original, file)
+    return Submission(name, original, file, _script(course, name, original, file))
+
+
+def _script(course: Course, name: str, original: Path, file: Path) -> Submission | None:
+    """The batch script beside the submission, copied beside its copy."""
+    own = original.with_name(file.with_suffix(SCRIPT).name)
+    if not course.has_script(name) or not own.is_file():
+        return None
+    if own.stat().st_size > MAX_BYTES:
+        raise CourseError(f"{own} has more than 1 MiB; a batch script is a page of text")
+    copy = file.with_suffix(SCRIPT)
+    shutil.copyfile(own, copy)
+    return Submission(name, own, copy)
 
 
 def _support(course: Course, name: str, module: str) -> Path | None:

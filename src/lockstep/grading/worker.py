@@ -4,7 +4,7 @@
 same user left waiting, or starts it: it serves `./lockstep check` at a terminal, and leaves after ten idle minutes, or
 as soon as the machinery's files have changed.
 
-One JSON object a line: `{"names": […], "submission": …, "device": …, "seed": …}` in; `{"progress": …}` for each check
+One JSON object a line: `{"names": […], "submission": …, "seed": …, …}` in; `{"progress": …}` for each check
 that concludes, then `{"report": …}` or `{"error": …}` out.
 """
 
@@ -47,13 +47,14 @@ class Worker:
         *,
         device: str = "cpu",
         seed: int | None = None,
+        checks: str = "",
         progress: Progress | None = None,
     ) -> Report:
         """As `run.grade`. A KeyboardInterrupt ends the grading and whatever it had started."""
         process = self._started(course)
         assert process.stdin is not None and process.stdout is not None
         try:
-            return _ask(process.stdin, process.stdout, names, submission, device, seed, progress)
+            return _ask(process.stdin, process.stdout, names, submission, device, seed, progress, checks)
         except (OSError, EOFError):
             self.stop()
             return Report(0, (), device, ("the process that grades ended without a word: ./lockstep doctor",))
@@ -112,9 +113,10 @@ def _ask(
     device: str,
     seed: int | None,
     progress: Progress | None,
+    checks: str = "",
 ) -> Report:
     order = {"names": names, "submission": str(submission.resolve()) if submission else None, "device": device, "seed": seed,
-             "default": os.environ.get("LOCKSTEP_SUBMISSION"), "directory": os.getcwd()}  # fmt: skip
+             "checks": checks, "default": os.environ.get("LOCKSTEP_SUBMISSION"), "directory": os.getcwd()}  # fmt: skip
     write.write(json.dumps(order) + "\n")
     write.flush()
     while line := read.readline():
@@ -196,6 +198,7 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
                 given,
                 device=order["device"],
                 seed=order["seed"],
+                checks=order["checks"],
                 progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}),
             )
             answer: dict[str, Any] = {"report": report.to_json()}

@@ -1,0 +1,352 @@
+# diagnosis: every-rank-writes
+# needs: hosts
+# why: LOCAL_RANK 0 writes, which is one rank of each node
+"""Exercise train: the whole script, for torchrun on one node or many, and for SLURM (`train.sbatch`).
+
+Chapter 5, "Before a long run". It trains on scikit-learn's handwritten digits, on CPU in seconds:
+
+    torchrun --nproc-per-node=2 exercises/train.py --epochs 12
+
+or a small GPT on the characters of Python's own library, which wants a GPU:
+
+    torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
+
+Kill it and start it again with the same `--folder`: it goes on behind the last step that it has saved. The file needs
+nothing but torch and, for the digits, scikit-learn; take it with you.
+"""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Subset,
+    TensorDataset,
+)
+
+Pairs = Dataset[tuple[torch.Tensor, ...]]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train with DDP.")
+    parser.add_argument("--task", choices=("digits", "gpt"), default="digits")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=48, help="samples a step, of all ranks together")
+    parser.add_argument("--accumulate", type=int, default=1, help="in how many parts each rank works through its share")
+    parser.add_argument("--lr", type=float, default=0.01, help="the largest learning rate")
+    parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of the gradient")
+    parser.add_argument("--amp", action="store_true", help="forward and loss under autocast to bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
+    parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
+    return parser.parse_args(arguments)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the job has ended: the steps done in all, of how many, and over the test set, once it is complete, the mean
+    loss and the share of right predictions."""
+
+    steps: int
+    of: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+# What is trained, and on what: given ---------------------------------------------------------------------------------
+
+
+def datasets(task: str) -> tuple[Pairs, Pairs]:
+    """Training and test set: pairs of an input and a class, or of 64 characters and the 64 that come after each."""
+    if task == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
+        classes = torch.tensor(digits.target, dtype=torch.long)
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+        train, test = order[:1437], order[1437:]
+        return TensorDataset(inputs[train], classes[train]), TensorDataset(inputs[test], classes[test])
+    library = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
+    characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)
+    windows = characters[: len(characters) // 65 * 65].view(-1, 65)
+    inputs, following = windows[:, :-1], windows[:, 1:]
+    held_out = len(windows) // 20
+    return TensorDataset(inputs[held_out:], following[held_out:]), TensorDataset(
+        inputs[:held_out], following[:held_out]
+    )
+
+
+class GPT(nn.Module):
+    """A small transformer over characters: (B, T) numbers below 128 → (B, T, 128) logits of the next one."""
+
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(128, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T) → (B, T, 128)."""
+        length = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
+        hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
+        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+
+
+def build_model(task: str) -> nn.Module:
+    """A new model. Neither has dropout: a step depends on the weights, the optimizer and the samples alone."""
+    if task == "digits":
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    return GPT()
+
+
+def rate(step: int, steps: int, largest: float) -> float:
+    """The learning rate of a step: up over the first twentieth, then down along a cosine. It needs no state."""
+    warm = max(1, steps // 20)
+    return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
+
+
+# The distributed parts -----------------------------------------------------------------------------------------------
+
+
+def join() -> torch.device:
+    """Join the process group with what torchrun has told (it knows the address, the port, and who is who).
+
+    Returns:
+        This rank's device: on a node with GPUs the one of its number *on that node*, and made the current device before
+        the group is made, with the backend nccl; else the CPU, with gloo.
+    """
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+        return device
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+class StopRequest:
+    """Notes SIGTERM and SIGUSR1. A handler runs between any two instructions, so it notes and does nothing else."""
+
+    def __init__(self) -> None:
+        self.made = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
+
+    One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
+    and also after a power failure.
+    """
+    if int(os.environ["LOCAL_RANK"]) == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{dist.get_rank()}")
+        with open(unfinished, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # the name, too, has to reach the disk
+        os.close(folder)
+    dist.barrier()
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The checkpoint `path`, or None where there is none; the same on every rank.
+
+    Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
+    nodes. Tensors come back on the CPU.
+    """
+    found: list[dict[str, Any] | None] = [None]
+    if dist.get_rank() == 0 and path.exists():
+        found[0] = torch.load(path, map_location="cpu", weights_only=True)
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int) -> Iterator[Any]:
+    """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
+
+    A step has `batch_size` samples of all ranks together; a rank has an equal share of them, in `accumulate`
+    micro-batches of equal size. An epoch has `len(dataset) // batch_size` steps; what is left over is not seen in it.
+    The order is that of `DistributedSampler(dataset, seed=seed, drop_last=True)`, another one in each epoch.
+    """
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=seed, drop_last=True)
+    sampler.set_epoch(epoch)
+    share = batch_size // dist.get_world_size()
+    steps = len(dataset) // batch_size  # type: ignore[arg-type]
+    order = list(sampler)[skip * share : steps * share]
+    yield from DataLoader(Subset(dataset, order), share // accumulate)
+
+
+def loss_of(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean cross-entropy of a batch, and how many predictions were right; given."""
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
+        logits = model(inputs).flatten(0, -2)
+        loss = F.cross_entropy(logits, targets.flatten())
+    return loss, (logits.argmax(1) == targets.flatten()).sum()
+
+
+def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
+    """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
+
+    The gradients are averaged over the ranks once, with the last micro-batch, and clipped after that.
+
+    Returns:
+        This rank's mean loss before the step, a tensor without gradient on its device.
+    """
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    optimizer.zero_grad()
+    for number, (inputs, targets) in enumerate(micro_batches, 1):
+        # Inside no_sync DDP adds to the gradients of this rank only; forward has to be in there as well.
+        with nullcontext() if number == len(micro_batches) else model.no_sync():
+            loss, _ = loss_of(model, inputs.to(device), targets.to(device), amp)
+            loss = loss / len(micro_batches)
+            loss.backward()
+        total += loss.detach()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return total
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Pairs, device: torch.device, amp: bool, batch_size: int = 256
+) -> tuple[float, float]:
+    """Mean loss and accuracy over the whole data set, each sample counted once, the same numbers on every rank.
+
+    The ranks share the work, each with a part of its own, also where the parts cannot be equal. `model` is the model
+    itself: DDP's forward may call collectives, and ranks with fewer batches would be missed in them.
+    """
+    mine = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))  # type: ignore[arg-type]
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right ones, how many
+    model.eval()
+    for inputs, targets in DataLoader(mine, batch_size):
+        loss, right = loss_of(model, inputs.to(device), targets.to(device), amp)
+        sums += torch.stack(
+            [loss.double() * targets.numel(), right.double(), torch.full_like(loss, targets.numel()).double()]
+        )
+    model.train()
+    dist.all_reduce(sums)
+    return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> Result:
+    """Train up to the last epoch, from the checkpoint in `arguments.folder` on if there is one.
+
+    - The model is built after `torch.manual_seed(seed)`, and all ranks begin with equal weights. The optimizer is AdamW
+      with the rate of `rate(step, …)`.
+    - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, weights and optimizer. It is saved
+      every `save_every` steps, after the last one, and when somebody asks the job to stop.
+    - After each step one small collective tells every rank whether any of them was asked to stop (`StopRequest`), and
+      the step's loss over all ranks. Asked, all stop behind the same step, and save.
+    - Interrupted anywhere and started again, on as many ranks, it ends with the same weights.
+    - Rank 0, and no other, prints: where it begins, every `log_every` steps the global loss, after each epoch the test
+      set's loss and accuracy.
+
+    Raises:
+        ValueError: `batch_size` cannot be dealt out evenly to the ranks and their micro-batches.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    parts = world_size * arguments.accumulate
+    if arguments.batch_size % parts:
+        raise ValueError(f"--batch-size {arguments.batch_size} is no multiple of {parts} (ranks times --accumulate)")
+    stop = StopRequest()
+    training_set, test_set = datasets(arguments.task)
+    an_epoch = len(training_set) // arguments.batch_size  # type: ignore[arg-type]
+    steps = an_epoch * arguments.epochs
+
+    torch.manual_seed(arguments.seed)
+    model = build_model(arguments.task).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    path = arguments.folder / "checkpoint.pt"
+    step = 0
+    saved = load(path)
+    if saved is not None:
+        step = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    # With unused parameters to look for, DDP leaves its buckets alone: a restarted job adds in the same order.
+    ddp = DDP(model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True)
+    say(rank, f"{world_size} ranks, {device.type}; {step} of {steps} steps are done")
+
+    loss = accuracy = None
+    for epoch in range(step // an_epoch, arguments.epochs):
+        mine = batches(training_set, epoch, step % an_epoch, arguments.batch_size, arguments.accumulate, arguments.seed)
+        for micro_batches in zip(*[mine] * arguments.accumulate, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step, steps, arguments.lr)
+            own = train_step(ddp, optimizer, list(micro_batches), arguments.clip, arguments.amp)
+            step += 1
+            # Two questions, one answer for all: was anyone asked to stop, and what was the loss?
+            told = torch.stack([torch.tensor(float(stop.made), device=device), own.float()])
+            dist.all_reduce(told)
+            stopping = told[0].item() > 0
+            if stopping or step % arguments.save_every == 0 or step == steps:
+                save(path, {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            if stopping and step < steps:
+                say(rank, f"asked to stop: saved behind step {step} of {steps}")
+                return Result(step, steps)
+            if step % arguments.log_every == 0:
+                say(rank, f"step {step}/{steps}  loss {told[1].item() / world_size:.4f}")
+        loss, accuracy = evaluate(model, test_set, device, arguments.amp)
+        say(rank, f"epoch {epoch + 1}/{arguments.epochs}  test loss {loss:.4f}  test accuracy {accuracy:.4f}")
+    if accuracy is None:  # there was nothing left to train
+        loss, accuracy = evaluate(model, test_set, device, arguments.amp)
+        say(rank, f"complete  test loss {loss:.4f}  test accuracy {accuracy:.4f}")
+    return Result(step, steps, loss, accuracy)
+
+
+def say(rank: int, line: str) -> None:
+    """Print on rank 0, at once."""
+    if rank == 0:
+        print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> Result:
+    """The script, from the command line to the end of the process group."""
+    parsed = parse(arguments)
+    device = join()
+    try:
+        return train(parsed, device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    sys.stdout.flush()
+    os._exit(0)
