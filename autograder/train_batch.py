@@ -152,9 +152,11 @@ class Batch:
             self._slurm.close()
 
     def require(self) -> None:
-        """Raises NotRun when no batch script was handed in, or this machine has no SLURM."""
+        """Raises NotRun when no batch script was handed in, in a sandbox, or where there is no SLURM."""
         if self.grader.submission.script is None:
             raise NotRun("there is no train.sbatch beside train.py (./lockstep reset train brings its stub back)")
+        if self.grader.tier is not None and self.grader.tier.keeps_apart:
+            raise NotRun("a stranger's batch script is not run: the SLURM cluster stands outside of the sandbox")
         missing = cluster.available("slurm")
         if missing is not None:
             raise NotRun(str(missing))
