@@ -218,7 +218,7 @@ def test_the_client_is_clean_under_w_error() -> None:
         "from lockstep import ranks\n"
         "assert ranks.run(ranks.Source('print(1)'), 2).ok\n"
         "import os, signal\nos.kill(ranks.client._server._process.pid, signal.SIGKILL)\n"
-        "import time; time.sleep(0.2)\n"
+        "ranks.client._server._process.wait()\n"
         "assert ranks.run(ranks.Source('print(1)'), 2).ok\n"
     )
     done = subprocess.run(
