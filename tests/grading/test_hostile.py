@@ -38,6 +38,7 @@ from lockstep.grading.text import report_text
 from lockstep.grading.verdict import CheckOutcome, Report
 from lockstep.grading.worker import Worker
 from lockstep.ranks import processes
+from lockstep.ranks.folder import remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions"
@@ -128,7 +129,10 @@ class Arena:
     def files(self) -> dict[str, tuple[int, int]]:
         """All that lies in the course's copy, at home and in the temporary folder, and what lies about elsewhere."""
         found = {}
-        for path in [*self.folder.rglob("*"), *(path for place in SHARED for path in place.iterdir() if LEFT.search(path.name))]:
+        places = [place for place in self.folder.iterdir() if place != self.temporary]
+        inside = [path for place in places for path in place.rglob("*")]
+        shared = [path for place in SHARED for path in place.iterdir() if LEFT.search(path.name)]
+        for path in (*inside, *self.temporary.iterdir(), *shared):
             if path.is_file():
                 found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
             elif path.parent == self.temporary:
@@ -154,7 +158,7 @@ class Arena:
     def close(self) -> None:
         """End the process, and remove all."""
         self.worker.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(str(self.folder))
 
 
 def _parent(pid: int) -> int:

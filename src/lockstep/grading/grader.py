@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import random
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
 MAX_MESSAGE, MAX_EVIDENCE, MAX_LINE = 20_000, 60_000, 2_000
+MAX_FILES = 10_000
 ENDLESS = ("timed out", "too much output", "out of memory")
 """Ends that cost so much time or memory that nobody should wait for them twice."""
 
@@ -156,7 +158,7 @@ class Grader:
                     said = f"Twice the process that watches the ranks was ended from within the run ({broken})."
                     raise Failed(self.diagnosis("broke-the-run", said)) from None
                 continue
-            result.left_files += sorted(whole(str(path)) for path in _files(folder))
+            result.left_files += sorted(whole(_files(folder)))
             remove_folder(str(folder))
             return result
         raise AssertionError("unreachable")
@@ -289,11 +291,18 @@ def _can_run(folder: Path) -> bool:
         return False
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """All files below the folder, by their paths in it. It may be of any depth, which `Path.rglob` is not made for."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            yield Path(os.path.relpath(place, folder), name)
+def _files(folder: Path) -> list[str]:
+    """Files below the folder by their paths in it, as far as a path reaches, and no more than anybody would read."""
+    found: list[str] = []
+    open_ones = [str(folder)]
+    while open_ones and len(found) < MAX_FILES:
+        with contextlib.suppress(OSError), os.scandir(open_ones.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    open_ones.append(entry.path)
+                else:
+                    found.append(os.path.relpath(entry.path, folder))
+    return found[:MAX_FILES]
 
 
 def _environment(extra: dict[str, str] | None) -> dict[str, str]:

@@ -7,7 +7,6 @@ a diagnosis) or by `NotRun`. Anything else that it raises is a fault of ours, an
 from __future__ import annotations
 
 import secrets
-import shutil
 import tempfile
 import time
 import traceback
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ..ranks.folder import remove_folder
 from . import course as courses
 from .course import Course, CourseError
 from .grader import Failed, Grader, NotRun
@@ -56,7 +56,7 @@ class Session:
 
     def close(self) -> None:
         """Remove the scratch folder."""
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_folder(str(self.scratch))
 
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
