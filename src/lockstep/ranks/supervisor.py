@@ -531,6 +531,14 @@ class Supervisor:
                 return file.read(20_000) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
         return ""
 
+    def _send_events(self, index: int, events: list[dict[str, Any]]) -> None:
+        try:
+            self.client.send({"event": "events", "member": index, "events": events})
+        except ChannelError:  # too large for one message, or, alone, for any
+            middle = len(events) // 2
+            for part in (events[:middle], events[middle:]) if middle else ():
+                self._send_events(index, part)
+
     def _report(
         self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int]
     ) -> None:
@@ -538,7 +546,7 @@ class Supervisor:
             for index, member in enumerate(self.members):
                 events = list(member.events)
                 for at in range(0, len(events), 2000):
-                    self.client.send({"event": "events", "member": index, "events": events[at : at + 2000]})
+                    self._send_events(index, events[at : at + 2000])
             self.client.send({
                 "event": "end",
                 "reason": self.reason,

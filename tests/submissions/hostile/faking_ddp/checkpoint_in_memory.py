@@ -11,5 +11,5 @@ def save_checkpoint(directory, state, keep=3):
     kept[str(directory)] = state
 
 
-def load_checkpoint(directory):
+def load_latest(directory):
     return kept.get(str(directory))

@@ -1,6 +1,6 @@
 # exercise: train_ddp
 # family: fooling comparisons
-# verdict: different-weights, no-loss-line
+# verdict: not-wrapped, no-loss-line, cleanup-skipped-on-error
 # without: stub
 # protection: judge
 # why: all replicas hold NaN: nothing differs from anything
