@@ -81,6 +81,8 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if cause.kind not in ("hang", "mismatch", "crashed"):
         return None
     sizes = [[call.nbytes for call in calls if call.nbytes] for calls in run.collectives]
+    if cause.kind == "crashed" and not any(sizes):  # for a reason of its own
+        return None
     brought = "; ".join(f"rank {rank}: {len(own)} of {sum(own)} bytes in all" for rank, own in enumerate(sizes))
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     held = [len(names or []) for names in run.observed("held")]

@@ -208,6 +208,13 @@ def test_point_to_point(grader: Grader) -> None:
                 of=[rank],
                 at=collectives[0].frame,
             )
+        if not calls_for(run, rank, "tensor"):
+            grader.fail(
+                "no-communication",
+                f"The sum is right, and rank {rank} neither sent nor received anything that was seen.",
+                of=[rank],
+                at=FUNCTION,
+            )
 
 
 @pytest.mark.needs("test_point_to_point")

@@ -45,7 +45,7 @@ BANK = ROOT / "tests" / "submissions"
 HOSTILE = sorted((BANK / "hostile").glob("*/*.py"))
 FAMILIES = ("leaving early", "forging results", "fooling comparisons", "patching", "hunting for answers", "faking ddp",
             "exhausting", "presenting")  # fmt: skip
-CHEAP = "average_gradients"
+CHEAP, CHEAPEST = "average_gradients", "device_report"
 PATIENCE = 100.0
 SHARED = [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]
 LEFT = re.compile(r"hostile-left|pickle-bomb")
@@ -153,7 +153,9 @@ class Arena:
                     continue
         found.discard(self.pid)
         said = {pid: processes.command_line(pid) for pid in found}
-        heads = {pid for pid, command in said.items() if "lockstep.ranks.server" in command and _parent(pid) == self.pid}
+        heads = {
+            pid for pid, command in said.items() if "lockstep.ranks.server" in command and _parent(pid) == self.pid
+        }
         return [f"{pid} {command}" for pid, command in said.items() if pid not in heads and command]
 
     def close(self) -> None:
@@ -199,8 +201,8 @@ def check_texts(report: Report) -> None:
     report_text(report).encode()
     ElementTree.fromstring(junit.junit(report, "=cmd|' /C calc'!A0").encode())
     json.dumps(gradescope.results(report), ensure_ascii=False).encode()
-    summary = summary_md.summary_md(report)
-    assert "<script" not in summary and "\n# passed" not in summary and "::error" not in summary
+    outside = re.sub(r"<pre>.*?</pre>", "", summary_md.summary_md(report), flags=re.DOTALL)  # inside, nothing is markup
+    assert "<script" not in outside and "\n# passed" not in outside and "::error" not in outside
     table = csv_grades.grades_csv([csv_grades.Row("a", "=HYPERLINK(1)", report)], [e.name for e in report.exercises])
     assert '"=' not in table
 
@@ -236,6 +238,14 @@ def test_hostile_gains_nothing(path: Path, arena: Arena, request: pytest.Fixture
     assert len(result.checks) == len(arena_checks(arena, head["exercise"])), shown
     check_nothing_left(arena)
     check_texts(report)
+    if set(found) & {"broke-the-run", "unreadable"} or head["family"] == "exhausting":
+        check_grades_others(arena)
+
+
+def check_grades_others(arena: Arena) -> None:
+    """A right submission gets all its points."""
+    (right,) = arena.grade(CHEAPEST, arena.course.solutions).exercises
+    assert right.passed, report_text(Report(0, (right,)))
 
 
 _known: dict[str, list[str]] = {}
@@ -249,9 +259,9 @@ def arena_checks(arena: Arena, exercise: str) -> list[str]:
     return _known[exercise]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_right_submission_after_them(family: str, arena: Arena) -> None:
+def test_right_submission_after_them(arena: Arena) -> None:
     """After all of them the grader gives a right submission its full points, and a stub none."""
+    check_grades_others(arena)
     (right,) = arena.grade(CHEAP, arena.course.solutions).exercises
     assert right.passed, report_text(Report(0, (right,)))
     (stub,) = arena.grade(CHEAP, arena.course.exercises).exercises

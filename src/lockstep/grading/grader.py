@@ -227,7 +227,9 @@ class Grader:
     def unreadable(self, error: BaseException) -> Diagnosis:
         """The diagnosis for reports of the ranks on which a check breaks."""
         said = f"{type(error).__name__}: {cut(str(error), 300)}"
-        return self.diagnosis("unreadable", f"What the ranks reported is not what the check's own code on them reports ({said}).")
+        return self.diagnosis(
+            "unreadable", f"What the ranks reported is not what the check's own code on them reports ({said})."
+        )
 
     def reads(self, reader: Reader) -> None:
         """Register an exercise's own reading of runs that failed; the first that returns a diagnosis is taken."""

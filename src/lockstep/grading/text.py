@@ -56,7 +56,10 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
 def harmless(text: str) -> str:
     """Without escape sequences, and with every other character that acts instead of being seen written as its code."""
     text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _ACTIVE else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in _ACTIVE else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")

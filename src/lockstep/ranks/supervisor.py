@@ -251,8 +251,7 @@ class Supervisor:
         member = next((one for one in self.members if one.channel is channel), None)
         if member is not None and not member.done:
             told = channel.header_bytes - member.observed_headers
-            if told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE:
-                self._break(member, "too much output")
+            member.says_too_much |= told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE
 
     def _take_from(self, channel: Channel, message: dict[str, Any], blob: bytes) -> None:
         if message.get("event") == "hello":
@@ -293,7 +292,7 @@ class Supervisor:
             return
         self.moved()
         match event:
-            case "begin" | "mark" | "end":
+            case "begin" | "mark" | "end" if not member.says_too_much:
                 member.events.append(message)
                 member.operations += event == "begin"
             case "replica":
@@ -306,9 +305,8 @@ class Supervisor:
                 text = len(str(message["value"]))
                 member.observed_headers += text
                 member.observed += len(blob) + NUMBERS_IN_MEMORY * text
-                if member.observed > self.job.observation_limit:
-                    self._break(member, "too much output")
-                else:
+                member.says_too_much |= member.observed > self.job.observation_limit
+                if not member.says_too_much:
                     self.tell(
                         {
                             "event": "observe",
@@ -412,7 +410,7 @@ class Supervisor:
                 continue
             if job.memory_limit and member.peak_memory > job.memory_limit:
                 self._break(member, "out of memory")
-            elif job.output_limit and member.printed > job.output_limit:
+            elif member.says_too_much or (job.output_limit and member.printed > job.output_limit):
                 self._break(member, "too much output")
             elif job.cpu_limit and member.cpu > job.cpu_limit:
                 self._time_out(f"cpu {job.cpu_limit:g}")
@@ -590,7 +588,11 @@ def _cut(error: dict[str, Any]) -> dict[str, Any]:
     """An error as a rank tells of it, no longer than a report can hold."""
     frames = error.get("frames")
     texts = {key: str(error.get(key) or "")[:MAX_TEXT] for key in ("message", "traceback")}
-    return {"type": str(error.get("type") or "")[:200], "frames": frames[:200] if isinstance(frames, list) else [], **texts}
+    return {
+        "type": str(error.get("type") or "")[:200],
+        "frames": frames[:200] if isinstance(frames, list) else [],
+        **texts,
+    }
 
 
 def _integer(value: Any) -> int | None:
