@@ -172,10 +172,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_a_child_takes_is_its_ranks() -> None:
     taking = "if not os.fork():\n    held = bytearray(b'x') * (600 << 20)\nimport time\ntime.sleep(60)"
-    run = ranks.run(on_rank_0(taking), 2, memory_limit=500 << 20)
+    run = ranks.run(on_rank_0(taking), 2, memory_limit=500 << 20, process_limit=100)
     assert run.cause is not None and (run.cause.kind, run.cause.ranks) == ("out of memory", (0,))
     spinning = "if not os.fork():\n    while True: pass\nos.wait()"
-    run = ranks.run(on_rank_0(spinning), 2, cpu_limit=1.0)
+    run = ranks.run(on_rank_0(spinning), 2, cpu_limit=1.0, process_limit=100)
     assert run.cause is not None and run.cause.kind == "timed out"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import random
 import re
@@ -15,9 +14,8 @@ from typing import Any, NoReturn
 
 from .. import ranks
 from ..ranks import text
-from ..ranks.channel import whole
-from ..ranks.folder import remove_folder
 from .course import Course, leaf
+from .isolation import Tier
 from .submission import Submission
 from .text import cut, harmless
 from .verdict import Diagnosis
@@ -28,8 +26,8 @@ IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
 MAX_MESSAGE, MAX_EVIDENCE, MAX_LINE = 20_000, 60_000, 2_000
-MAX_FILES = 10_000
-ENDLESS = ("timed out", "too much output", "out of memory")
+PROCESSES = 150
+ENDLESS = ("timed out", "too much output", "too many processes", "out of memory")
 """Ends that cost so much time or memory that nobody should wait for them twice."""
 
 Reader = Callable[[ranks.Run], Diagnosis | None]
@@ -50,12 +48,15 @@ class NotRun(Exception):
 class Grader:
     """One exercise's submission under test."""
 
-    def __init__(self, course: Course, submission: Submission, scratch: Path, seed: int, device: str) -> None:
+    def __init__(
+        self, course: Course, submission: Submission, scratch: Path, seed: int, device: str, tier: Tier | None = None
+    ) -> None:
         self.course = course
         self.submission = submission
         self.scratch = scratch
         self.seed = seed
         self.device = device
+        self.tier = tier
         self.output = ""
         self._played: dict[str, ranks.Run | Diagnosis] = {}
         self._told: set[tuple[str, int | None]] = set()
@@ -132,8 +133,8 @@ class Grader:
             result = self._carry_out(
                 target, world_size, device=self.device, launcher=launcher, nodes=nodes, network=network,
                 deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS, memory_limit=MEMORY_BYTES,
-                output_limit=OUTPUT_BYTES, hidden=[self._stage.parent],
-                environment=_environment(environment), on_interrupt="raise",
+                output_limit=OUTPUT_BYTES, own_directory=True, process_limit=PROCESSES, hidden=[self._stage.parent],
+                environment=self._environment(environment), on_interrupt="raise",
             )  # fmt: skip
         except ranks.NotRun as missing:
             raise NotRun(str(missing)) from None
@@ -142,25 +143,17 @@ class Grader:
         return result
 
     def _carry_out(self, target: ranks.Function, world_size: int, **options: Any) -> ranks.Run:
-        """Run it in an empty folder. A run that breaks twice, where one without the submission does not, was broken."""
+        """Run it. A run that breaks twice, where one without the submission does not, was broken from within."""
         for last in (False, True):
-            folder = self.scratch / f"{self._label}-work"
-            remove_folder(str(folder))
-            folder.mkdir(parents=True)
             try:
-                sources = [str(self.submission.folder), str(folder)]
-                result = ranks.run(target, world_size, directory=folder, sources=sources, **options)
+                return ranks.run(target, world_size, sources=[str(self.submission.folder)], **options)
             except ranks.RanksError as broken:
-                if not _can_run(folder):
+                if not _can_run():
                     raise
+                said = f"Twice the process that watches the ranks was ended from within the run ({broken})."
                 if last:
                     self._endless = True
-                    said = f"Twice the process that watches the ranks was ended from within the run ({broken})."
                     raise Failed(self.diagnosis("broke-the-run", said)) from None
-                continue
-            result.left_files += sorted(whole(_files(folder)))
-            remove_folder(str(folder))
-            return result
         raise AssertionError("unreachable")
 
     def _set_stage(self) -> Path:
@@ -170,6 +163,12 @@ class Grader:
         copy = stage / f"scenario_{leaf(self.submission.name)}.py"
         shutil.copyfile(self.course.scenario(self.submission.name), copy)
         return copy
+
+    def _environment(self, extra: dict[str, str] | None) -> dict[str, str]:
+        """An allow-list: that of the tier where there is one."""
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        known = self.tier.environment() if self.tier is not None and self.tier.keeps_apart else passed_on
+        return known | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (extra or {})
 
     @property
     def _label(self) -> str:
@@ -279,37 +278,19 @@ _GENERAL = {
     "out of memory": "out-of-memory",
     "too much output": "too-much-output",
     "interrupted": "broke-the-run",  # by a signal of its own: who interrupts a grading ends it
+    "too many processes": "too-many-processes",
 }
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",
               "OMP_NUM_THREADS", "VIRTUAL_ENV", "SYSTEMROOT", "TORCH_SHOW_CPP_STACKTRACES")  # fmt: skip
 
 
-def _can_run(folder: Path) -> bool:
+def _can_run() -> bool:
     """Whether a run of nobody's code ends well on this machine now."""
     try:
-        return ranks.run(ranks.Source("pass"), 1, directory=folder).ok
+        return ranks.run(ranks.Source("pass"), 1, own_directory=True).ok
     except (ranks.RanksError, OSError):
         return False
-
-
-def _files(folder: Path) -> list[str]:
-    """Files below the folder by their paths in it, as far as a path reaches, and no more than anybody would read."""
-    found: list[str] = []
-    open_ones = [str(folder)]
-    while open_ones and len(found) < MAX_FILES:
-        with contextlib.suppress(OSError), os.scandir(open_ones.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    open_ones.append(entry.path)
-                else:
-                    found.append(os.path.relpath(entry.path, folder))
-    return found[:MAX_FILES]
-
-
-def _environment(extra: dict[str, str] | None) -> dict[str, str]:
-    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return passed_on | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (extra or {})
 
 
 def _docstring_lines(source: str) -> set[int]:

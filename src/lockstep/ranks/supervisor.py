@@ -50,7 +50,9 @@ USUAL_MESSAGE = 4 << 10
 MAX_TEXT = 100_000
 """Characters of an error's parts; a rank that cuts them itself keeps far below."""
 ALIVE_SECONDS = 1.0
-CHILDREN_SECONDS = 0.5
+WORK = "work"
+CROWD_TICK = 0.5
+LISTED = 50
 
 
 class Supervisor:
@@ -71,7 +73,7 @@ class Supervisor:
         self.network = network.Network()
         self.began = time.monotonic()
         self.last_word = self.began
-        self.measured = self.children_measured = self.said_alive = 0.0
+        self.measured = self.counted = self.said_alive = 0.0
         self.failed_at: float | None = None
         self.still = Stillness(self)
 
@@ -90,10 +92,14 @@ class Supervisor:
         except network.NotRun as missing:
             self.tell({"event": "not run", "why": str(missing)})
             return
+        processes.close_to_others(True)
         processes.adopt_orphans()
         signal.signal(signal.SIGTERM, lambda *_: self._interrupt())
         shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         self.directory = make_folder()
+        if not self.job.directory:
+            self.job.directory = os.path.join(self.directory, WORK)
+            os.mkdir(self.job.directory)
         try:
             self._listen()
             for rank in range(1 if self.job.launcher else self.job.world_size):
@@ -148,6 +154,7 @@ class Supervisor:
     def _become_rank(self, rank: int, pipes: list[tuple[int, int]]) -> None:
         try:
             os.setsid()
+            processes.close_to_others(False)
             processes.die_with_parent()
             os.dup2(pipes[0][1], 1)
             os.dup2(pipes[1][1], 2)
@@ -400,7 +407,6 @@ class Supervisor:
             return
         self.measured = now
         job = self.job
-        self._look_at_children()
         for member in self.members:
             if member.gone:
                 continue
@@ -414,6 +420,9 @@ class Supervisor:
                 self._break(member, "too much output")
             elif job.cpu_limit and member.cpu > job.cpu_limit:
                 self._time_out(f"cpu {job.cpu_limit:g}")
+        if job.process_limit and now - self.counted > CROWD_TICK:
+            self.counted = now
+            self._look_at_crowd(job.process_limit)
         if job.deadline and self.elapsed() > job.deadline:
             self._time_out(f"deadline {job.deadline:g}")
         elif job.idle_limit and self.still.seconds() > job.idle_limit and self.failed_at is None:
@@ -423,33 +432,26 @@ class Supervisor:
             else:
                 self._time_out(f"idle {job.idle_limit:g}")
 
-    def _look_at_children(self) -> None:
-        """What a rank's own children take is on the rank's account, as far as a rank's limits go."""
-        now = time.monotonic()
-        if now - self.children_measured < CHILDREN_SECONDS:
+    def _look_at_crowd(self, most: int) -> None:
+        """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
+        everybody = processes.descendants(os.getpid())
+        known = {member.pid for member in self.members}
+        busy = sum(processes.cpu_seconds(pid) for pid in everybody if pid not in known)
+        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
+        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
+        outcome = ""
+        if len(everybody) > most:
+            outcome = "too many processes"
+        elif self.job.memory_limit and held > self.job.memory_limit:
+            outcome = "out of memory"
+        elif self.job.cpu_limit and busy > self.job.cpu_limit and not self.job.launcher:  # its processes are its ranks
+            self._time_out(f"cpu {self.job.cpu_limit:g}")
+        if not outcome:
             return
-        self.children_measured = now
-        parents = processes.parents()
-        known = {member.pid: member for member in self.members}
-        used: dict[int, tuple[int, float]] = {}
-        for pid in processes.descendants(os.getpid(), parents):
-            if pid in known:
-                continue
-            above = parents.get(pid, 0)
-            while above and above not in known and above != os.getpid():
-                above = parents.get(above, 0)
-            if above not in known:  # Its parent has gone: it may be anybody's.
-                above = self.ranks[0].pid
-            memory, cpu = used.get(above, (0, 0.0))
-            used[above] = memory + processes.private_memory(pid), cpu + processes.cpu_seconds(pid)
-        for pid, (memory, cpu) in used.items():
-            member = known[pid]
-            if self.job.launcher and not member.operations:
-                continue  # A launcher's processes are its ranks, and are looked at one by one.
-            if self.job.memory_limit and memory > self.job.memory_limit and not member.done:
-                self._break(member, "out of memory")
-            elif self.job.cpu_limit and cpu > self.job.cpu_limit:
-                self._time_out(f"cpu {self.job.cpu_limit:g}")
+        among = {member.pid: len(processes.descendants(member.pid)) for member in self.unfinished()}
+        for member in sorted(self.unfinished(), key=lambda member: -among[member.pid])[:1]:
+            self._break(member, outcome)
+        processes.kill(pid for pid in everybody if pid not in known)
 
     def _break(self, member: Member, outcome: str) -> None:
         if not member.done:
@@ -502,7 +504,8 @@ class Supervisor:
         faults = {member.pid: self._fault(member) for member in self.members}
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
-            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[:50])
+            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[:LISTED])
+        temporary += whole(_files(os.path.join(self.directory, WORK)))
         remove_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
@@ -599,6 +602,20 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def _files(folder: str) -> list[str]:
+    """The files below a folder, by their paths in it, as far as a path reaches and no more than a reader wants to see."""
+    found: list[str] = []
+    open_ones = [folder]
+    while open_ones and len(found) <= LISTED:
+        with contextlib.suppress(OSError), os.scandir(open_ones.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    open_ones.append(entry.path)
+                else:
+                    found.append(os.path.relpath(entry.path, folder))
+    return sorted(found)[:LISTED]
+
+
 def _readable(channel: Channel) -> bool:
     return bool(select.select([channel], [], [], 0)[0])
 
@@ -622,6 +639,7 @@ def _close_descriptors() -> None:
 def serve(sock: socket.socket, fork: bool) -> None:
     """Be the supervisor of the run that the client at the other end of `sock` orders."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.close_to_others(False)  # until its network is made
     Supervisor(Channel(sock)).carry_out(fork)
 
 
