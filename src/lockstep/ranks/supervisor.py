@@ -24,7 +24,6 @@ import select
 import selectors
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -32,7 +31,7 @@ import time
 import traceback
 from typing import Any
 
-from . import network, processes
+from . import leavings, network, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_folder
@@ -47,12 +46,9 @@ NUMBERS_IN_MEMORY = 16
 MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10
 """Bytes. A rank may tell of any number of collectives, but not of any number of books."""
-MAX_TEXT = 100_000
-"""Characters of an error's parts; a rank that cuts them itself keeps far below."""
 ALIVE_SECONDS = 1.0
 WORK = "work"
 CROWD_TICK = 0.5
-LISTED = 50
 
 
 class Supervisor:
@@ -257,7 +253,7 @@ class Supervisor:
                 self._take_from(channel, whole(message), blob)
         member = next((one for one in self.members if one.channel is channel), None)
         if member is not None and not member.done:
-            told = channel.header_bytes - member.observed_headers
+            told = 0 if self.job.watch_replicas else channel.header_bytes - member.observed_headers
             member.says_too_much |= told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE
 
     def _take_from(self, channel: Channel, message: dict[str, Any], blob: bytes) -> None:
@@ -303,7 +299,7 @@ class Supervisor:
                 member.events.append(message)
                 member.operations += event == "begin"
             case "replica":
-                if member.rank is not None:
+                if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
             case "rank":
                 if member.role == "worker":
@@ -326,10 +322,10 @@ class Supervisor:
             case "returned":
                 self._end(member, "returned", 0)
             case "raised":
-                member.error = _cut(message)
+                member.error = leavings.cut(message)
                 self._end(member, "raised", 1)
             case "exit":
-                cut = _cut(message)
+                cut = leavings.cut(message)
                 member.frames = cut["frames"]
                 member.error = cut if cut["message"] else None
                 self._end(member, "exited", int(message["code"]))
@@ -501,11 +497,13 @@ class Supervisor:
         for member in self.members:
             self._drain(member)
         self.store = None
-        faults = {member.pid: self._fault(member) for member in self.members}
+        faults = {
+            pid: leavings.text_of(os.path.join(self.directory, f"fault-{pid}")) for pid in (m.pid for m in self.members)
+        }
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
-            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[:LISTED])
-        temporary += whole(_files(os.path.join(self.directory, WORK)))
+            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[: leavings.LISTED])
+        temporary += whole(leavings.files(os.path.join(self.directory, WORK)))
         remove_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
@@ -523,14 +521,6 @@ class Supervisor:
         while time.monotonic() < patience and not all(member.gone for member in self.ranks):
             self.hear(0.005)
             self._look_at_ends()
-
-    def _fault(self, member: Member) -> str:
-        path = os.path.join(self.directory, f"fault-{member.pid}")
-        with contextlib.suppress(OSError):  # A rank may have put a link or a pipe in its place.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, errors="replace") as file:
-                return file.read(20_000) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
-        return ""
 
     def _send_events(self, index: int, events: list[dict[str, Any]]) -> None:
         try:
@@ -587,33 +577,8 @@ def _peer(sock: socket.socket) -> int:
     return int(pid)
 
 
-def _cut(error: dict[str, Any]) -> dict[str, Any]:
-    """An error as a rank tells of it, no longer than a report can hold."""
-    frames = error.get("frames")
-    texts = {key: str(error.get(key) or "")[:MAX_TEXT] for key in ("message", "traceback")}
-    return {
-        "type": str(error.get("type") or "")[:200],
-        "frames": frames[:200] if isinstance(frames, list) else [],
-        **texts,
-    }
-
-
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _files(folder: str) -> list[str]:
-    """The files below a folder, by their paths in it, as far as a path reaches and no more than a reader wants to see."""
-    found: list[str] = []
-    open_ones = [folder]
-    while open_ones and len(found) <= LISTED:
-        with contextlib.suppress(OSError), os.scandir(open_ones.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    open_ones.append(entry.path)
-                else:
-                    found.append(os.path.relpath(entry.path, folder))
-    return sorted(found)[:LISTED]
 
 
 def _readable(channel: Channel) -> bool:
