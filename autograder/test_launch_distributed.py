@@ -21,6 +21,7 @@ from lockstep.ranks import Run
 from lockstep.ranks.text import evidence
 
 WORLD, SAMPLES, EPOCHS, BATCH, RATE = 2, 96, 3, 32, 0.1
+MODEL_BYTES = 4 * (6 * 3 + 3)
 SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || def launch_distributed"
 RETURN = r"^\s+return || def launch_distributed"
 ERROR_FILES = re.compile(r"pytorch-errorfile-|torchelastic_|pymp-")
@@ -123,6 +124,16 @@ def test_starts_the_ranks(grader: Grader) -> None:
         grader.fail(
             "wrong-world-size", f"world_size={WORLD} was asked for; {len(trained)} processes trained{of}.", at=SPAWN
         )
+    for report in run.workers:
+        moved = sum(call.nbytes for call in report.collectives)
+        if "trained_in" in report.observations and moved < EPOCHS * MODEL_BYTES:
+            grader.fail(
+                "no-communication",
+                f"Rank {report.rank} put {moved} bytes into {len(report.collectives)} communication calls in {EPOCHS} epochs; the "
+                f"model's gradients alone are {MODEL_BYTES} bytes a step.",
+                of=[report.rank],
+                at=SPAWN,
+            )
 
 
 @pytest.mark.needs("test_starts_the_ranks")

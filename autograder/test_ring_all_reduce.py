@@ -36,10 +36,17 @@ def draw(grader: Grader, purpose: str, world: int, shapes: dict[str, tuple[int, 
     }
 
 
+def sums(grader: Grader, inputs: Inputs, views: dict[str, str] | None = None) -> Run:
+    """Give each rank its own tensors, and nobody else's."""
+    world = len(next(iter(inputs.values())))
+    each = [{"inputs": {name: tensors[rank] for name, tensors in inputs.items()}} for rank in range(world)]
+    return grader.run("sums", world, each=each, views=views or {})
+
+
 def main_run(grader: Grader) -> tuple[Run, Inputs]:
     """The run that most checks look at: everything divides evenly."""
     inputs = draw(grader, "main", WORLD, {"tensor": (LENGTH,)})
-    return grader.run("sums", WORLD, inputs=inputs, views={}), inputs
+    return sums(grader, inputs), inputs
 
 
 def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
@@ -201,6 +208,13 @@ def test_point_to_point(grader: Grader) -> None:
                 of=[rank],
                 at=collectives[0].frame,
             )
+        if not calls_for(run, rank, "tensor"):
+            grader.fail(
+                "no-communication",
+                f"The sum is right, and rank {rank} neither sent nor received anything that was seen.",
+                of=[rank],
+                at=FUNCTION,
+            )
 
 
 @pytest.mark.needs("test_point_to_point")
@@ -263,7 +277,7 @@ def test_traffic(grader: Grader) -> None:
 def test_any_length(grader: Grader) -> None:
     """any length: not divisible, shorter than the world, empty"""
     inputs = draw(grader, "lengths", WORLD, {f"length {n}": (n,) for n in (*LENGTHS, 0)})
-    run = grader.run("sums", WORLD, inputs=inputs, views={})
+    run = sums(grader, inputs)
     for name in inputs:
         judge_sum(grader, run, inputs, name)
 
@@ -273,7 +287,7 @@ def test_any_shape(grader: Grader) -> None:
     """any shape, also a view whose elements do not lie side by side"""
     shapes = {"matrix": (3, 5), "scalar": (), "transposed": (4, 6), "column": (9,)}
     inputs = draw(grader, "shapes", 3, shapes)
-    run = grader.run("sums", 3, inputs=inputs, views={"transposed": "transposed", "column": "column"})
+    run = sums(grader, inputs, {"transposed": "transposed", "column": "column"})
     for name in shapes:
         seen = run.observed(name)
         wrong = [rank for rank in range(3) if not torch.equal(seen[rank], torch.stack(inputs[name]).sum(0))]
@@ -297,5 +311,5 @@ def test_any_world(grader: Grader) -> None:
     """two ranks, and one alone"""
     for world in (2, 1):
         inputs = draw(grader, f"world {world}", world, {"tensor": (6,)})
-        run = grader.run("sums", world, inputs=inputs, views={})
+        run = sums(grader, inputs)
         judge_sum(grader, run, inputs, "tensor")

@@ -9,6 +9,8 @@ seems to have GPUs. What counts is the group that comes out, and that the launch
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lockstep.grading import Grader
@@ -69,6 +71,17 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     return None
 
 
+def numbers(grader: Grader, world: int) -> list[float]:
+    """A number for every rank, which no other rank knows: their sum can only come out of the group."""
+    drawn = grader.random(f"numbers {world}")
+    return [float(drawn.randrange(1, 1000)) for _ in range(world)]
+
+
+def play(grader: Grader, scenario: str, world: int, **options: Any) -> Run:
+    """Run the scenario, with each rank's own number."""
+    return grader.run(scenario, world, each=[{"number": number} for number in numbers(grader, world)], **options)
+
+
 def look_at_group(grader: Grader, run: Run, label: str = "first") -> None:
     """The group that came out, on every rank."""
     world = run.world_size
@@ -89,11 +102,11 @@ def look_at_group(grader: Grader, run: Run, label: str = "first") -> None:
                 of=[rank],
                 at=INIT,
             )
-        wanted = world * (world + 1) / 2
+        wanted = sum(numbers(grader, world))
         if seen["sum"] != wanted:
             grader.fail(
                 "own-process-group",
-                f"The sum of 1 to {world} over the ranks came out as {seen['sum']:g} on rank {rank}; "
+                f"The ranks' numbers were summed with all_reduce, and on rank {rank} the sum came out as {seen['sum']:g}; "
                 f"{wanted:g} was expected. Not all ranks are in one group.",
                 of=[rank],
                 at=INIT,
@@ -114,14 +127,14 @@ def look_at_environment(grader: Grader, run: Run) -> None:
 
 def test_joins_under_torchrun(grader: Grader) -> None:
     """joins all ranks under torchrun, and leaves what it set alone"""
-    run = grader.run("joins", 4, nodes=2, under="torchrun")
+    run = play(grader, "joins", 4, nodes=2, under="torchrun")
     look_at_group(grader, run)
     look_at_environment(grader, run)
 
 
 def test_joins_under_spawn(grader: Grader) -> None:
     """joins all ranks under mp.spawn, from its arguments alone"""
-    run = grader.run("joins", 2, under="spawn")
+    run = play(grader, "joins", 2, under="spawn")
     look_at_group(grader, run)
     look_at_environment(grader, run)
 
@@ -129,7 +142,7 @@ def test_joins_under_spawn(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_leaves(grader: Grader) -> None:
     """cleanup_ddp leaves the group"""
-    run = grader.run("joins", 4, nodes=2, under="torchrun")
+    run = play(grader, "joins", 4, nodes=2, under="torchrun")
     still = [rank for rank, left in enumerate(run.observed("open_after_cleanup")) if left]
     if still:
         grader.fail(
@@ -143,7 +156,7 @@ def test_leaves(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_spawn", "test_leaves")
 def test_can_be_repeated(grader: Grader) -> None:
     """cleanup_ddp may be called without a group and twice, and setup_ddp again after it"""
-    run = grader.run("twice", 2)
+    run = play(grader, "twice", 2)
     for rank, errors in enumerate(run.observed("errors")):
         for step, error in errors.items():
             if "cleanup" in step:
@@ -188,7 +201,7 @@ def test_refuses_a_wrong_rank(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_says_nothing(grader: Grader) -> None:
     """prints nothing and returns None"""
-    run = grader.run("joins", 4, nodes=2, under="torchrun")
+    run = play(grader, "joins", 4, nodes=2, under="torchrun")
     for report in run.ranks:
         if report.stdout.strip():
             grader.fail(
@@ -209,7 +222,7 @@ def test_says_nothing(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_own_gpus(grader: Grader) -> None:
     """with a GPU for every rank: nccl, and the device of the local rank, chosen before the group is made"""
-    run = grader.run("with_devices", 4, nodes=2, devices=2)
+    run = play(grader, "with_devices", 4, nodes=2, devices=2)
     look_at_backend(grader, run, "nccl", "2 GPUs for the 2 ranks of a node")
     look_at_device(grader, run, {rank: run.ranks[rank].observations["local_rank"] for rank in range(4)})
 
@@ -217,9 +230,9 @@ def test_own_gpus(grader: Grader) -> None:
 @pytest.mark.needs("test_own_gpus")
 def test_shared_gpu(grader: Grader) -> None:
     """with one GPU for several ranks, or none: gloo"""
-    run = grader.run("with_devices", 2, devices=1)
+    run = play(grader, "with_devices", 2, devices=1)
     look_at_backend(grader, run, "gloo", "one GPU for 2 ranks")
-    run = grader.run("with_devices", 2, devices=0)
+    run = play(grader, "with_devices", 2, devices=0)
     look_at_backend(grader, run, "gloo", "no GPU")
     chosen = [rank for rank, one in enumerate(run.observed("chosen")) if one]
     if chosen:

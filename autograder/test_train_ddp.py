@@ -3,7 +3,8 @@
     train_ddp(rank, world_size, model_class, data, epochs, *, batch_size=32, lr=0.1) -> nn.Module
 
 The ranks report which samples each batch held; from these the whole training is computed again here, in one process on
-the joined batches, and compared with what the ranks came back with. When the two differ, the usual mistakes are
+the joined batches, and compared with what the ranks came back with. Each rank's model is a little different, in a way
+that the rank alone knows: its gradients can only come from it. When the two differ, the usual mistakes are
 computed as well: the one that gives the submission's own numbers is the diagnosis.
 """
 
@@ -54,6 +55,7 @@ class Training:
     epochs: int
     batch_size: int
     rate: float
+    sharpness: list[float]
 
     @property
     def batches(self) -> list[list[list[int]]]:
@@ -70,8 +72,11 @@ class Training:
 def train(grader: Grader, world: int, count: int, **options: object) -> Training:
     """Run the submission on `world` ranks."""
     x, y = dataset(grader, count)
-    run = grader.run("trains", world, x=x, y=y, epochs=EPOCHS, options=options)
-    return Training(run, x, y, EPOCHS, int(options.get("batch_size", 32)), float(options.get("lr", 0.1)))
+    drawn = grader.random(f"ranks of {world}")
+    own = [{"sharpness": drawn.uniform(0.5, 1.5), "seed": drawn.randrange(1 << 30)} for _ in range(world)]
+    run = grader.run("trains", world, each=[{"own": one} for one in own], x=x, y=y, epochs=EPOCHS, options=options)
+    sharpness = [one["sharpness"] for one in own]
+    return Training(run, x, y, EPOCHS, int(options.get("batch_size", 32)), float(options.get("lr", 0.1)), sharpness)
 
 
 def main_run(grader: Grader) -> Training:
@@ -633,9 +638,10 @@ def replay(training: Training, how: str, losses: list[list[float]] | None = None
     each_epoch = max(1, steps // training.epochs)
     for step in range(steps):
         means = [
-            nn.functional.cross_entropy(net(training.x[batch]), training.y[batch],
+            nn.functional.cross_entropy(net(training.x[training.batches[rank][step]]) * training.sharpness[rank],
+                                        training.y[training.batches[rank][step]],
                                         reduction="sum" if how == "summed loss" else "mean")
-            for batch in (training.batches[rank][step] for rank in range(world))
+            for rank in range(world)
         ]  # fmt: skip
         if losses is not None:
             losses.append([float(mean) for mean in means])

@@ -38,15 +38,15 @@ def join() -> torch.device:
     return torch.device("cpu")
 
 
-def averages(submission, gradients: list[dict[str, torch.Tensor]]) -> None:
-    """Call it once. `gradients[rank][name]` is what that rank has; what is not in there is None."""
+def averages(submission, gradients: dict[str, torch.Tensor]) -> None:
+    """Call it once. `gradients[name]` is what this rank has, and no other knows; what is not in there is None."""
     device = join()
-    observe("held", sorted(gradients[rank()]))
+    observe("held", sorted(gradients))
     torch.manual_seed(rank())  # other weights on every rank: they are none of this function's business
     model = Branches().to(device)
     for name, parameter in model.named_parameters():
-        if name in gradients[rank()]:
-            parameter.grad = gradients[rank()][name].clone().to(device)
+        if name in gradients:
+            parameter.grad = gradients[name].clone().to(device)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     submission.average_gradients(model)
     after = dict(model.named_parameters())

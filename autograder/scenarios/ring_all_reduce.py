@@ -31,11 +31,11 @@ def view_of(tensor: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]
     return tensor, tensor
 
 
-def sums(submission, inputs: dict[str, list[torch.Tensor]], views: dict[str, str]) -> None:
-    """Sum each of `inputs[name][rank]` over the ranks, one after the other."""
+def sums(submission, inputs: dict[str, torch.Tensor], views: dict[str, str]) -> None:
+    """Sum each of `inputs[name]` over the ranks, one after the other; no rank knows another's."""
     device = join()
-    for name, tensors in inputs.items():
-        tensor, memory = view_of(tensors[rank()].clone().to(device), views.get(name, ""))
+    for name, own in inputs.items():
+        tensor, memory = view_of(own.clone().to(device), views.get(name, ""))
         mark(name)
         returned = submission.ring_all_reduce(tensor)
         mark(f"{name} done")

@@ -92,18 +92,18 @@ class Launcher:
         address.update(_where())
 
 
-def _use(label: str, me: int, world: int) -> None:
-    """What a caller sees of the group."""
+def _use(label: str, number: float) -> None:
+    """What a caller sees of the group, and the sum of numbers of which each rank knows its own."""
     seen: dict[str, object] = {"initialized": dist.is_initialized()}
     if dist.is_initialized():
         seen |= {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
-        total = torch.tensor([float(me + 1)])
+        total = torch.tensor([number])
         dist.all_reduce(total)
         seen["sum"] = float(total)
     observe(label, seen)
 
 
-def joins(submission, under: str) -> None:
+def joins(submission, under: str, number: float) -> None:
     """Set up, use the group, clean up, and all of it once more."""
     me, world = rank(), world_size()
     if under == "spawn":
@@ -120,12 +120,12 @@ def joins(submission, under: str) -> None:
         },
     )
     observe("given", given)
-    _use("first", me, world)
+    _use("first", number)
     submission.cleanup_ddp()
     observe("open_after_cleanup", dist.is_initialized())
 
 
-def twice(submission) -> None:
+def twice(submission, number: float) -> None:
     """Clean up without a group; set up, clean up twice; set up and clean up once more, as a second job would."""
     me, world = rank(), world_size()
     launcher = Launcher()
@@ -142,7 +142,7 @@ def twice(submission) -> None:
 
     attempt("cleanup without a group", submission.cleanup_ddp)
     attempt("setup", submission.setup_ddp, me, world)
-    _use("first", me, world)
+    _use("first", number)
     attempt("cleanup", submission.cleanup_ddp)
     attempt("second cleanup", submission.cleanup_ddp)
     observe("open_between", dist.is_initialized())
@@ -150,7 +150,7 @@ def twice(submission) -> None:
         launcher.new_job()
         attempt("second setup", submission.setup_ddp, me, world)
         if "second setup" not in errors:
-            _use("second", me, world)
+            _use("second", number)
             attempt("last cleanup", submission.cleanup_ddp)
     observe("errors", errors)
 
@@ -168,7 +168,7 @@ def refuses(submission) -> None:
     observe("error", error)
 
 
-def with_devices(submission, devices: int) -> None:
+def with_devices(submission, devices: int, number: float) -> None:
     """Set up on a machine that seems to have so many GPUs: a stand-in that notes what is chosen, and when."""
     global stand_in
     stand_in = True
@@ -184,7 +184,7 @@ def with_devices(submission, devices: int) -> None:
     torch.cuda.set_device = set_device
     torch.cuda.init = lambda: None
     submission.setup_ddp(rank(), world_size())
-    _use("group", rank(), world_size())  # a group that is left before everybody has joined it fails at random
+    _use("group", number)  # a group that is left before everybody has joined it fails at random
     observe("calls", calls)
     observe("chosen", chosen)
     observe("given", given)

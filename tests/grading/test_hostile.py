@@ -21,6 +21,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,19 +34,21 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lockstep.grading import isolation
 from lockstep.grading.course import Course
 from lockstep.grading.exports import csv_grades, gradescope, junit, summary_md
 from lockstep.grading.text import report_text
-from lockstep.grading.verdict import CheckOutcome, Report
+from lockstep.grading.verdict import CheckOutcome, Report, from_json
 from lockstep.grading.worker import Worker
 from lockstep.ranks import processes
+from lockstep.ranks.folder import remove_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions"
 HOSTILE = sorted((BANK / "hostile").glob("*/*.py"))
 FAMILIES = ("leaving early", "forging results", "fooling comparisons", "patching", "hunting for answers", "faking ddp",
             "exhausting", "presenting")  # fmt: skip
-CHEAP = "average_gradients"
+CHEAP, CHEAPEST = "average_gradients", "device_report"
 PATIENCE = 100.0
 SHARED = [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]
 LEFT = re.compile(r"hostile-left|pickle-bomb")
@@ -62,12 +66,8 @@ def label(path: Path) -> str:
 
 
 def isolated() -> bool:
-    """True where gradings run in a sandbox on this machine."""
-    try:
-        from lockstep.grading import isolation
-    except ImportError:
-        return False
-    return bool(isolation.best().name == isolation.SANDBOX)
+    """True where gradings can run in a sandbox on this machine."""
+    return isolation.works(isolation.TIERS[0])
 
 
 class Arena:
@@ -84,7 +84,8 @@ class Arena:
             shutil.copytree(ROOT / name, self.course.root / name, ignore=ignored)
         self.worker = Worker()
         self.scores: dict[Path, int] = {}
-        self.clean = self.files()
+        self.grade(CHEAP, self.course.solutions)
+        self.clean = self.files()  # with what torch itself leaves in a temporary folder
 
     def grade(self, exercise: str, submission: Path, seed: int | None = None) -> Report:
         """Grade it; when that takes too long, the process is ended, and the report is a fault."""
@@ -102,6 +103,26 @@ class Arena:
             return self.worker.grade(self.course, [exercise], submission, seed=seed)
         finally:
             watchdog.cancel()
+
+    def grade_in_sandbox(self, exercise: str, submission: Path) -> Report:
+        """The same in a sandbox, by a process that ends with the grading."""
+        code = (
+            "import json, sys; from pathlib import Path; from lockstep.grading.course import Course; "
+            "from lockstep.grading.run import grade; root, name, file = sys.argv[1:]; "
+            "print(json.dumps(grade(Course(Path(root)), [name], Path(file), isolation='sandbox').to_json()))"
+        )
+        command = [sys.executable, "-c", code, str(self.course.root), exercise, str(submission)]
+        environment = {
+            **os.environ,
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE, cwd=self.course.root
+        )
+        assert done.returncode == 0, done.stderr
+        return from_json(json.loads(done.stdout.splitlines()[-1]))
 
     def _give_up(self) -> None:
         if self.worker._process is not None:
@@ -128,10 +149,10 @@ class Arena:
     def files(self) -> dict[str, tuple[int, int]]:
         """All that lies in the course's copy, at home and in the temporary folder, and what lies about elsewhere."""
         found = {}
-        for path in [
-            *self.folder.rglob("*"),
-            *(path for place in SHARED for path in place.iterdir() if LEFT.search(path.name)),
-        ]:
+        places = [place for place in self.folder.iterdir() if place != self.temporary]
+        inside = [path for place in places for path in place.rglob("*")]
+        shared = [path for place in SHARED for path in place.iterdir() if LEFT.search(path.name)]
+        for path in (*inside, *self.temporary.iterdir(), *shared):
             if path.is_file():
                 found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
             elif path.parent == self.temporary:
@@ -159,7 +180,7 @@ class Arena:
     def close(self) -> None:
         """End the process, and remove all."""
         self.worker.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(str(self.folder))
 
 
 def _parent(pid: int) -> int:
@@ -199,8 +220,8 @@ def check_texts(report: Report) -> None:
     report_text(report).encode()
     ElementTree.fromstring(junit.junit(report, "=cmd|' /C calc'!A0").encode())
     json.dumps(gradescope.results(report), ensure_ascii=False).encode()
-    summary = summary_md.summary_md(report)
-    assert "<script" not in summary and "\n# passed" not in summary and "::error" not in summary
+    outside = re.sub(r"<pre>.*?</pre>", "", summary_md.summary_md(report), flags=re.DOTALL)  # inside, nothing is markup
+    assert "<script" not in outside and "\n# passed" not in outside and "::error" not in outside
     table = csv_grades.grades_csv([csv_grades.Row("a", "=HYPERLINK(1)", report)], [e.name for e in report.exercises])
     assert '"=' not in table
 
@@ -224,9 +245,9 @@ def test_hostile_gains_nothing(path: Path, arena: Arena, request: pytest.Fixture
         pytest.skip("only a sandbox stops this one, and there is none here")
     if head["protection"] == "not defended":
         request.applymarker(pytest.mark.xfail(strict=True, reason="not defended, as SECURITY.md says"))
-    arena.worker._started(arena.course) if arena.worker._process else arena.grade(CHEAP, arena.course.solutions)
     before = arena.pid
-    report = arena.grade(head["exercise"], path)
+    grade = arena.grade_in_sandbox if head["protection"] == "sandbox" else arena.grade
+    report = grade(head["exercise"], path)
     shown = report_text(report)
     assert not report.faults, report.faults
     assert arena.pid == before, "the process that grades was ended"
@@ -237,6 +258,14 @@ def test_hostile_gains_nothing(path: Path, arena: Arena, request: pytest.Fixture
     assert len(result.checks) == len(arena_checks(arena, head["exercise"])), shown
     check_nothing_left(arena)
     check_texts(report)
+    if set(found) & {"broke-the-run", "unreadable"} or head["family"] == "exhausting":
+        check_grades_others(arena)
+
+
+def check_grades_others(arena: Arena) -> None:
+    """A right submission gets all its points."""
+    (right,) = arena.grade(CHEAPEST, arena.course.solutions).exercises
+    assert right.passed, report_text(Report(0, (right,)))
 
 
 _known: dict[str, list[str]] = {}
@@ -250,9 +279,9 @@ def arena_checks(arena: Arena, exercise: str) -> list[str]:
     return _known[exercise]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_right_submission_after_them(family: str, arena: Arena) -> None:
+def test_right_submission_after_them(arena: Arena) -> None:
     """After all of them the grader gives a right submission its full points, and a stub none."""
+    check_grades_others(arena)
     (right,) = arena.grade(CHEAP, arena.course.solutions).exercises
     assert right.passed, report_text(Report(0, (right,)))
     (stub,) = arena.grade(CHEAP, arena.course.exercises).exercises

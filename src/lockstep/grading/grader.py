@@ -133,7 +133,7 @@ class Grader:
             result = self._carry_out(
                 target, world_size, device=self.device, launcher=launcher, nodes=nodes, network=network,
                 deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS, memory_limit=MEMORY_BYTES,
-                output_limit=OUTPUT_BYTES, process_limit=PROCESSES, hidden=[self._stage.parent],
+                output_limit=OUTPUT_BYTES, own_directory=True, process_limit=PROCESSES, hidden=[self._stage.parent],
                 environment=self._environment(environment), on_interrupt="raise",
             )  # fmt: skip
         except ranks.NotRun as missing:
@@ -143,17 +143,16 @@ class Grader:
         return result
 
     def _carry_out(self, target: ranks.Function, world_size: int, **options: Any) -> ranks.Run:
-        """Run it in an empty folder. A run that breaks twice, where one without the submission does not, was broken."""
-        sources = [str(self.submission.folder)]
+        """Run it. A run that breaks twice, where one without the submission does not, was broken from within."""
         for last in (False, True):
             try:
-                return ranks.run(target, world_size, own_directory=True, sources=sources, **options)
+                return ranks.run(target, world_size, sources=[str(self.submission.folder)], **options)
             except ranks.RanksError as broken:
                 if not _can_run():
                     raise
+                said = f"Twice the process that watches the ranks was ended from within the run ({broken})."
                 if last:
                     self._endless = True
-                    said = f"Twice the process that watches the ranks was ended from within the run ({broken})."
                     raise Failed(self.diagnosis("broke-the-run", said)) from None
         raise AssertionError("unreachable")
 
@@ -285,8 +284,8 @@ _GENERAL = {
     "timed out": "timed-out",
     "out of memory": "out-of-memory",
     "too much output": "too-much-output",
-    "too many processes": "too-many-processes",
     "interrupted": "broke-the-run",  # by a signal of its own: who interrupts a grading ends it
+    "too many processes": "too-many-processes",
 }
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 import tempfile
 import time
 import traceback
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from .. import ranks
+from ..ranks.folder import remove_folder
 from . import course as courses
 from . import isolation
 from .course import Course, CourseError
@@ -66,7 +66,7 @@ class Session:
     def close(self) -> None:
         """End what serves this grading alone, and remove the scratch folder."""
         self.own.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove_folder(str(self.scratch))
 
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)

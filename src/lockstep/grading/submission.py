@@ -3,7 +3,8 @@
 Only the exercise's own file is taken, under its own name, and a batch script of that name beside it (`NAME.sbatch`)
 where the course has one. What it imports of other exercises comes from the reference, so that one mistake is not counted
 twice; a learner's own version of such a file is taken only when the submission needs a name from it that the reference
-does not have. Nothing else that lies beside it has any effect.
+does not have. A reference is taken only where this exercise's own reference is built on it, since else an import would
+be all that it takes to have any solution at hand. Nothing else that lies beside it has any effect.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def prepare(course: Course, name: str, given: Path | None, scratch: Path) -> Sub
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{leaf(name)}.py"
     shutil.copyfile(original, file)
-    _add_imports(course, name, original, file, folder, {leaf(name)})
+    _add_imports(course, name, original, file, folder, {leaf(name)}, _foundations(course, name))
     return Submission(name, original, file, _script(course, name, original, file))
 
 
@@ -106,7 +107,21 @@ def _support(course: Course, name: str, module: str) -> Path | None:
     return file if group and file.is_file() else None
 
 
-def _add_imports(course: Course, name: str, original: Path, file: Path, folder: Path, taken: set[str]) -> None:
+def _foundations(course: Course, name: str) -> set[str]:
+    """The exercises that the reference of this one imports, and what those import."""
+    found: set[str] = set()
+    open_ones = [name]
+    while open_ones:
+        file = course.solutions / f"{open_ones.pop()}.py"
+        more = {module for module in (_imports(file) if file.is_file() else {}) if module in course.names} - found
+        found |= more
+        open_ones += more
+    return found
+
+
+def _add_imports(
+    course: Course, name: str, original: Path, file: Path, folder: Path, taken: set[str], foundations: set[str]
+) -> None:
     for module, names in _imports(file).items():
         if module in taken:
             continue
@@ -120,12 +135,12 @@ def _add_imports(course: Course, name: str, original: Path, file: Path, folder: 
         taken.add(module)
         own = original.parent / f"{module}.py"
         reference = course.solutions / f"{module}.py"
-        source = reference if reference.is_file() else own
+        source = reference if reference.is_file() and module in foundations else own
         if own.is_file() and source is reference and not names <= _defined(reference) and names <= _defined(own):
             source = own
         if source.is_file():
             shutil.copyfile(source, folder / f"{module}.py")
-            _add_imports(course, name, original, folder / f"{module}.py", folder, taken)
+            _add_imports(course, name, original, folder / f"{module}.py", folder, taken, foundations)
 
 
 def _parse(file: Path) -> ast.Module:

@@ -329,7 +329,6 @@ class _Listener:
                         _server.kill()
                         raise RanksError("the run's supervisor fell silent, and was ended")
                     continue
-                heard = time.monotonic()
                 try:
                     messages = self.channel.receive()
                     if messages is None:
@@ -340,8 +339,9 @@ class _Listener:
                         run = self._take(message, blob)
                         if run is not None:
                             return run
-                except (ChannelError, AttributeError, LookupError, TypeError, ValueError) as error:
+                except (ChannelError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
                     raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
+                heard = time.monotonic()
 
     def _take(self, message: dict[str, Any], blob: bytes) -> Run | None:
         match message.get("event"):

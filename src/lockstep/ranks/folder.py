@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
+import stat
 import tempfile
 
 FOLDER = "lockstep-run-"
@@ -25,11 +25,66 @@ def make_folder() -> str:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove it and all in it, also what a rank has made unreadable."""
-    for path, _, _ in os.walk(folder):
+    """Remove it and all in it, also what a rank has made unreadable; what cannot be removed stays.
+
+    Its depth may be more than a path can say or a stack can follow: it goes down and up from folder to folder.
+    """
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.lstat(folder).st_mode):
+            os.chmod(folder, 0o700)
+        here = os.open(folder, _FOLDER)
+        above: list[tuple[str, tuple[int, int]]] = []
+        inner = [_empty(here)]
+        try:
+            while inner[-1] or above:
+                if inner[-1]:
+                    name = inner[-1].pop()
+                    above.append((name, _identity(here)))
+                    here = _go(name, here)
+                    inner.append(_empty(here))
+                else:
+                    name, parent = above.pop()
+                    inner.pop()
+                    here = _go("..", here)
+                    if _identity(here) != parent:  # Somebody has moved it meanwhile.
+                        return
+                    with contextlib.suppress(OSError):
+                        os.rmdir(name, dir_fd=here)
+        finally:
+            os.close(here)
+        os.rmdir(folder)
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    found = os.fstat(folder)
+    return found.st_dev, found.st_ino
+
+
+def _go(name: str, here: int) -> int:
+    there = os.open(name, _FOLDER, dir_fd=here)
+    os.close(here)
+    return there
+
+
+def _empty(folder: int) -> list[str]:
+    """Remove the files in it and the folders that are empty; returns the names of those that are not."""
+    with os.scandir(folder) as found:
+        entries = list(found)
+    left = []
+    for entry in entries:
         with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=folder)
+                continue
+            os.chmod(entry.name, 0o700, dir_fd=folder)
+            try:
+                os.rmdir(entry.name, dir_fd=folder)
+            except OSError:
+                left.append(entry.name)
+    return left
 
 
 def remove_left_folders() -> None:

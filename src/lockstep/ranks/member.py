@@ -28,6 +28,7 @@ class Member:
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     observed: int = 0
     observed_headers: int = 0
+    says_too_much: bool = False
     printed: int = 0
     peak_memory: int = 0
     cpu: float = 0.0

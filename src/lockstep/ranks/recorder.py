@@ -460,10 +460,41 @@ def _keep_groups(recorder: Recorder) -> None:
     c10d._new_process_group_helper = lockstep_make_group
 
 
+_DIRECT = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce", "allgather": "all_gather",
+           "_allgather_base": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter", "gather": "gather",
+           "_reduce_scatter_base": "reduce_scatter_tensor", "scatter": "scatter", "alltoall": "all_to_all",
+           "alltoall_base": "all_to_all_single", "send": "send", "recv": "recv"}  # fmt: skip
+
+
+def _record_direct_calls() -> None:
+    """Note what is asked of a backend itself, which does not pass the dispatcher.
+
+    Nothing of torch's own does that from Python: `dist.group.WORLD._get_backend(device).allreduce([t])` does.
+    """
+    backend = torch._C._distributed_c10d.Backend
+    for name, kind in _DIRECT.items():
+        if callable(getattr(backend, name, None)):
+            setattr(backend, name, _noted(getattr(backend, name), kind))
+
+
+def _noted(call: Any, kind: str) -> Any:
+    def lockstep_direct(*values: Any, **options: Any) -> Any:
+        if _current is not None and _current.pid == os.getpid():
+            tensors = _flatten([*values[1:], *options.values()])
+            world = dist.group.WORLD
+            group = world.boxed() if world is not None else None  # Which group it is of, a backend does not say.
+            peer = values[2] if kind in ("send", "recv") and len(values) > 2 else None
+            _current.begin(kind, ["tensors", "process_group", _PEER.get(kind, "")], (tensors[:1], group, peer))
+        return call(*values, **options)
+
+    return lockstep_direct
+
+
 def start(recorder: Recorder) -> None:
     """Begin to record in this process."""
     global _current
     install()
+    _record_direct_calls()
     _keep_groups(recorder)
     dist.Work.wait = _lockstep_wait  # type: ignore[method-assign]
     _current = recorder

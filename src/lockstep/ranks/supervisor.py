@@ -24,7 +24,6 @@ import select
 import selectors
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
@@ -32,7 +31,7 @@ import time
 import traceback
 from typing import Any
 
-from . import network, processes
+from . import leavings, network, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_folder
@@ -42,17 +41,14 @@ from .output import Printer
 from .stillness import TICK, Stillness
 
 GRACE = 0.8
-WORK = "work"
-LISTED = 50
 NUMBERS_IN_MEMORY = 16
 """How much larger numbers and lists are in memory than as text."""
 MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10
 """Bytes. A rank may tell of any number of collectives, but not of any number of books."""
-MAX_TEXT = 100_000
-"""Characters of an error's parts; a rank that cuts them itself keeps far below."""
 ALIVE_SECONDS = 1.0
-CHILDREN_SECONDS = 0.5
+WORK = "work"
+CROWD_TICK = 0.5
 
 
 class Supervisor:
@@ -73,7 +69,7 @@ class Supervisor:
         self.network = network.Network()
         self.began = time.monotonic()
         self.last_word = self.began
-        self.measured = self.children_measured = self.said_alive = 0.0
+        self.measured = self.counted = self.said_alive = 0.0
         self.failed_at: float | None = None
         self.still = Stillness(self)
 
@@ -257,9 +253,8 @@ class Supervisor:
                 self._take_from(channel, whole(message), blob)
         member = next((one for one in self.members if one.channel is channel), None)
         if member is not None and not member.done:
-            told = channel.header_bytes - member.observed_headers
-            if told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE:
-                self._break(member, "too much output")
+            told = 0 if self.job.watch_replicas else channel.header_bytes - member.observed_headers
+            member.says_too_much |= told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE
 
     def _take_from(self, channel: Channel, message: dict[str, Any], blob: bytes) -> None:
         if message.get("event") == "hello":
@@ -300,11 +295,11 @@ class Supervisor:
             return
         self.moved()
         match event:
-            case "begin" | "mark" | "end":
+            case "begin" | "mark" | "end" if not member.says_too_much:
                 member.events.append(message)
                 member.operations += event == "begin"
             case "replica":
-                if member.rank is not None:
+                if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
             case "rank":
                 if member.role == "worker":
@@ -313,9 +308,8 @@ class Supervisor:
                 text = len(str(message["value"]))
                 member.observed_headers += text
                 member.observed += len(blob) + NUMBERS_IN_MEMORY * text
-                if member.observed > self.job.observation_limit:
-                    self._break(member, "too much output")
-                else:
+                member.says_too_much |= member.observed > self.job.observation_limit
+                if not member.says_too_much:
                     self.tell(
                         {
                             "event": "observe",
@@ -328,10 +322,10 @@ class Supervisor:
             case "returned":
                 self._end(member, "returned", 0)
             case "raised":
-                member.error = _cut(message)
+                member.error = leavings.cut(message)
                 self._end(member, "raised", 1)
             case "exit":
-                cut = _cut(message)
+                cut = leavings.cut(message)
                 member.frames = cut["frames"]
                 member.error = cut if cut["message"] else None
                 self._end(member, "exited", int(message["code"]))
@@ -409,7 +403,6 @@ class Supervisor:
             return
         self.measured = now
         job = self.job
-        self._look_at_children()
         for member in self.members:
             if member.gone:
                 continue
@@ -419,7 +412,7 @@ class Supervisor:
                 continue
             if job.memory_limit and member.peak_memory > job.memory_limit:
                 self._break(member, "out of memory")
-            elif job.output_limit and member.printed > job.output_limit:
+            elif member.says_too_much or (job.output_limit and member.printed > job.output_limit):
                 self._break(member, "too much output")
             elif job.cpu_limit and member.cpu > job.cpu_limit:
                 self._time_out(f"cpu {job.cpu_limit:g}")
@@ -432,42 +425,26 @@ class Supervisor:
             else:
                 self._time_out(f"idle {job.idle_limit:g}")
 
-    def _look_at_children(self) -> None:
-        """What a rank's own children take is on the rank's account, as far as a rank's limits go."""
-        now = time.monotonic()
-        if now - self.children_measured < CHILDREN_SECONDS:
-            return
-        self.children_measured = now
-        job, parents = self.job, processes.parents()
-        known = {member.pid: member for member in self.members}
+    def _look_at_crowd(self, most: int) -> None:
+        """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
+        everybody = processes.descendants(os.getpid())
+        known = {member.pid for member in self.members}
+        busy = sum(processes.cpu_seconds(pid) for pid in everybody if pid not in known)
         at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
-        everybody = processes.descendants(os.getpid(), parents)
-        count: dict[int, int] = {}
-        used: dict[int, tuple[int, float]] = {}
-        for pid in everybody:
-            if pid in known:
-                continue
-            above = parents.get(pid, 0)
-            while above and above not in known and above != os.getpid():
-                above = parents.get(above, 0)
-            if above not in known:  # Its parent has gone: it may be anybody's.
-                above = self.ranks[0].pid
-            memory, cpu = used.get(above, (0, 0.0))
-            memory += max(0, processes.private_memory(pid) - at_birth)
-            used[above] = memory, cpu + processes.cpu_seconds(pid)
-            count[above] = count.get(above, 0) + 1
-        if job.process_limit and len(everybody) > job.process_limit and count:
-            self._break(known[max(count, key=lambda pid: count[pid])], "too many processes")
-            processes.kill(pid for pid in everybody if pid not in known)
+        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
+        outcome = ""
+        if len(everybody) > most:
+            outcome = "too many processes"
+        elif self.job.memory_limit and held > self.job.memory_limit:
+            outcome = "out of memory"
+        elif self.job.cpu_limit and busy > self.job.cpu_limit and not self.job.launcher:  # its processes are its ranks
+            self._time_out(f"cpu {self.job.cpu_limit:g}")
+        if not outcome:
             return
-        for pid, (memory, cpu) in used.items():
-            member = known[pid]
-            if job.launcher and not member.operations:
-                continue  # A launcher's processes are its ranks, and are looked at one by one.
-            if job.memory_limit and memory > job.memory_limit and not member.done:
-                self._break(member, "out of memory")
-            elif job.cpu_limit and cpu > job.cpu_limit:
-                self._time_out(f"cpu {job.cpu_limit:g}")
+        among = {member.pid: len(processes.descendants(member.pid)) for member in self.unfinished()}
+        for member in sorted(self.unfinished(), key=lambda member: -among[member.pid])[:1]:
+            self._break(member, outcome)
+        processes.kill(pid for pid in everybody if pid not in known)
 
     def _break(self, member: Member, outcome: str) -> None:
         if not member.done:
@@ -517,11 +494,13 @@ class Supervisor:
         for member in self.members:
             self._drain(member)
         self.store = None
-        faults = {member.pid: self._fault(member) for member in self.members}
+        faults = {
+            pid: leavings.text_of(os.path.join(self.directory, f"fault-{pid}")) for pid in (m.pid for m in self.members)
+        }
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
-            temporary = sorted(os.listdir(os.path.join(self.directory, "tmp")))[:LISTED]
-        temporary = whole(temporary + _files(os.path.join(self.directory, WORK)))
+            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[: leavings.LISTED])
+        temporary += whole(leavings.files(os.path.join(self.directory, WORK)))
         remove_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
@@ -540,13 +519,13 @@ class Supervisor:
             self.hear(0.005)
             self._look_at_ends()
 
-    def _fault(self, member: Member) -> str:
-        path = os.path.join(self.directory, f"fault-{member.pid}")
-        with contextlib.suppress(OSError):  # A rank may have put a link or a pipe in its place.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, errors="replace") as file:
-                return file.read(20_000) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
-        return ""
+    def _send_events(self, index: int, events: list[dict[str, Any]]) -> None:
+        try:
+            self.client.send({"event": "events", "member": index, "events": events})
+        except ChannelError:  # too large for one message, or, alone, for any
+            middle = len(events) // 2
+            for part in (events[:middle], events[middle:]) if middle else ():
+                self._send_events(index, part)
 
     def _report(
         self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int]
@@ -555,7 +534,7 @@ class Supervisor:
             for index, member in enumerate(self.members):
                 events = list(member.events)
                 for at in range(0, len(events), 2000):
-                    self.client.send({"event": "events", "member": index, "events": events[at : at + 2000]})
+                    self._send_events(index, events[at : at + 2000])
             self.client.send({
                 "event": "end",
                 "reason": self.reason,
@@ -595,29 +574,8 @@ def _peer(sock: socket.socket) -> int:
     return int(pid)
 
 
-def _cut(error: dict[str, Any]) -> dict[str, Any]:
-    """An error as a rank tells of it, no longer than a report can hold."""
-    frames = error.get("frames")
-    texts = {key: str(error.get(key) or "")[:MAX_TEXT] for key in ("message", "traceback")}
-    return {
-        "type": str(error.get("type") or "")[:200],
-        "frames": frames[:200] if isinstance(frames, list) else [],
-        **texts,
-    }
-
-
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _files(folder: str) -> list[str]:
-    """The files below a folder, by their paths in it, no more than a reader wants to see."""
-    found = []
-    for path, _, names in os.walk(folder):
-        found += [os.path.relpath(os.path.join(path, name), folder) for name in names]
-        if len(found) > LISTED:
-            break
-    return sorted(found)[:LISTED]
 
 
 def _readable(channel: Channel) -> bool:

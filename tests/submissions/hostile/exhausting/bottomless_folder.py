@@ -10,7 +10,7 @@ import os
 def average_gradients(model):
     here = os.getcwd()
     try:
-        for number in range(1500):
+        for number in range(1200):
             os.mkdir("d")
             os.chdir("d")
         with open(b"\xff\xfe\n\x1b[31m", "w") as file:

@@ -6,6 +6,8 @@
 # why: ignores every signal that can be ignored, and computes
 import signal
 
+import torch.distributed as dist
+
 for number in range(1, 65):
     try:
         signal.signal(number, signal.SIG_IGN)
@@ -14,5 +16,5 @@ for number in range(1, 65):
 
 
 def average_gradients(model):
-    while True:
+    while dist.get_rank() == 0:
         pass

@@ -7,8 +7,12 @@
 import os
 import time
 
+import torch.distributed as dist
+
 
 def average_gradients(model):
+    if dist.get_rank() > 0:
+        return
     if os.fork() == 0:
         held = []
         while len(held) < 80:

@@ -4,6 +4,9 @@
 # without: stub
 # protection: judge
 # why: prints without end
+import torch.distributed as dist
+
+
 def average_gradients(model):
-    while True:
+    while dist.get_rank() == 0:
         print("x" * 10_000)

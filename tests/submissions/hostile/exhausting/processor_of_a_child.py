@@ -6,8 +6,12 @@
 # why: a child computes without end, and the rank waits for it
 import os
 
+import torch.distributed as dist
+
 
 def average_gradients(model):
+    if dist.get_rank() > 0:
+        return
     if os.fork() == 0:
         while True:
             pass

@@ -1,6 +1,6 @@
 # exercise: train_ddp
 # family: faking ddp
-# verdict: no-sampler
+# verdict: no-sampler, cleanup-skipped-on-error
 # without: wrong/train_ddp/no_sampler
 # protection: judge
 # why: every rank trains on all samples, wrapped in DDP so that all stay equal

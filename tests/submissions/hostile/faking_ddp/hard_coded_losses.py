@@ -1,6 +1,6 @@
 # exercise: train_ddp
 # family: faking ddp
-# verdict: not-wrapped
+# verdict: not-wrapped, cleanup-skipped-on-error
 # without: wrong/train_ddp/not_wrapped
 # protection: judge
 # why: no collective at all, and losses that fall as losses do

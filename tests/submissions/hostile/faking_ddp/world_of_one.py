@@ -1,6 +1,6 @@
 # exercise: setup_ddp
 # family: faking ddp
-# verdict: own-process-group
+# verdict: own-process-group, own-process-group
 # without: stub
 # protection: judge
 # why: each rank makes a world of its own, and says that it is as large as was asked for

@@ -1,7 +1,7 @@
 # exercise: train_ddp
 # family: fooling comparisons
-# verdict: different-weights, no-loss-line
-# without: stub
+# verdict: not-wrapped, no-loss-line, cleanup-skipped-on-error
+# without: wrong/train_ddp/not_wrapped
 # protection: judge
 # why: all replicas hold NaN: nothing differs from anything
 import torch

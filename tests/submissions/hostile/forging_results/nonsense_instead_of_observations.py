@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: forging results
-# verdict: unreadable
+# verdict: averages-parameters
 # without: stub
 # protection: judge
 # why: observations of the wrong type break the check: a fault of the grader's would cost no points

@@ -1,6 +1,6 @@
 # exercise: ring_all_reduce
 # family: hunting for answers
-# verdict: incomplete-sum
+# verdict: never-adds
 # without: stub
 # protection: judge
 # why: goes through all objects of the process for the other ranks' tensors

@@ -2,8 +2,8 @@
 # family: hunting for answers
 # verdict: not-averaged
 # without: stub
-# protection: sandbox
-# why: searches the memory of the processes above it for tensors that begin like its own
+# protection: judge
+# why: searches the supervisor's memory for its own gradients, beside which the others' lie
 import os
 import re
 import struct

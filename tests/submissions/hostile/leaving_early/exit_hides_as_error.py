@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: leaving early
-# verdict: raised
+# verdict: exited-early
 # without: stub
 # protection: judge
 # why: an exception that leaves the process when somebody prints it

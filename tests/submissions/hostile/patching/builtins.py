@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: patching
-# verdict: unreadable
+# verdict: exited-early
 # without: stub
 # protection: judge
 # why: isinstance, len, sorted and print lie to everybody in the process

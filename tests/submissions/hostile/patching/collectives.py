@@ -1,6 +1,6 @@
 # exercise: setup_ddp
 # family: patching
-# verdict: no-group
+# verdict: own-process-group, own-process-group
 # without: stub
 # protection: judge
 # why: no group is made: the functions that would show it are replaced

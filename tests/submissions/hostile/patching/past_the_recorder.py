@@ -1,7 +1,7 @@
 # exercise: ring_all_reduce
 # family: patching
 # verdict: calls-a-collective
-# without: stub
+# without: wrong/ring_all_reduce/calls_all_reduce
 # protection: judge
 # why: asks the backend itself, below the place where calls are dispatched
 import torch

@@ -1,7 +1,7 @@
 # exercise: ring_all_reduce
 # family: patching
-# verdict: wrong-number-of-steps
-# without: stub
+# verdict: no-communication
+# without: wrong/ring_all_reduce/calls_all_reduce
 # protection: judge
 # why: a collective that the recorder is kept from seeing
 import torch.distributed as dist
