@@ -1495,13 +1495,15 @@ quiz("05_checkpointing/signal")
 # clipping, checkpoint and resume, metrics of all ranks, evaluation that counts each sample once, logging on rank 0, a
 # clean end on a signal.
 #
-# The check runs `train.py` on one, two and four ranks and as on two nodes, kills a rank, asks one to stop, and trains the
-# digits to 95 %. `train.sbatch` needs a cluster: the second cell submits it, with your `train.py`, to the one from above.
+# The check runs `train.py` on one, two and four ranks and on two hosts, kills a rank, asks one to stop, and trains the
+# digits to 95 %. Then, where this machine has SLURM, it submits `train.sbatch`, with ranks of its own in place of yours, as
+# a job and as an array; a more urgent job comes, and a node dies. That takes most of a minute. The cell after it submits
+# both your files to the cluster from above.
 
 # %%
 print(Path("../exercises/train.sbatch").read_text())
 
-# %%
+# %% tags=["needs-slurm"]
 # %check train
 
 # %% tags=["needs-slurm"]

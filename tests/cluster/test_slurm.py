@@ -107,6 +107,38 @@ def test_an_urgent_job_takes_the_place_of_another(slurm: cluster.Slurm) -> None:
     assert Path("order").read_text().splitlines() == ["begin 0", "saved", "urgent", "begin 1"]
 
 
+def commands(slurm: cluster.Slurm, job: str) -> Iterator[tuple[str, str]]:
+    """The processes of a job, each with its node, without the folders that their programs are in."""
+    for one in slurm.processes(job):
+        yield one.node, " ".join([Path(one.command[0]).name, *one.command[1:]])
+
+
+def test_what_runs_in_a_job(slurm: cluster.Slurm) -> None:
+    """Its script and its steps, each with its node, without SLURM's own; of an array, one task's."""
+    script = batch("#SBATCH --nodes=2 --array=3-4", "srun sleep 30$SLURM_ARRAY_TASK_ID &", "sleep 300")
+    number = slurm.sbatch(script)
+    for task in (3, 4):
+        expected = {("node0", "sleep 300"), ("node0", f"sleep 30{task}"), ("node1", f"sleep 30{task}")}
+        give_up = time.monotonic() + SECONDS
+        while expected - (seen := set(commands(slurm, f"{number}_{task}"))):
+            assert time.monotonic() < give_up, seen
+        assert {command.split()[0] for _, command in seen} == {"sleep", "bash"}, seen
+    slurm.scancel(number)
+    assert slurm.wait(number, SECONDS).state == "CANCELLED" and slurm.processes(f"{number}_3") == []
+
+
+def test_a_job_that_has_not_said_so_does_not_come_back() -> None:
+    """Where the cluster does not requeue by itself (`requeue=False`)."""
+    with cluster.Slurm(1, requeue=False) as slurm:
+        jobs = [slurm.sbatch(batch("sleep 300"), *option) for option in ((), ("--requeue",))]
+        for job in jobs:
+            slurm.wait(job, SECONDS, until=["RUNNING"])
+        with pytest.raises(cluster.ClusterError, match="disabled"):
+            slurm.run("scontrol", "requeue", jobs[0])
+        slurm.run("scontrol", "requeue", jobs[1])
+        assert [slurm.job(job).restarts for job in jobs] == [0, 1]
+
+
 def test_torchrun_under_srun(slurm: cluster.Slurm, tmp_path: Path) -> None:
     """The usual script: one torchrun a node, which meet at the first node of the list."""
     (tmp_path / "train.py").write_text(
