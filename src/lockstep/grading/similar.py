@@ -33,6 +33,7 @@ EVIDENCE = 4.0  # weight of what is shared: below, a pair has hardly anything of
 IDIOM = 8  # so many holders may always be copies of each other; beyond, a quarter of the class is
 MOST_SYMBOLS = 20_000  # of one file; the rest is not looked at
 MOST_PAIRS = 200  # of one exercise
+TICKET = "clinic/ticket.txt"
 PASSAGES = 40  # common fingerprints of a pair from which its longest passage is grown
 
 
@@ -105,6 +106,18 @@ def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: st
             found.append((round(share, 3), round(weight, 3), one, other))
     found.sort(key=lambda item: (-item[0], -item[1], *item[2:]))
     return tuple(_pair(exercise, one, other, share, codes, own, weights) for share, _, one, other in found[:MOST_PAIRS])
+
+
+def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Clinic tickets that more than one learner handed in: the ticket, and whose it is. A ticket is drawn for each learner, so
+    two that are equal came from one copy of the course, or, once in a million pairs, from chance."""
+    holders: dict[str, list[str]] = defaultdict(list)
+    for learner in graded.learners:
+        if TICKET in learner.handed.files:
+            with open(learner.handed.folder / TICKET, "rb") as file:
+                ticket = file.read(200).decode("utf-8", "replace").strip()
+            holders[ticket].append(learner.id)
+    return tuple((ticket, tuple(held)) for ticket, held in sorted(holders.items()) if ticket and len(held) > 1)
 
 
 def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
