@@ -72,20 +72,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, required=True, help="where results.json goes")
     options = parser.parse_args(arguments)
     try:
-        course = find()
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-            gather(course, options.submission, Path(folder))
-            command = [sys.executable, "-m", "lockstep", "check", "--all", "--json", "--submission", folder]
-            environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
-        data = results(from_json(json.loads(done.stdout)))
+        data = results(graded_apart(find(), options.submission))
     except (CourseError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         print(f"lockstep: nothing was graded: {error}", file=sys.stderr)
         return 3
-    unfinished = options.results.with_name(f".{options.results.name}")
-    unfinished.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, options.results)
+    write_json(options.results, data)
     return 0
+
+
+def graded_apart(course: Course, submission: Path) -> Report:
+    """All exercises of a submission, graded in a process of their own with a deadline.
+
+    Raises OSError, ValueError, KeyError or subprocess.SubprocessError where it came to no report.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        gather(course, submission, Path(folder))
+        command = [sys.executable, "-m", "lockstep", "check", "--all", "--json", "--submission", folder]
+        environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
+    return from_json(json.loads(done.stdout))
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """A whole file or none: it is written beside and then put in its place."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 if __name__ == "__main__":
