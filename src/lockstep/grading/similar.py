@@ -32,6 +32,7 @@ SHARE = 0.5  # of the smaller file's own part, from which on a pair is shown
 EVIDENCE = 4.0  # weight of what is shared: below, a pair has hardly anything of its own
 IDIOM = 8  # so many holders may always be copies of each other; beyond, a quarter of the class is
 MOST_SYMBOLS = 20_000  # of one file; the rest is not looked at
+MOST_PARSED = 100_000  # characters; a longer file is taken word by word
 MOST_PAIRS = 200  # of one exercise
 TICKET = "clinic/ticket.txt"
 PASSAGES = 40  # common fingerprints of a pair from which its longest passage is grown
@@ -154,9 +155,13 @@ def _pair(
 ) -> Pair:
     common = sorted((mark for mark in own[one] if mark in own[other] and mark in weights), key=lambda m: own[one][m])
     best = (0, 0, 0)
+    grown: dict[int, int] = {}  # how far the passage reaches whose places are so far apart
     for mark in common[:: max(1, len(common) // PASSAGES)]:
         for here, there in product(own[one][mark][:3], own[other][mark][:3]):
-            best = max(best, _grow(codes[one].symbols, codes[other].symbols, here, there))
+            if here >= grown.get(there - here, 0):
+                run = _grow(codes[one].symbols, codes[other].symbols, here, there)
+                grown[there - here] = run[0] - run[1]
+                best = max(best, run)
     length, here, there = best[0], -best[1], -best[2]
     lines = codes[one].lines(here, length)
     passage = "\n".join(codes[one].text.splitlines()[lines.first - 1 : lines.last])
@@ -185,7 +190,7 @@ class _Code:
     def of(cls, text: str) -> _Code:
         """Never raises: what Python cannot read is taken word by word."""
         try:
-            found = _symbols(ast.parse(text))
+            found = _symbols(ast.parse(text)) if len(text) <= MOST_PARSED else _words(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             found = _words(text)
         return cls(text, tuple(symbol for symbol, _ in zip(found, range(MOST_SYMBOLS), strict=False)))
@@ -225,7 +230,7 @@ _PASSED_OVER = (ast.Import, ast.ImportFrom, ast.expr_context, ast.Pass, ast.type
 def _symbols(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """The tree in the order of the source, without recursion: hostile code is nested deeply."""
     names = _own_names(tree)
-    todo: list[tuple[ast.AST, int]] = [(tree, 1)]
+    todo: list[tuple[ast.AST, int]] = [(node, node.lineno) for node in reversed(tree.body)]
     while todo:
         node, line = todo.pop()
         line = getattr(node, "lineno", line)
@@ -256,26 +261,29 @@ def _symbol(node: ast.AST, names: Mapping[str, str]) -> str:
 def _own_names(tree: ast.Module) -> dict[str, str]:
     """What the file's own names stand for: a module for its alias, `v` for whatever it defines."""
     found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    selves: set[str] = set()
+    stored: list[tuple[str, str]] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found[node.id] = "v"
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                found[node.id] = "v"
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+                stored.append((node.value.id, node.attr))
         elif isinstance(node, ast.arg):
             found[node.arg] = "v"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found[node.name], found["." + node.name] = "v", "v"
+            if isinstance(node, ast.ClassDef):
+                methods = [one.args for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+                selves |= {one.arg for args in methods for one in (*args.posonlyargs, *args.args)[:1]}
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found[node.name] = "v"
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
-            found["." + node.attr] = "v"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
+        elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                found[alias.asname or alias.name.partition(".")[0]] = alias.name.rpartition(".")[2]
-    return found
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
+                aliases[alias.asname or alias.name.partition(".")[0]] = alias.name.rpartition(".")[2]
+    return found | {"." + attribute: "v" for owner, attribute in stored if owner in selves} | aliases
 
 
 def _words(text: str) -> Iterator[tuple[str, int]]:
