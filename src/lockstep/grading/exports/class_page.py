@@ -14,7 +14,7 @@ from ..policy import Grade, Grades
 from ..similar import Pair, groups
 from ..verdict import CheckOutcome
 from .html_report import handed_in
-from .pages import cut, plural, render
+from .pages import MOST_NAME, cut, plural, render
 
 DIAGNOSES = 25  # rows
 PAIRS = 50
@@ -43,7 +43,7 @@ def class_page(
         known = learners.get(learner)
         return {
             "link": f"{folder}/{quote(learner, safe='')}.html",
-            "name": (known.handed.shown if known else "") or learner,
+            "name": cut(known.handed.shown if known else "", MOST_NAME) or learner,
         }
 
     given = {one.id: _points(one, grades[one.id] if grades else None) for one in graded.learners}

@@ -8,7 +8,7 @@ from ..classroom import NOT_HANDED_IN, Learner, Outcome, was_handed_in
 from ..policy import Grade
 from ..text import MARKS
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
-from .pages import cut, render
+from .pages import MOST_NAME, cut, render
 
 KINDS = {CheckOutcome.PASSED: "pass", CheckOutcome.FAILED: "fail", CheckOutcome.NOT_RUN: "skip"}
 STATES = {CheckOutcome.PASSED: "passed", CheckOutcome.FAILED: "failed", CheckOutcome.NOT_RUN: "skipped"}
@@ -29,7 +29,7 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
     graded = [one.name for one in learner.exercises if was_handed_in(one)]
     return render(
         "learner.html",
-        name=learner.handed.shown or learner.id,
+        name=cut(learner.handed.shown, MOST_NAME) or learner.id,
         score=None if nothing else score,
         most=most,
         percent=_percent(score, most),
@@ -69,14 +69,14 @@ def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grad
 def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any]:
     found = check.diagnosis
     shown: dict[str, Any] = {
-        "name": check.name,
+        "name": cut(check.name, 2 * MOST_NAME),
         "outcome": check.outcome.value,
         "mark": MARKS[check.outcome],
         "kind": KINDS[check.outcome],
         "state": STATES[check.outcome],
         "reason": check.reason if check.reason != NOT_HANDED_IN else "",
         "output": _own(learner, cut(check.output)).strip("\n"),
-        "id": found.id if found else "",
+        "id": cut(found.id, MOST_NAME) if found else "",
         "finding": found is not None,
     }
     if found is not None:

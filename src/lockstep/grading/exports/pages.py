@@ -19,6 +19,7 @@ from markupsafe import Markup
 from . import visible
 
 MOST_CHARACTERS = 16_000  # of one text
+MOST_NAME = 200  # of a name
 
 
 def render(template: str, **values: Any) -> str:
@@ -62,5 +63,5 @@ def _style() -> str:
 def _harmless(value: object) -> object:
     if isinstance(value, Markup):
         return value
-    text = str(value).replace("\r\n", "\n")
-    return text if text.isprintable() else visible(cut(text, 4 * MOST_CHARACTERS), keep="\n\t")
+    text = cut(str(value), 2 * MOST_CHARACTERS).replace("\r\n", "\n")
+    return text if text.isprintable() else visible(text, keep="\n\t")
