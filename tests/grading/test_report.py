@@ -257,6 +257,14 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
     assert counts == {str(10 * n): "1" for n in range(0, 10)} | {"0": "2"}, (
         "10 checks and one that is missing: 10 of 11 at best"
     )
+    full = replace(
+        graded,
+        learners=tuple(
+            replace(one, report=replace(one.report, exercises=one.report.exercises[:1])) for one in people if one.report
+        ),
+    )
+    [shown] = re.findall(r'class="count" x="630" y="19.0" text-anchor="middle">(\d+)<', class_page(full))
+    assert shown == "1", "all points have a bar of their own"
     assert page.count('href="reports/id-01.html"') >= 4
     whole = whole_class()
     text = Tree(class_page(whole, grades=apply(parse("[learner.zoe]\nlate = false", ()), whole))).text

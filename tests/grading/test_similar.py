@@ -106,6 +106,16 @@ def test_what_many_have_counts_for_nothing() -> None:
     assert [(pair.one, pair.other) for pair in pairs(sources)] == [("s20", "s30")]
 
 
+def test_a_line_or_two_that_only_two_have_are_no_pair() -> None:
+    """Their whole own part is the same, but it is small: such as one log line that a friend recommended."""
+    text = given("train_ddp")[1]
+    log = "\n    print('group closed', [one.item() for one in sorted(seen, key=len) if one.numel() > 4][:7], flush=True)\n"
+    sources = {"ada": text + log, "bob": text + log.replace("seen", "kept")}
+    own = similar._Code.of(sources["ada"]).fingerprints({mark for _, mark in similar._Code.of(text).grams()})
+    assert 0 < len(own) < similar.EVIDENCE
+    assert pairs(sources, [text]) == ()
+
+
 def test_groups() -> None:
     everybody = right("mini_ddp")
     text = everybody[min(everybody)]

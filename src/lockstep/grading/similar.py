@@ -29,7 +29,7 @@ from .submission import MAX_BYTES
 GRAM = 18  # symbols in a fingerprint: about three lines
 WINDOW = 6  # fingerprints of which one is kept
 SHARE = 0.5  # of the smaller file's own part, from which on a pair is shown
-EVIDENCE = 4.0  # weight of what is shared: below, a pair has hardly anything of its own
+EVIDENCE = 8.0  # weight of what is shared: below, it is a line or two
 IDIOM = 8  # so many holders may always be copies of each other; beyond, a quarter of the class is
 MOST_SYMBOLS = 20_000  # of one file; the rest is not looked at
 MOST_PARSED = 100_000  # characters; a longer file is taken word by word

@@ -24,7 +24,7 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
     fault, nothing = learner.outcome is Outcome.FAULT, learner.outcome is Outcome.NOTHING
     score: object = learner.score if grade is None else grade.score
     most: object = learner.max_score if grade is None else grade.most
-    exercises = [] if fault else [_exercise(learner, one, n, grade) for n, one in enumerate(learner.exercises, 1)]
+    exercises = [_exercise(learner, one, n, grade) for n, one in enumerate(learner.exercises, 1)]
     checks = [check for one in learner.exercises for check in one.checks]
     graded = [one.name for one in learner.exercises if was_handed_in(one)]
     return render(
