@@ -60,6 +60,11 @@ class Learner:
         return Outcome.FAULT if self.report.faults else Outcome.GRADED
 
     @property
+    def faulty(self) -> bool:
+        """True when this grading broke on our side."""
+        return self.outcome is Outcome.FAULT
+
+    @property
     def exercises(self) -> tuple[ExerciseResult, ...]:
         """What counts: empty after a fault of ours and where nothing could be graded."""
         return self.report.exercises if self.report is not None and not self.report.faults else ()
