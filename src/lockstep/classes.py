@@ -76,10 +76,10 @@ def line(learner: Learner) -> str:
     if learner.outcome is Outcome.GRADED:
         found = f" · {', '.join(learner.diagnoses)}" if learner.diagnoses else ""
         return f"{learner.id}: {learner.score} of {learner.max_score} · {learner.seconds:.1f} s{found}"
-    why = learner.handed.refused
-    if learner.report is not None:
-        why = tuple(fault.strip().splitlines()[-1] for fault in learner.report.faults if fault.strip())
-    return f"{learner.id}: {learner.outcome.value}{': ' if why else ''}{visible('; '.join(why[:2]))}"
+    if learner.report is None:
+        return f"{learner.id}: {visible('; '.join(learner.handed.refused[:2]))}"
+    why = [fault.strip().splitlines()[-1] for fault in learner.report.faults if fault.strip()]
+    return f"{learner.id}: {learner.outcome.value}: {visible('; '.join(why[:2]))}"
 
 
 # Showing -----------------------------------------------------------------------------------------------------------

@@ -255,11 +255,14 @@ def carry_out(
             if isinstance(found, BaseException):
                 raise found
             listen(found)
-    finally:
+    except BaseException:
         for hand in hands:
             hand.ending = True
         for hand in hands:
             hand.end()
+        raise
+    for hand in hands:
+        hand.join()
 
 
 class _Outline:
