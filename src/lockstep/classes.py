@@ -17,6 +17,7 @@ from .grading.exports import visible
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses that are worth counting while a class is graded: they take the time."""
+APART = {"sandbox": "isolated by bubblewrap", "user": "run as another user, without a sandbox", "none": "not isolated"}
 
 
 def grade(course: Course, source: Path, out: Path, order: bulk.Order, jobs: int | None, slurm: bool) -> int:
@@ -29,7 +30,7 @@ def grade(course: Course, source: Path, out: Path, order: bulk.Order, jobs: int 
         jobs = jobs or (array.TASKS if slurm else bulk.default_jobs())
         done = len(grading.roster) - len(pending)
         _say(
-            f"{_count(len(grading.roster), 'submission')} · {grading.tier.said} · seed {grading.plan.seed}"
+            f"{_count(len(grading.roster), 'submission')} · {APART[grading.tier.name]} · seed {grading.plan.seed}"
             + (f" · {done} graded before" if done and not order.only else "")
         )
         try:

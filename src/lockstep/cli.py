@@ -50,6 +50,9 @@ def check(
     submission: Annotated[Path | None, typer.Option(help="a file, or a folder of files named after exercises")] = None,
     device: Annotated[Device, typer.Option(help="where the ranks compute")] = Device.cpu,
     seed: Annotated[int | None, typer.Option(help="repeat a grading with the seed that it reported")] = None,
+    isolated: Annotated[
+        bool, typer.Option(help="keep the submission apart from checks and answers (a sandbox)")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")] = False,
 ) -> None:
     """Grade exercises: 0 all passed, 1 something failed, 2 usage, 3 our own fault."""
@@ -61,7 +64,7 @@ def check(
     names = _choose(course, exercises, every, submission)
     if submission is not None and submission.is_file() and len(names) != 1:
         _usage(f"{submission} is one file: name the exercise that it solves")
-    raise typer.Exit(run_check(course, names, submission, device.value, seed, as_json))
+    raise typer.Exit(run_check(course, names, submission, device.value, seed, as_json, isolated))
 
 
 @app.command()

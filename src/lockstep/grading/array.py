@@ -68,7 +68,7 @@ def _submit(grading: Grading, pending: Sequence[Handed], tasks: int) -> str:
     tasks = min(tasks, len(pending))
     (store.folder / "slurm").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "lockstep", "grade", "--out", str(store.folder), "--jobs", "1"]
-    if grading.tier.name == "none":
+    if not grading.tier.keeps_apart:
         command.append("--allow-unisolated")
     script = "\n".join([
         "#!/bin/bash",

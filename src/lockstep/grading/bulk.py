@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from . import isolation
 from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, seed_of
 from .course import Course, CourseError
 from .intake import Handed, take_in
+from .isolation import Tier
 from .run import versions
 from .store import Plan, Store, stamp
 from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
@@ -45,25 +46,6 @@ Outline = dict[str, tuple[tuple[str, str], ...]]
 
 class Unisolated(CourseError):
     """Bulk grading of strangers' code was asked for where nothing keeps it apart from this machine."""
-
-
-@dataclass(frozen=True)
-class Tier:
-    """How submissions are kept apart: `sandbox` or `none`, and one line that says it."""
-
-    name: str
-    said: str
-
-
-def tier() -> Tier:
-    """What this machine can do to keep submissions apart."""
-    try:
-        import importlib
-
-        found: Any = importlib.import_module("lockstep.grading.isolation").tier()
-        return Tier(str(found.name), str(found.said))
-    except ModuleNotFoundError:
-        return Tier("none", "not isolated: no bubblewrap")
 
 
 @dataclass(frozen=True)
@@ -132,7 +114,7 @@ def opened(course: Course, source: Path, out: Path, order: Order) -> Iterator[Gr
     folder that belongs to something else, or a grading in it that was begun otherwise; and Unisolated.
     """
     asked = tuple(course.require(list(order.exercises))) if order.exercises is not None else None
-    found = tier()
+    found = isolation.tier()
     refuse_unisolated(found, order.allow_unisolated)
     _refuse_nested(source, out)
     store = Store(out.resolve())
@@ -166,7 +148,7 @@ def reopened(course: Course, out: Path, allow_unisolated: bool) -> Grading:
     plan = store.plan()
     if plan is None:
         raise CourseError(f"there is no grading in {out}")
-    found = tier()
+    found = isolation.tier()
     refuse_unisolated(found, allow_unisolated)
     _refuse_mixing(plan, replace(plan, checks=stamp(course), versions=versions()), out)
     return Grading(course, store, plan, tuple(store.roster()), found)
@@ -174,11 +156,13 @@ def reopened(course: Course, out: Path, allow_unisolated: bool) -> Grading:
 
 def refuse_unisolated(found: Tier, allowed: bool) -> None:
     """Raise Unisolated on the lowest tier, unless it was allowed."""
-    if found.name == "none" and not allowed:
-        raise Unisolated(
-            f"{found.said}: these submissions could read and change whatever you can. "
-            "Install bubblewrap (sudo apt install bubblewrap), or say --allow-unisolated if you trust them"
-        )
+    if found.keeps_apart or allowed:
+        return
+    what, remedy = isolation.missing() or (found.said.rstrip("."), found.remedy.rstrip("."))
+    raise Unisolated(
+        f"{what}, so these submissions could read and change whatever you can: {remedy}, "
+        "or say --allow-unisolated if you trust their writers"
+    )
 
 
 def _refuse_nested(source: Path, out: Path) -> None:
@@ -368,7 +352,13 @@ class _Hand(threading.Thread):
             absent = self.outline.of(learner.missing, self.worker)
             if names:
                 report = self.worker.grade(
-                    course, list(names), folder, device=plan.device, seed=learner.seed, directory=folder
+                    course,
+                    list(names),
+                    folder,
+                    device=plan.device,
+                    seed=learner.seed,
+                    isolation=self.grading.tier.name,
+                    directory=folder,
                 )
         except CourseError as error:
             return replace(report, faults=(str(error),))

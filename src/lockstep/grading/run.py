@@ -47,20 +47,25 @@ def grade(
     *,
     device: str = "cpu",
     seed: int | None = None,
+    isolation: str | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Grade these exercises of a submission (a file, a folder, or None for `exercises/`).
 
+    `isolation` names the tier in which the submission's ranks run (`isolation.TIERS`); None is for one's own code.
     `progress(exercise, check)` is called as checks conclude. Raises CourseError for an exercise that is not in the
     course. What breaks on our side comes back in `Report.faults`.
     """
     import pytest
 
-    ranks.warm()
+    if isolation in (None, "none"):
+        ranks.warm()
     names = course.require(names)
     arguments = ["--device", device]
     if submission is not None:
         arguments.append(f"--submission={submission}")
+    if isolation is not None:
+        arguments.append(f"--isolation={isolation}")
     if seed is not None:
         arguments.append(f"--seed={seed}")
     witness = _Witness(progress)
@@ -76,7 +81,7 @@ def grade(
     ):
         faults.append(said or f"pytest ended with status {status}")
     return Report(session.seed if session else seed or 0, session.exercises() if session else (), device, tuple(faults),
-                  versions())  # fmt: skip
+                  versions(), isolation or "")  # fmt: skip
 
 
 def outline(course: Course, names: list[str]) -> dict[str, tuple[tuple[str, str], ...]]:

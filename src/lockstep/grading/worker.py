@@ -48,6 +48,7 @@ class Worker:
         *,
         device: str = "cpu",
         seed: int | None = None,
+        isolation: str | None = None,
         progress: Progress | None = None,
         directory: Path | None = None,
     ) -> Report:
@@ -56,7 +57,8 @@ class Worker:
         process = self._started(course)
         assert process.stdin is not None and process.stdout is not None
         try:
-            return _ask(process.stdin, process.stdout, names, submission, device, seed, progress, directory)
+            order = _order(names, submission, device, seed, isolation, directory)
+            return _ask(process.stdin, process.stdout, order, progress)
         except (OSError, EOFError):
             self.stop()
             return Report(0, (), device, ("the process that grades ended without a word: ./lockstep doctor",))
@@ -122,24 +124,32 @@ def shared(
                 connection.makefile("w") as write,
                 connection.makefile("r") as read,
             ):
-                return _ask(write, read, names, submission, device, seed, progress)
+                return _ask(write, read, _order(names, submission, device, seed), progress)
         except (OSError, EOFError):
             continue
     return None
 
 
-def _ask(
-    write: IO[str],
-    read: IO[str],
+def _order(
     names: list[str],
     submission: Path | None,
     device: str,
     seed: int | None,
-    progress: Progress | None,
+    isolation: str | None = None,
     directory: Path | None = None,
-) -> Report:
-    order = {"names": names, "submission": str(submission.resolve()) if submission else None, "device": device, "seed": seed,
-             "default": os.environ.get("LOCKSTEP_SUBMISSION"), "directory": str(directory or os.getcwd())}  # fmt: skip
+) -> dict[str, Any]:
+    return {
+        "names": names,
+        "submission": str(submission.resolve()) if submission else None,
+        "device": device,
+        "seed": seed,
+        "isolation": isolation,
+        "default": os.environ.get("LOCKSTEP_SUBMISSION"),
+        "directory": str(directory or os.getcwd()),
+    }
+
+
+def _ask(write: IO[str], read: IO[str], order: dict[str, Any], progress: Progress | None) -> Report:
     write.write(json.dumps(order) + "\n")
     write.flush()
     while (line := read.readline()).endswith("\n"):
@@ -227,6 +237,7 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
                 given,
                 device=order["device"],
                 seed=order["seed"],
+                isolation=order["isolation"],
                 progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}),
             )
             answer: dict[str, Any] = {"report": report.to_json()}

@@ -88,7 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         course = find()
         with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
             gather(course, options.submission, Path(folder))
-            command = [sys.executable, "-m", "lockstep", "check", "--all", "--json", "--submission", folder]
+            command = [sys.executable, "-m", "lockstep", "check", "--all", "--isolated", "--json"]
+            command += ["--submission", folder]
             environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
         data = results(from_json(json.loads(done.stdout)))
