@@ -15,10 +15,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tiny import HANGING, RIGHT, WRONG, command, files, make_course, moodle
+from tiny import HANGING, RIGHT, WRONG, files, make_course, moodle
+from tiny import command as grade_command
 
-from lockstep.grading import bulk, store
-from lockstep.grading.bulk import Order, Tier
+from lockstep.grading import bulk, isolation, store
+from lockstep.grading.bulk import Order
 from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner, Outcome, seed_of
 from lockstep.grading.course import Course, CourseError
 from lockstep.grading.worker import Worker
@@ -56,6 +57,15 @@ def warm(tiny: Course) -> Iterator[Kept]:
 
 
 @pytest.fixture(autouse=True)
+def not_apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A sandbox takes a second a learner; these tests are about what is around it. One of them has it."""
+    monkeypatch.setenv("LOCKSTEP_ISOLATION", "none")
+    isolation.tier.cache_clear()
+    yield
+    isolation.tier.cache_clear()
+
+
+@pytest.fixture(autouse=True)
 def traps(tiny: Course) -> Iterator[Path]:
     """Where a check of ours looks whether it breaks; empty for every test."""
     yield tiny.root / "traps"
@@ -86,6 +96,10 @@ def grade(tiny: Course, warm: Kept, tmp_path: Path) -> Grade:
 
 def order(**more: object) -> Order:
     return Order(**{"seed": 7, "allow_unisolated": True, **more})  # type: ignore[arg-type]
+
+
+def command(course: Course, *arguments: object) -> subprocess.Popen[str]:
+    return grade_command(course, *arguments, "--allow-unisolated")
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -175,7 +189,13 @@ def test_a_terminal_gets_a_bar(tiny: Course, tmp_path: Path) -> None:
     """With how many of how many, and what was refused; no line for each learner."""
     source = moodle(tmp_path / "all.zip", {name: CLASS[name] for name in ("Ada Lovelace", "Nobody")})
     ours, theirs = os.openpty()
-    environment = {**os.environ, "LOCKSTEP_COURSE": str(tiny.root), "COLUMNS": "120", "TERM": "xterm"}
+    environment = {
+        **os.environ,
+        "LOCKSTEP_COURSE": str(tiny.root),
+        "COLUMNS": "120",
+        "TERM": "xterm",
+        "LOCKSTEP_ISOLATION": "none",
+    }
     process = subprocess.Popen(
         ["python", "-m", "lockstep", "grade", str(source), "--out", str(tmp_path / "graded"), "--allow-unisolated"],
         stdout=theirs, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
@@ -441,15 +461,26 @@ def test_a_grading_without_end_is_our_fault(grade: Grade, tmp_path: Path, monkey
 # Apart ---------------------------------------------------------------------------------------------------------------
 
 
-def test_strangers_code_without_isolation_asks_for_a_flag(
-    grade: Grade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_code_without_isolation_asks_for_a_flag(grade: Grade, tiny: Course, tmp_path: Path) -> None:
     source, out = moodle(tmp_path / "all.zip", TWO), tmp_path / "graded"
-    monkeypatch.setattr(bulk, "tier", lambda: Tier("none", "not isolated"))
-    with pytest.raises(CourseError, match=r"^not isolated: .*bubblewrap.*--allow-unisolated") as refused:
-        grade(source, out, order(allow_unisolated=False))
-    assert "\n" not in str(refused.value) and not out.exists()
-    assert grade(source, out)[0].isolation == "not isolated"
-    monkeypatch.setattr(bulk, "tier", lambda: Tier("sandbox", "isolated by bubblewrap"))
+    code, said, err = finish(grade_command(tiny, source, "--out", out))
+    assert (code, said) == (2, "") and len(err.splitlines()) == 1
+    assert "could read and change whatever you can" in err and "--allow-unisolated" in err
+    assert not out.exists()
+    assert {one.isolation for one in grade(source, out)[0].learners} == {"none"}
+
+
+def test_what_keeps_apart_is_used_and_told(grade: Grade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without being allowed anything; the points are the same."""
+    monkeypatch.delenv("LOCKSTEP_ISOLATION")
+    isolation.tier.cache_clear()
+    if not isolation.tier().keeps_apart:
+        pytest.skip(" ".join(("not run:", *(isolation.missing() or ()))))
+    source = moodle(tmp_path / "all.zip", TWO)
     graded, _ = grade(source, tmp_path / "apart", order(allow_unisolated=False))
-    assert {one.isolation for one in graded.learners} == {"sandbox"} and graded.isolation == "isolated by bubblewrap"
+    assert {one.isolation for one in graded.learners} == {one.report.isolation for one in graded.learners if one.report} == {isolation.tier().name}  # fmt: skip
+    assert graded.isolation == isolation.tier().said
+    monkeypatch.setenv("LOCKSTEP_ISOLATION", "none")
+    isolation.tier.cache_clear()
+    grade(source, tmp_path / "here")
+    assert files(tmp_path / "apart") == files(tmp_path / "here")

@@ -102,12 +102,12 @@ def moodle(file: Path, work: dict[str, dict[str, str]]) -> Path:
     return file
 
 
-def command(course: Course, *arguments: object) -> subprocess.Popen[str]:
-    """`lockstep grade …` on this course, started; with its own group, so that a Ctrl-C reaches nobody else."""
+def command(course: Course, *arguments: object, **more: str) -> subprocess.Popen[str]:
+    """`lockstep grade …` on this course, started; in a group of its own, so that a Ctrl-C reaches nobody else."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LOCKSTEP_COURSE": str(course.root), "COLUMNS": "200",
-                   "OMP_NUM_THREADS": "1"}  # fmt: skip
+                   "OMP_NUM_THREADS": "1", "LOCKSTEP_ISOLATION": "none", **more}  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", "grade", *map(str, arguments), "--allow-unisolated"],
+        [sys.executable, "-m", "lockstep", "grade", *map(str, arguments)],
         cwd=course.root, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
