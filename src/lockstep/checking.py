@@ -10,18 +10,31 @@ from pathlib import Path
 from . import ranks
 from .grading import progress as records
 from .grading.course import Course, CourseError
+from .grading.isolation import tier
 from .grading.run import Progress, grade
 from .grading.submission import locate
 from .grading.verdict import CheckResult, Report
 
 
 def check(
-    course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, as_json: bool
+    course: Course,
+    names: list[str],
+    submission: Path | None,
+    device: str,
+    seed: int | None,
+    as_json: bool,
+    isolated: bool = False,
 ) -> int:
-    """Grade, show, record; returns the exit code."""
+    """Grade, show, record; returns the exit code. `isolated` keeps the submission apart as far as this machine can."""
     for name in names:
         locate(course, name, submission)  # say what is missing before anything runs
-    report = _grade(course, names, submission, device, seed, None if as_json else _Shower())
+    shower = None if as_json else _Shower()
+    if isolated:
+        apart = tier()
+        print(f"{apart.said} {apart.remedy}".strip(), file=sys.stderr)
+        report = grade(course, names, submission, device=device, seed=seed, isolation=apart.name, progress=shower)
+    else:
+        report = _grade(course, names, submission, device, seed, shower)
     if submission is None and device == "cpu":
         for result in report.exercises:
             records.record(course, result)

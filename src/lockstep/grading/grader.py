@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import random
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 from .. import ranks
 from ..ranks import text
 from .course import Course, leaf
+from .isolation import Tier
 from .submission import Submission
 from .verdict import Diagnosis
 
@@ -22,7 +24,8 @@ CPU_SECONDS = 8.0
 IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
-ENDLESS = ("timed out", "too much output", "out of memory")
+PROCESSES = 150
+ENDLESS = ("timed out", "too much output", "too many processes", "out of memory")
 """Ends that cost so much time or memory that nobody should wait for them twice."""
 
 Reader = Callable[[ranks.Run], Diagnosis | None]
@@ -43,12 +46,15 @@ class NotRun(Exception):
 class Grader:
     """One exercise's submission under test."""
 
-    def __init__(self, course: Course, submission: Submission, scratch: Path, seed: int, device: str) -> None:
+    def __init__(
+        self, course: Course, submission: Submission, scratch: Path, seed: int, device: str, tier: Tier | None = None
+    ) -> None:
         self.course = course
         self.submission = submission
         self.scratch = scratch
         self.seed = seed
         self.device = device
+        self.tier = tier
         self.output = ""
         self._played: dict[str, ranks.Run | Diagnosis] = {}
         self._told: set[tuple[str, int | None]] = set()
@@ -111,9 +117,6 @@ class Grader:
         """
         if self._endless:
             raise NotRun("the submission came to no end above")
-        folder = self.scratch / f"{self._label}-work"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
         target = ranks.Function("lockstep.grading.on_rank", "play", {
             "scenario_file": str(self._stage), "scenario": scenario, "submission": str(self.submission.file),
             "kwargs": kwargs,
@@ -122,12 +125,11 @@ class Grader:
             result = ranks.run(
                 target, world_size, device=self.device, launcher=launcher, nodes=nodes, network=network,
                 deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS, memory_limit=MEMORY_BYTES,
-                output_limit=OUTPUT_BYTES, directory=folder, hidden=[self._stage.parent],
-                environment=_environment(environment), on_interrupt="raise",
+                output_limit=OUTPUT_BYTES, own_directory=True, process_limit=PROCESSES, hidden=[self._stage.parent],
+                environment=self._environment(environment), on_interrupt="raise",
             )  # fmt: skip
         except ranks.NotRun as missing:
             raise NotRun(str(missing)) from None
-        result.left_files += sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         self.output += _printed(result)
         self._endless = result.cause is not None and result.cause.kind in ENDLESS
         return result
@@ -139,6 +141,12 @@ class Grader:
         copy = stage / f"scenario_{leaf(self.submission.name)}.py"
         shutil.copyfile(self.course.scenario(self.submission.name), copy)
         return copy
+
+    def _environment(self, extra: dict[str, str] | None) -> dict[str, str]:
+        """An allow-list: that of the tier where there is one."""
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        known = self.tier.environment() if self.tier is not None and self.tier.keeps_apart else passed_on
+        return known | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (extra or {})
 
     @property
     def _label(self) -> str:
@@ -235,17 +243,11 @@ _GENERAL = {
     "timed out": "timed-out",
     "out of memory": "out-of-memory",
     "too much output": "too-much-output",
+    "too many processes": "too-many-processes",
 }
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",
               "OMP_NUM_THREADS", "VIRTUAL_ENV", "SYSTEMROOT", "TORCH_SHOW_CPP_STACKTRACES")  # fmt: skip
-
-
-def _environment(extra: dict[str, str] | None) -> dict[str, str]:
-    import os
-
-    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return passed_on | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"} | (extra or {})
 
 
 def _docstring_lines(source: str) -> set[int]:

@@ -6,6 +6,7 @@ a diagnosis) or by `NotRun`. Anything else that it raises is a fault of ours, an
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import tempfile
@@ -16,9 +17,12 @@ from typing import Any
 
 import pytest
 
+from .. import ranks
 from . import course as courses
+from . import isolation
 from .course import Course, CourseError
 from .grader import Failed, Grader, NotRun
+from .isolation import Tier
 from .submission import prepare
 from .verdict import CheckOutcome, CheckResult, ExerciseResult
 
@@ -26,9 +30,14 @@ from .verdict import CheckOutcome, CheckResult, ExerciseResult
 class Session:
     """What a grading shares between its checks, and what has come out so far."""
 
-    def __init__(self, course: Course, given: Path | None, seed: int, device: str) -> None:
-        self.course, self.given, self.seed, self.device = course, given, seed, device
+    def __init__(self, course: Course, given: Path | None, seed: int, device: str, tier: Tier | None) -> None:
+        self.course, self.given, self.seed, self.device, self.tier = course, given, seed, device, tier
         self.scratch = Path(tempfile.mkdtemp(prefix="lockstep-grade-"))
+        self.own = contextlib.ExitStack()
+        if tier is not None and tier.keeps_apart:
+            server = tier.server(self.scratch)
+            server.start()
+            self.own.enter_context(ranks.served_by(server))
         self.graders: dict[str, Grader] = {}
         self.results: dict[str, list[CheckResult]] = {}
         self.faults: list[str] = []
@@ -38,7 +47,7 @@ class Session:
         """The grader of one exercise."""
         if name not in self.graders:
             submission = prepare(self.course, name, self.given, self.scratch)
-            self.graders[name] = Grader(self.course, submission, self.scratch, self.seed, self.device)
+            self.graders[name] = Grader(self.course, submission, self.scratch, self.seed, self.device, self.tier)
         return self.graders[name]
 
     def exercises(self) -> tuple[ExerciseResult, ...]:
@@ -54,7 +63,8 @@ class Session:
         return next((result.outcome for result in self.results.get(exercise, []) if result.id == check), None)
 
     def close(self) -> None:
-        """Remove the scratch folder."""
+        """End what serves this grading alone, and remove the scratch folder."""
+        self.own.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
@@ -67,6 +77,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lockstep")
     group.addoption("--submission", help="file or folder to grade (default: exercises/)")
     group.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where the ranks compute")
+    names = [tier.name for tier in isolation.TIERS]
+    group.addoption("--isolation", choices=names, help="keep the ranks apart from the judge (default: they are not)")
     group.addoption("--seed", type=int, help="what the inputs are drawn from; a report names its own")
 
 
@@ -80,6 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
         Path(given).resolve() if given else None,
         secrets.randbelow(1 << 31) if seed is None else seed,
         config.getoption("--device"),
+        next((tier for tier in isolation.TIERS if tier.name == config.getoption("--isolation")), None),
     )
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
@@ -94,7 +107,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
     """The submission under test, for the exercise that the module's name says."""
     try:
-        one = request.config.stash[SESSION].grader(_exercise(request))
+        one = request.config.stash[SESSION].grader(exercise_of(request))
     except CourseError as error:
         pytest.fail(str(error), pytrace=False)
     if hasattr(request.module, "read_failure") and not one._readers:
@@ -105,7 +118,7 @@ def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold back a check whose premises have not passed."""
     session = item.config.stash[SESSION]
-    exercise = _exercise(item)
+    exercise = exercise_of(item)
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if session.outcome(exercise, name) is not CheckOutcome.PASSED:
@@ -119,7 +132,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     outcome = yield
     report = outcome.get_result()
     session = item.config.stash[SESSION]
-    exercise = _exercise(item)
+    exercise = exercise_of(item)
     if call.when == "setup":
         session.began[exercise] = time.monotonic()
     if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
@@ -129,7 +142,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     result = _conclude(item, call, session, exercise)
     if result is None:
         session.faults.append(f"{item.nodeid}: {report.longreprtext}")
-        result = CheckResult(_title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
+        result = CheckResult(title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
     session.results.setdefault(exercise, []).append(result)
     if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
         from .text import check_text
@@ -145,7 +158,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     output, seconds = "", time.monotonic() - session.began.get(exercise, time.monotonic())
     if one is not None:
         output, one.output = one.output, ""
-    name = _title(item)
+    name = title(item)
 
     def result(outcome: CheckOutcome, **more: Any) -> CheckResult:
         return CheckResult(name, item.name, outcome, output=output, seconds=seconds, **more)
@@ -162,11 +175,11 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     return None
 
 
-def _title(item: pytest.Item) -> str:
+def title(item: pytest.Item) -> str:
     """The check's name in the learner's words."""
     return (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
 
 
-def _exercise(of: pytest.Item | pytest.FixtureRequest) -> str:
+def exercise_of(of: pytest.Item | pytest.FixtureRequest) -> str:
     """The exercise that this test's file checks."""
     return of.config.stash[SESSION].course.of_checks(of.path)

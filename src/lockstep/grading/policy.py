@@ -70,6 +70,14 @@ class Accommodation:
 
 
 @dataclass(frozen=True)
+class Classroom50:
+    """Where a class's points go in Classroom 50: the short names of a classroom and of an assignment."""
+
+    classroom: str = "lockstep"
+    assignment: str = "lockstep"
+
+
+@dataclass(frozen=True)
 class Policy:
     """Everything that `policy.toml` says; without a file, one point a check and nothing taken off."""
 
@@ -79,6 +87,7 @@ class Policy:
     late: Late = Late()
     rounding: Rounding = Rounding()
     learners: Mapping[str, Accommodation] = field(default_factory=dict)
+    classroom50: Classroom50 = Classroom50()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .course import Course, CourseError, _nearest
-from .policy import Accommodation, Half, Late, Policy, Rounding
+from .policy import Accommodation, Classroom50, Half, Late, Policy, Rounding
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,6 +19,7 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 FILE = "policy.toml"
+SLUG = re.compile(r"[a-z0-9][a-z0-9-]{1,99}")  # what Classroom 50 takes for a short name
 
 
 class PolicyError(CourseError):
@@ -49,7 +50,7 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"{name}: {error}") from None
     reader = _Reader(text, tuple(exercises), name)
-    reader.only((), raw, ("points", "partial", "late", "rounding", "learner"))
+    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "classroom50"))
     points = {
         key: reader.number(("points", key), value, "0 or more points")
         for key, value in reader.table(raw, "points").items()
@@ -60,7 +61,7 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
     for key in partial:
         reader.exercise(("partial", key), key)
     learners = {key: reader.accommodation(key, value) for key, value in reader.table(raw, "learner").items()}
-    return Policy(points, partial, default, reader.late(raw), reader.rounding(raw), learners)
+    return Policy(points, partial, default, reader.late(raw), reader.rounding(raw), learners, reader.classroom50(raw))
 
 
 class _Reader:
@@ -145,6 +146,15 @@ class _Reader:
         if half not in [known.value for known in Half]:
             raise self.wrong(("rounding", "half"), f'is {_shown(half)}: write "up", "even" or "down"')
         return Rounding(to, Half(half))
+
+    def classroom50(self, raw: dict[str, Any]) -> Classroom50:
+        table = self.table(raw, "classroom50")
+        self.only(("classroom50",), table, ("classroom", "assignment"))
+        for key, value in table.items():
+            if not isinstance(value, str) or not SLUG.fullmatch(value):
+                wanted = 'write a short name: lower case letters, digits and dashes, as in "cs101-fall"'
+                raise self.wrong(("classroom50", key), f"is {_shown(value)}: {wanted}")
+        return Classroom50(**table)
 
     def accommodation(self, learner: str, value: Any) -> Accommodation:
         path = ("learner", learner)

@@ -17,6 +17,8 @@ from pathlib import Path
 from .course import Course, CourseError, leaf
 
 MAX_BYTES = 1 << 20
+RUN_FOLDER = re.compile(r"(/[\w.-]+)*/lockstep-run-[\w-]+/(work|tmp)/?")
+"""Where a run's ranks stand; no learner has seen that folder."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Submission:
         """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
         text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colours
         scratch = re.escape(str(self.folder.parent) + os.sep)
-        return re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
+        text = re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
+        return RUN_FOLDER.sub("", text)
 
 
 def locate(course: Course, name: str, given: Path | None) -> Path:

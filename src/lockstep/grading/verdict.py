@@ -82,13 +82,17 @@ class ExerciseResult:
 
 @dataclass(frozen=True)
 class Report:
-    """A grading. `faults` are our own: checks that broke instead of concluding. They cost nobody a point."""
+    """A grading. `faults` are our own: checks that broke instead of concluding. They cost nobody a point.
+
+    `isolation` names the tier in which the submission's ranks ran (`isolation.TIERS`); empty for one's own code.
+    """
 
     seed: int
     exercises: tuple[ExerciseResult, ...]
     device: str = "cpu"
     faults: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    isolation: str = ""
 
     @property
     def passed(self) -> bool:
@@ -112,6 +116,7 @@ class Report:
             "exercises": [_exercise_json(exercise) for exercise in self.exercises],
             "faults": list(self.faults),
             "versions": self.versions,
+            "isolation": self.isolation,
         }
 
 
@@ -170,5 +175,10 @@ def from_json(raw: dict[str, Any]) -> Report:
         checks = tuple(check_from_json(check) for check in item["checks"])
         exercises.append(ExerciseResult(item["name"], checks, item["seconds"], item.get("submission", "")))
     return Report(
-        raw["seed"], tuple(exercises), raw.get("device", "cpu"), tuple(raw.get("faults", ())), raw.get("versions", {})
+        raw["seed"],
+        tuple(exercises),
+        raw.get("device", "cpu"),
+        tuple(raw.get("faults", ())),
+        raw.get("versions", {}),
+        raw.get("isolation", ""),
     )

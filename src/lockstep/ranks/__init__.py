@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .client import RanksError, run, start_method, stop, warm
+from .client import RanksError, run, served_by, start_method, stop, warm
 from .job import Function, Job, Script, Source, Target
 from .network import Network, NotRun
 from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack, Waiting
 
 __all__ = [
     "Cause", "Collective", "Error", "Frame", "Function", "Job", "Mark", "Network", "NotRun", "Outcome", "RankReport",
-    "RanksError", "Run", "Script", "Source", "Stack", "Target", "Waiting", "mark", "observe", "run", "start_method",
+    "RanksError", "Run", "Script", "Source", "Stack", "Target", "Waiting", "mark", "observe", "run", "served_by", "start_method",
     "stop", "warm",
 ]  # fmt: skip
 

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, St
 
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
+SILENCE_SECONDS = 60.0
+"""After its run's deadline, a supervisor that has not said a word for so long is given up."""
 Printer = Callable[[int, str, str], None]
 
 
@@ -33,9 +36,14 @@ class RanksError(Exception):
 
 
 class Server:
-    """The warm process of this client, started once and shared by all its runs."""
+    """The warm process of a client, started once and shared by all its runs.
 
-    def __init__(self) -> None:
+    `prefix` is a command that starts another, such as a sandbox's, for the process to stand in; `environment` is then
+    all that it has of one.
+    """
+
+    def __init__(self, prefix: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
+        self._prefix, self._environment = prefix, environment
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -50,10 +58,10 @@ class Server:
                 self._control.close()
             ours, theirs = socket.socketpair()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno())],
+                [*self._prefix, sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=child_environment(),
+                env=child_environment() if self._environment is None else self._environment,
                 start_new_session=True,
             )
             theirs.close()
@@ -91,8 +99,11 @@ class Server:
             if self._control is not None:
                 self._control.close()
             if self._process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                try:
                     self._process.wait(5)
+                except subprocess.TimeoutExpired:  # whoever stopped it, or keeps it busy, shall not keep us
+                    self._process.kill()
+                    self._process.wait()
             self._process = self._control = None
 
     def forget(self) -> None:
@@ -105,10 +116,11 @@ class Server:
         self._process = self._control = None
 
 
-_server = Server()
-atexit.register(_server.stop)
+_own = Server()
+_server = _own
+atexit.register(_own.stop)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_server.forget)
+    os.register_at_fork(after_in_child=_own.forget)
 
 
 def warm() -> None:
@@ -120,6 +132,18 @@ def warm() -> None:
 def stop() -> None:
     """End the warm process of this client."""
     _server.stop()
+
+
+@contextlib.contextmanager
+def served_by(server: Server) -> Iterator[None]:
+    """All runs in this block are forked from `server`, which is ended after it."""
+    global _server
+    usual, _server = _server, server
+    try:
+        yield
+    finally:
+        _server = usual
+        server.stop()
 
 
 def start_method() -> str:
@@ -138,7 +162,7 @@ def child_environment() -> dict[str, str]:
 
 
 def _connect() -> socket.socket:
-    if start_method() == "fork":
+    if start_method() == "fork" or _server is not _own:
         return _server.connect()
     ours, theirs = socket.socketpair()
     subprocess.Popen(
@@ -164,7 +188,9 @@ def run(
     memory_limit: int | None = 4 << 30,
     output_limit: int | None = 8 << 20,
     environment: dict[str, str] | None = None,
+    process_limit: int | None = None,
     directory: str | os.PathLike[str] | None = None,
+    own_directory: bool = False,
     hidden: Iterable[str | os.PathLike[str]] = (),
     timeline: bool = False,
     watch_replicas: bool = False,
@@ -177,7 +203,8 @@ def run(
 
     `on_output(rank, stream, text)` is called as the ranks print. A KeyboardInterrupt ends the ranks and comes back as
     outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
-    `network` has the ranks stand in a network made for them, such as `lockstep.cluster.slow_link("1gbit")`. The limits
+    The ranks start in `directory` (this process's, when None), or with `own_directory` in an empty one of the run's own,
+    whose files are named in `Run.left_files` and then removed. `network` has the ranks stand in a network made for them, such as `lockstep.cluster.slow_link("1gbit")`. The limits
     are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target that is not
     there, NotRun where this machine cannot make that network, RanksError when Lockstep itself fails.
     """
@@ -195,9 +222,9 @@ def run(
         world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher,
         network=asdict(network) if network is not None else None, deadline=deadline,
         cpu_limit=cpu_limit, idle_limit=idle_limit, patience=patience, memory_limit=memory_limit,
-        output_limit=output_limit,
+        output_limit=output_limit, process_limit=process_limit,
         environment=dict(os.environ) if environment is None else dict(environment),
-        directory=str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
+        directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
     )  # fmt: skip
     channel = Channel(_connect())
@@ -248,7 +275,7 @@ class _Listener:
             signal.signal(signal.SIGINT, usual)
 
     def _listen(self) -> Run:
-        said = 0
+        said, heard = 0, time.monotonic()
         selector = selectors.DefaultSelector()
         selector.register(self.channel, selectors.EVENT_READ)
         with selector:
@@ -257,14 +284,20 @@ class _Listener:
                     said = self.interrupts
                     self.channel.send({"do": "stop"})
                 if not selector.select(0.1):
+                    if self.job.deadline and time.monotonic() - heard > self.job.deadline + SILENCE_SECONDS:
+                        raise RanksError("the run's supervisor fell silent: stopped from outside?")
                     continue
-                messages = self.channel.receive()
-                if messages is None:
-                    raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
-                for message, blob in messages:
-                    run = self._take(message, blob)
-                    if run is not None:
-                        return run
+                try:
+                    messages = self.channel.receive()
+                    if messages is None:
+                        raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
+                    for message, blob in messages:
+                        run = self._take(message, blob)
+                        if run is not None:
+                            return run
+                except (ChannelError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
+                heard = time.monotonic()
 
     def _take(self, message: dict[str, Any], blob: bytes) -> Run | None:
         match message.get("event"):

@@ -135,6 +135,14 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
                 place(first),
                 read=FAILURES,
             )
+        case Outcome.TOO_MANY_PROCESSES:
+            return Cause(
+                "too many processes",
+                f"{rank} and what it started were stopped: they were becoming too many processes.",
+                (first.rank,),
+                place(first),
+                read=FAILURES,
+            )
     return Cause(first.outcome.value, f"{rank}: {first.outcome.value}.", (first.rank,), place(first))
 
 
@@ -260,7 +268,8 @@ def launched(run: Run, job: Job) -> Cause | None:
     launcher = run.ranks[0]
     workers = [_as_rank(worker) for worker in latest(run.workers)]
     error = launcher.error
-    broken = any(one.outcome in (Outcome.OUT_OF_MEMORY, Outcome.TOO_MUCH_OUTPUT) for one in workers)
+    limits = (Outcome.OUT_OF_MEMORY, Outcome.TOO_MUCH_OUTPUT, Outcome.TOO_MANY_PROCESSES)
+    broken = any(one.outcome in limits for one in workers)
     if not broken and not _is_bad(launcher, job):
         return None
     bad = [worker for worker in workers if _is_bad(worker, replace(job, target={"type": "script"}))]

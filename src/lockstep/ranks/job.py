@@ -57,10 +57,11 @@ class Job:
 
     `deadline` is wall time for the whole run. `cpu_limit` counts processor time, so that a loaded machine is not
     mistaken for an endless loop. `idle_limit` ends a run in which nothing at all has moved for so long, though not
-    everybody waits in a collective (somebody sleeps). None switches a limit off. `patience` is for how long nothing may
+    everybody waits in a collective (somebody sleeps). `process_limit` is for all processes of the run together, and what
+    the ranks have started may not hold more than `memory_limit` in all. None switches a limit off. `patience` is for how long nothing may
     have moved before ranks that all wait for each other are said to hang: more than a message takes on a slow link.
 
-    `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one
+    `directory` is where the ranks start; empty for a new one of the run's own. `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one
     process without torchrun's variables; the ranks are those that it starts itself through `torch.multiprocessing`.
     `nodes` tells the ranks that they are spread over so many nodes, in equal parts. `network` names the function that
     makes the network they stand in (see `network`); None is this machine's own.
@@ -78,6 +79,7 @@ class Job:
     patience: float = 0.3
     memory_limit: int | None = 4 << 30
     output_limit: int | None = 8 << 20
+    process_limit: int | None = None
     observation_limit: int = 256 << 20
     environment: dict[str, str] = field(default_factory=dict)
     directory: str = ""

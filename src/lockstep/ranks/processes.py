@@ -21,6 +21,7 @@ LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_DUMPABLE = 4
 HELPER_NAME = "lockstep-helper"
 
 
@@ -38,6 +39,14 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, detached ones included."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def close_to_others(closed: bool) -> None:
+    """Keep, or stop keeping, other processes of the same user from reading this one's memory and open files (ptrace(2)).
+
+    It is inherited by a fork. While it is on, the process cannot make a user namespace of its own.
+    """
+    _prctl(_PR_SET_DUMPABLE, int(not closed))
 
 
 def call_helper() -> None:

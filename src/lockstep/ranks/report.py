@@ -23,6 +23,7 @@ class Outcome(str, Enum):
     TIMED_OUT = "timed out"
     OUT_OF_MEMORY = "out of memory"
     TOO_MUCH_OUTPUT = "too much output"
+    TOO_MANY_PROCESSES = "too many processes"
     STOPPED = "stopped"
     INTERRUPTED = "interrupted"
 
@@ -199,7 +200,7 @@ class Cause:
     """Why a run did not end well: the first line to read, then the evidence.
 
     `kind` is one of `hang`, `raised`, `exited`, `crashed`, `mismatch`, `timed out`, `out of memory`,
-    `too much output`, `interrupted`. `ranks` are those at fault; `echoes` those that only failed because of them.
+    `too much output`, `too many processes`, `interrupted`. `ranks` are those at fault; `echoes` those that only failed because of them.
     """
 
     kind: str

@@ -194,6 +194,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    processes.close_to_others(True)
     warm_up()
     with control:
         control.send(b"ready")

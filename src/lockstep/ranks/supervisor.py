@@ -41,6 +41,9 @@ from .output import Printer
 from .stillness import TICK, Stillness
 
 GRACE = 0.8
+WORK = "work"
+CROWD_TICK = 0.5
+LISTED = 50
 
 
 class Supervisor:
@@ -60,6 +63,7 @@ class Supervisor:
         self.began = time.monotonic()
         self.last_word = self.began
         self.measured = 0.0
+        self.counted = 0.0
         self.failed_at: float | None = None
         self.still = Stillness(self)
 
@@ -79,10 +83,14 @@ class Supervisor:
         except network.NotRun as missing:
             self.tell({"event": "not run", "why": str(missing)})
             return
+        processes.close_to_others(True)
         processes.adopt_orphans()
         signal.signal(signal.SIGTERM, lambda *_: self._interrupt())
         shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         self.directory = make_folder()
+        if not self.job.directory:
+            self.job.directory = os.path.join(self.directory, WORK)
+            os.mkdir(self.job.directory)
         try:
             self._listen()
             for rank in range(1 if self.job.launcher else self.job.world_size):
@@ -127,6 +135,7 @@ class Supervisor:
     def _become_rank(self, rank: int, pipes: list[tuple[int, int]]) -> None:
         try:
             os.setsid()
+            processes.close_to_others(False)
             processes.die_with_parent()
             os.dup2(pipes[0][1], 1)
             os.dup2(pipes[1][1], 2)
@@ -378,6 +387,9 @@ class Supervisor:
                 self._break(member, "too much output")
             elif job.cpu_limit and member.cpu > job.cpu_limit:
                 self._time_out(f"cpu {job.cpu_limit:g}")
+        if job.process_limit and now - self.counted > CROWD_TICK:
+            self.counted = now
+            self._look_at_crowd(job.process_limit)
         if job.deadline and self.elapsed() > job.deadline:
             self._time_out(f"deadline {job.deadline:g}")
         elif job.idle_limit and self.still.seconds() > job.idle_limit and self.failed_at is None:
@@ -386,6 +398,24 @@ class Supervisor:
                 self.reason = "hang"
             else:
                 self._time_out(f"idle {job.idle_limit:g}")
+
+    def _look_at_crowd(self, most: int) -> None:
+        """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
+        everybody = processes.descendants(os.getpid())
+        known = {member.pid for member in self.members}
+        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
+        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
+        outcome = ""
+        if len(everybody) > most:
+            outcome = "too many processes"
+        elif self.job.memory_limit and held > self.job.memory_limit:
+            outcome = "out of memory"
+        if not outcome:
+            return
+        among = {member.pid: len(processes.descendants(member.pid)) for member in self.unfinished()}
+        for member in sorted(self.unfinished(), key=lambda member: -among[member.pid])[:1]:
+            self._break(member, outcome)
+        processes.kill(pid for pid in everybody if pid not in known)
 
     def _break(self, member: Member, outcome: str) -> None:
         if not member.done:
@@ -436,7 +466,8 @@ class Supervisor:
         faults = {member.pid: self._fault(member) for member in self.members}
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
-            temporary = sorted(os.listdir(os.path.join(self.directory, "tmp")))[:50]
+            temporary = sorted(os.listdir(os.path.join(self.directory, "tmp")))[:LISTED]
+        temporary += _files(os.path.join(self.directory, WORK))
         remove_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
@@ -512,6 +543,16 @@ def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def _files(folder: str) -> list[str]:
+    """The files below a folder, by their paths in it, no more than a reader wants to see."""
+    found = []
+    for path, _, names in os.walk(folder):
+        found += [os.path.relpath(os.path.join(path, name), folder) for name in names]
+        if len(found) > LISTED:
+            break
+    return sorted(found)[:LISTED]
+
+
 def _readable(channel: Channel) -> bool:
     return bool(select.select([channel], [], [], 0)[0])
 
@@ -535,6 +576,7 @@ def _close_descriptors() -> None:
 def serve(sock: socket.socket, fork: bool) -> None:
     """Be the supervisor of the run that the client at the other end of `sock` orders."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.close_to_others(False)  # until its network is made
     Supervisor(Channel(sock)).carry_out(fork)
 
 

@@ -18,6 +18,7 @@ TITLES = {
     "timed out": "NO END",
     "out of memory": "OUT OF MEMORY",
     "too much output": "TOO MUCH OUTPUT",
+    "too many processes": "TOO MANY PROCESSES",
     "interrupted": "INTERRUPTED",
 }
 

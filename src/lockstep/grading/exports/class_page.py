@@ -13,7 +13,7 @@ from ..classroom import ClassResult, Learner, Outcome, was_handed_in
 from ..policy import Grade, Grades
 from ..similar import Pair, groups
 from ..verdict import CheckOutcome
-from .html_report import handed_in
+from .html_report import handed_in, isolation_said
 from .pages import MOST_NAME, cut, plural, render
 
 DIAGNOSES = 25  # rows
@@ -70,7 +70,7 @@ def class_page(
         slowest=_slowest(graded, person),
         learners=[person(one.id) | _row(one, *given[one.id]) for one in graded.learners],
         seed=graded.seed,
-        isolation=graded.isolation,
+        isolation=isolation_said(graded.isolation),
         device=graded.device,
         made_with=" · ".join(f"{name} {version}" for name, version in graded.versions.items()),
     )

@@ -32,6 +32,7 @@ from typing import Any
 from ..classroom import ClassResult, Learner, Outcome
 from ..course import CourseError, find
 from ..policy import Grade, Grades
+from ..policy_file import SLUG
 from ..verdict import CheckOutcome, ExerciseResult, Report
 from . import visible
 from .gradescope import graded_apart, write_json
@@ -39,7 +40,6 @@ from .gradescope import graded_apart, write_json
 RESULT = "classroom50/result/v1"
 SCORES = "classroom50/scores/v1"
 LOGIN = re.compile(r"[A-Za-z0-9](?:-?[A-Za-z0-9]){0,38}")
-SLUG = re.compile(r"[a-z0-9][a-z0-9-]{1,99}")
 MOST_MESSAGE = 2_000  # characters
 
 

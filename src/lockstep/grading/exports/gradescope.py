@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ..classroom import Learner
 from ..course import Course, CourseError, find, leaf
 from ..verdict import CheckOutcome, CheckResult, Report, from_json
 
@@ -35,6 +36,18 @@ def results(report: Report) -> dict[str, Any]:
         "execution_time": round(sum(exercise.seconds for exercise in report.exercises)),
         "tests": [_test(exercise.name, check) for exercise in report.exercises for check in exercise.checks],
     }
+
+
+def class_results(learner: Learner) -> dict[str, Any]:
+    """`results.json` of one learner of a class. Raises ValueError after a fault of ours.
+
+    Where nothing could be graded it says why, and gives 0 points.
+    """
+    said = "\n".join((*learner.handed.refused, *learner.handed.notes))
+    if learner.report is None:
+        return {"score": 0, "output": said, "output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}  # fmt: skip
+    data = results(learner.report)
+    return {**data, "output": f"{data['output']}\n\n{said}".strip()}
 
 
 def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
@@ -87,7 +100,7 @@ def graded_apart(course: Course, submission: Path) -> Report:
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         gather(course, submission, Path(folder))
-        command = [sys.executable, "-m", "lockstep", "check", "--all", "--json", "--submission", folder]
+        command = [sys.executable, "-m", "lockstep", "check", "--all", "--isolated", "--json", "--submission", folder]
         environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
     return from_json(json.loads(done.stdout))

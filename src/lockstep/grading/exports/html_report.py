@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..classroom import NOT_HANDED_IN, Learner, Outcome, was_handed_in
+from ..isolation import TIERS
 from ..policy import Grade
 from ..text import MARKS
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
@@ -44,7 +45,7 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
         handed_in=handed_in(learner),
         seed=learner.seed,
         repeat=f"./lockstep check {' '.join(graded)} --seed {learner.seed}" if graded and not fault else "",
-        isolation=learner.isolation,
+        isolation=isolation_said(learner.isolation),
         made_with=" · ".join(f"{name} {version}" for name, version in report.versions.items()) if report else "",
     )
 
@@ -108,6 +109,11 @@ def handed_in(learner: Learner) -> str:
     when = learner.handed.handed_in
     shown = f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip() if when else ""
     return " · ".join(part for part in (shown, "marked as late" if learner.handed.marked_late else "") if part)
+
+
+def isolation_said(name: str) -> str:
+    """A tier's name as one plain line; what is no tier's name is shown as it is."""
+    return next((tier.said for tier in TIERS if tier.name == name), name)
 
 
 def _percent(score: Any, most: Any) -> str:

@@ -1,0 +1,184 @@
+"""Where a submission's ranks run: apart from the judge, the answers and other submissions, as far as this machine can.
+
+Theory of operation. The judge (`plugin`, `grader` and the checks) never imports a submission. It sends orders to a
+process that forks ranks (`ranks.server`) and gets data back. Isolation is where that process stands. Each grading has
+one of its own, which ends with the grading; the tier says what is around it:
+
+- `sandbox`: bubblewrap. Own user, network (loopback only), processes and mounts. The file system is a list of what is
+  needed, read-only: the system's programs and libraries, Python, this package, the submission. There is no answer, no
+  check, no other submission, no home and no history in it to be found. What is written goes to memory, of limited size.
+- `user`: for root without bubblewrap, as in a Gradescope container. The ranks run as another user (`nobody`), who can
+  neither read what only root can nor signal the judge. Network and process list are the machine's.
+- `none`: the same user and the same files. The judge's design still holds (see SECURITY.md), but a stranger's code could
+  read the answers on the disk, or harm whatever the user could harm.
+
+A tier is found by trying it, not by looking for a program's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..ranks.client import SOURCE, Server
+from .course import CourseError
+
+SANDBOX, USER, NONE = "sandbox", "user", "none"
+NOBODY = 65534
+MEMORY_BYTES = 1 << 30
+"""Of what a run may leave in its temporary folders, and as much again in shared memory."""
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+CONFIGURATION = (
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
+    "/etc/hosts", "/etc/localtime", "/etc/alternatives", "/nix/store",
+)  # fmt: skip
+PASSED_ON = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LOCKSTEP_START_METHOD")
+TRIAL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Tier:
+    """How far a submission is kept apart. `said` is one line for reports; `remedy` says how to get more."""
+
+    name: str
+    said: str
+    remedy: str = ""
+
+    @property
+    def keeps_apart(self) -> bool:
+        """True where a submission can neither read the answers nor reach the judge."""
+        return self.name != NONE
+
+    def command(self, scratch: Path) -> list[str]:
+        """What goes before a command so that it runs in this tier, with nothing of a grading's but `scratch` to read."""
+        if self.name == SANDBOX:
+            return _bubblewrap(scratch)
+        if self.name == USER:
+            who = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+            return ["setpriv", *who, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+        return []
+
+    def environment(self) -> dict[str, str]:
+        """All that a process in this tier has of the environment: an allow-list."""
+        own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return own | threads | {"PATH": path, "HOME": "/tmp", "PYTHONPATH": SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def server(self, scratch: Path) -> Server:
+        """The process that forks this grading's ranks, not started yet. `scratch` becomes readable for it."""
+        if self.name == USER:
+            scratch.chmod(0o755)
+        return Server(self.command(scratch), self.environment())
+
+
+TIERS = (
+    Tier(
+        SANDBOX, "The submission ran in a sandbox (bubblewrap): own user, processes and network, no files but its own."
+    ),
+    Tier(
+        USER,
+        "The submission ran as another user (nobody) on the grader's machine, without a sandbox around its network.",
+        "Install bubblewrap (apt-get install bubblewrap) for a sandbox.",
+    ),
+    Tier(
+        NONE,
+        "The submission ran as the grader's own user, without a sandbox.",
+        "Install bubblewrap (apt-get install bubblewrap) and allow user namespaces for a sandbox.",
+    ),
+)
+
+
+@cache
+def tier() -> Tier:
+    """The best tier that works here. LOCKSTEP_ISOLATION names the best one to try. Raises CourseError for another name."""
+    names = [one.name for one in TIERS]
+    best = os.environ.get("LOCKSTEP_ISOLATION") or names[0]
+    if best not in names:
+        raise CourseError(f"LOCKSTEP_ISOLATION is {best!r}; it can be {', '.join(names)}")
+    return next(one for one in TIERS[names.index(best) :] if works(one))
+
+
+def works(one: Tier) -> bool:
+    """Try it: can Python be started there, and import what a rank needs from a folder like a grading's?"""
+    if one.name == NONE:
+        return True
+    if not sys.platform.startswith("linux") or (one.name == USER and os.getuid() != 0):
+        return False
+    with tempfile.TemporaryDirectory(prefix="lockstep-trial-") as folder:
+        scratch = Path(folder)
+        scratch.chmod(0o755)
+        (scratch / "seen").touch()
+        looks = "import os, sys, lockstep.ranks.channel; sys.exit(os.path.exists(sys.argv[1]) and os.getuid() != 65534)"
+        command = [*one.command(scratch), sys.executable, "-c", looks, str(scratch / "seen")]
+        try:
+            tried = subprocess.run(
+                command, env=one.environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return tried.returncode == 0
+
+
+def _bubblewrap(scratch: Path) -> list[str]:
+    """The sandbox. Later options lie over earlier ones, so the memory under /tmp comes before what is shown below it."""
+    bound = [path for path in (*CONFIGURATION, *_python()) if os.path.exists(path)]
+    size = str(MEMORY_BYTES)
+    command = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
+    command += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "grader"]
+    command += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
+    command += ["--size", size, "--tmpfs", "/tmp"]
+    for path in SYSTEM:
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            command += ["--ro-bind", path, path]
+    for path in bound:
+        command += ["--ro-bind", path, path]
+    for device in sorted(glob.glob("/dev/nvidia*")):
+        command += ["--dev-bind", device, device]
+    return [*command, "--ro-bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", "/tmp", "--"]
+
+
+def _python() -> Sequence[str]:
+    """Where this Python, its packages and this package lie, without what lies in another of these or in the system."""
+    real = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix, SOURCE)}
+    places = sorted({sys.prefix, sys.exec_prefix, SOURCE, *real, *_extra_paths()})
+    kept: list[str] = []
+    for place in places:
+        if not any(Path(place).is_relative_to(one) for one in (*kept, *SYSTEM)):
+            kept.append(place)
+    return kept
+
+
+def _extra_paths() -> list[str]:
+    """Folders with packages outside of the prefixes, such as a user's own site-packages in which torch lies."""
+    found = []
+    for name in ("torch", "numpy"):
+        with contextlib.suppress(ImportError, ValueError):
+            import importlib.util
+
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.origin:
+                found.append(str(Path(spec.origin).resolve().parents[1]))
+    return found
+
+
+def missing() -> tuple[str, str] | None:
+    """What a sandbox would need here, and how to get it; None where there is one."""
+    if works(TIERS[0]):
+        return None
+    if not sys.platform.startswith("linux"):
+        return f"{sys.platform} has no sandbox that Lockstep can use", "grade strangers' code on Linux"
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed", "sudo apt install bubblewrap"
+    return "bubblewrap may not make a user namespace here", "sudo sysctl kernel.unprivileged_userns_clone=1"
