@@ -39,6 +39,10 @@ class _Disguise(ast.NodeTransformer):
         node.id = self.names.get(node.id, node.id)
         return node
 
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        node.attr = self.names.get("." + node.attr, node.attr)
+        return self.generic_visit(node)
+
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.arg, node.annotation = self.names.get(node.arg, node.arg), None
         return node
@@ -49,6 +53,8 @@ def disguised(text: str) -> str:
     tree = ast.parse(text)
     own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    own |= {"." + node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name) and node.value.id == "self"}  # fmt: skip
     tree = _Disguise({name: f"my_{number}" for number, name in enumerate(sorted(own))}).visit(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -110,7 +116,7 @@ def test_a_line_or_two_that_only_two_have_are_no_pair() -> None:
     """Their whole own part is the same, but it is small: such as one log line that a friend recommended."""
     text = given("train_ddp")[1]
     log = "\n    print('group closed', [one.item() for one in sorted(seen, key=len) if one.numel() > 4][:7], flush=True)\n"
-    sources = {"ada": text + log, "bob": text + log.replace("seen", "kept")}
+    sources = {"ada": text + log, "bob": text + "# mine" + log}
     own = similar._Code.of(sources["ada"]).fingerprints({mark for _, mark in similar._Code.of(text).grams()})
     assert 0 < len(own) < similar.EVIDENCE
     assert pairs(sources, [text]) == ()
