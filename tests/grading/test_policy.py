@@ -17,7 +17,7 @@ from lockstep.grading.course import Course
 from lockstep.grading.exports.classroom50 import Handin, result, scores
 from lockstep.grading.exports.csv_grades import Row, grades_csv
 from lockstep.grading.intake import Handed
-from lockstep.grading.policy import Grades, Half, Policy, Rounding, apply
+from lockstep.grading.policy import Classroom50, Grades, Half, Policy, Rounding, apply
 from lockstep.grading.policy_file import PolicyError, load, parse
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.release import contents
@@ -179,6 +179,7 @@ WRONG = {
     "[learner.ada]\n\nlate = 'no'": "policy.toml:3: learner.ada.late is 'no': write true or false",
     "[learner]\nada = 3": "policy.toml:2: learner.ada is 3: write a table, [learner.ada]",
     "[learner.ada]\nextra_days = 1\n[learner.bob]\nextra_days = 'x'": "policy.toml:4: learner.bob.extra_days is 'x'",
+    "[classroom50]\nclassroom = 'CS 1'": "policy.toml:2: classroom50.classroom is 'CS 1': write a short name",
     "[late\n": "policy.toml: Expected ']'",
     "[late]\na = 1\na = 2": "policy.toml: Cannot overwrite a value",
 }
@@ -212,6 +213,7 @@ def test_the_file_that_we_ship_can_be_used_with_each_of_its_comments_taken_off()
         "launch_distributed": False
     }
     assert known.late.deadline == datetime(2026, 11, 30, 22, 59, tzinfo=timezone.utc)
+    assert known.classroom50 == Classroom50("cs101-fall", "lockstep")
     assert known.learners["ada-lovelace-4711"].exempt == {"mini_ddp"}
     assert "Learners never see this file" in head
 

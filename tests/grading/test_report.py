@@ -25,6 +25,7 @@ from lockstep.grading.policy_file import parse
 from lockstep.grading.similar import Lines, Pair
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.grading.worker import Worker
+from lockstep.grading.writers import write_all
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
@@ -269,6 +270,40 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
     whole = whole_class()
     text = Tree(class_page(whole, grades=apply(parse("[learner.zoe]\nlate = false", ()), whole))).text
     assert "Faults of the grader: 1" in text and "Nothing to grade: 1" in text and "who is not in this class" in text
+
+
+def test_a_group_is_alike_in_one_exercise() -> None:
+    """Two pairs that share a learner in different exercises are no group of three."""
+    graded = ClassResult(1, ("a", "b"), tuple(learner(id=id) for id in ("ada", "bob", "eve")))
+    one, other = (
+        Pair(name, "ada", who, 0.9, Lines(1, 2), Lines(1, 2), "") for name, who in (("a", "bob"), ("b", "eve"))
+    )
+    assert "Alike among" not in class_page(graded, similar=[one, other])
+    assert "Alike among" in class_page(graded, similar=[one, replace(other, exercise="a")])
+
+
+def test_all_files_of_a_class(course: Course, tmp_path: Path) -> None:
+    """As `lockstep grade` writes them; a second time gives the same, and leaves nothing of the first."""
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "gone.html").write_text("of an earlier class")
+    named = write_all(whole_class(), tmp_path, course)
+    files = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(files) == {"index.html", "grades.csv", "junit.xml", "summary.md", "classroom50/scores.json", "classroom50/left_out.txt",
+                          *(f"reports/{id}.html" for id in ("ada", "bob", "eve", "joe")), *(f"gradescope/{id}.json" for id in ("ada", "bob", "joe"))}  # fmt: skip
+    assert named[0] == tmp_path / "index.html"
+    for link in re.findall(r'href="(reports/[^"]+)"', files["index.html"].decode()):
+        assert link in files
+    assert b"eve: a fault of the grader" in files["classroom50/left_out.txt"]
+    write_all(whole_class(), tmp_path, course)
+    assert files == {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+
+
+def test_the_isolation_is_said_plainly() -> None:
+    text = Tree(html_report(replace(learner(), isolation="none"))).text
+    assert "The submission ran as the grader's own user, without a sandbox." in text
+    assert "in a sandbox (bubblewrap)" in Tree(class_page(replace(whole_class(), isolation="sandbox"))).text
 
 
 def test_a_class_of_nobody_is_a_page_too() -> None:

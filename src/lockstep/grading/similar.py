@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
+from pathlib import Path
 
 from .classroom import ClassResult
 from .course import Course
@@ -73,8 +74,7 @@ def in_class(graded: ClassResult, course: Course) -> tuple[Pair, ...]:
         sources = {}
         for learner in graded.learners:
             if f"{name}.py" in learner.handed.files:
-                with open(learner.source(name), "rb") as file:
-                    sources[learner.id] = file.read(MAX_BYTES).decode("utf-8", "replace")
+                sources[learner.id] = _read(learner.source(name), MAX_BYTES)
         given = [folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises, course.solutions)]
         texts = [path.read_text(encoding="utf-8") for path in given if path.is_file()]
         found += pairs(sources, texts, exercise=name)
@@ -115,9 +115,7 @@ def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]
     holders: dict[str, list[str]] = defaultdict(list)
     for learner in graded.learners:
         if TICKET in learner.handed.files:
-            with open(learner.handed.folder / TICKET, "rb") as file:
-                ticket = file.read(200).decode("utf-8", "replace").strip()
-            holders[ticket].append(learner.id)
+            holders[_read(learner.handed.folder / TICKET, 200).strip()].append(learner.id)
     return tuple((ticket, tuple(held)) for ticket, held in sorted(holders.items()) if ticket and len(held) > 1)
 
 
@@ -136,6 +134,15 @@ def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
     for learner in sorted(leader):
         members[lead(learner)].append(learner)
     return tuple(sorted((tuple(group) for group in members.values()), key=lambda group: (-len(group), group)))
+
+
+def _read(path: Path, most: int) -> str:
+    """The text of what was handed in; empty where it is no longer there, since no grade depends on it."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _weight(holders: int, learners: int) -> float:

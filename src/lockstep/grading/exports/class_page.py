@@ -64,7 +64,7 @@ def class_page(
         more_diagnoses=max(0, len(graded.frequent) - DIAGNOSES),
         pairs=[_pair(one, person) for one in pairs[:PAIRS]],
         more_pairs=max(0, len(pairs) - PAIRS),
-        groups=[[person(one) for one in group] for group in groups(pairs) if len(group) > 2],
+        groups=_groups(pairs, person),
         tickets=[{"ticket": ticket, "people": [person(one) for one in held]} for ticket, held in tickets],
         late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades))],
         slowest=_slowest(graded, person),
@@ -149,6 +149,13 @@ def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -
         {"id": id, "title": titles.get(id, ""), "count": count, "percent": f"{100 * count / shown[0][1]:.0f}", "people": people[id]}
         for id, count in shown
     ]  # fmt: skip
+
+
+def _groups(pairs: Sequence[Pair], person: Person) -> list[dict[str, Any]]:
+    """Three and more learners whose files for one exercise are alike."""
+    exercises = dict.fromkeys(pair.exercise for pair in pairs)
+    found = [(name, group) for name in exercises for group in groups(one for one in pairs if one.exercise == name)]
+    return [{"exercise": name, "people": [person(one) for one in group]} for name, group in found if len(group) > 2]
 
 
 def _pair(pair: Pair, person: Person) -> dict[str, Any]:
