@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import CommandLine
 
 from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.course import Course
@@ -335,3 +336,12 @@ def test_the_runners_environment() -> None:
         Handin.of_environment(
             {key: value for key, value in environment.items() if key not in ("ASSIGNMENT", "USERNAME")}, DUE
         )
+
+
+def test_a_bad_policy_is_told_before_anything_is_graded(lockstep: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[late]\npercent_a_day = 120\n", encoding="utf-8")
+    (tmp_path / "class" / "ada").mkdir(parents=True)
+    done = lockstep("grade", tmp_path / "class", "--out", tmp_path / "out", "--policy", tmp_path / "mine.toml")
+    said = "lockstep: mine.toml:2: late.percent_a_day is 120: give a number from 0 to 100\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert not (tmp_path / "out").exists()
