@@ -175,14 +175,59 @@ def release(
     course = _course()
     if not (folder or gradescope or classroom):
         _usage("where to? Give a folder, --gradescope FILE.zip or --classroom FOLDER")
-    only = [name.strip() for name in exercises.split(",") if name.strip()] if exercises is not None else None
-    if only == []:
-        _usage("--exercises names none")
+    named = _listed(exercises, "--exercises")
+    only = list(named) if named is not None else None
     done = _asked(lambda: write(course, only, folder=folder, gradescope=gradescope, classroom=classroom))
     if done.added:
         typer.echo(f"also needed, so included: {', '.join(done.added)}")
     for path in done.written:
         typer.echo(f"{_short(path)}: {len(done.exercises)} exercises, no solution in it")
+
+
+@app.command()
+def grade(
+    submissions: Annotated[
+        Path | None, typer.Argument(help="a folder, or the zip or tar that was downloaded", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where results go; the same again goes on", show_default=False)
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("-j", "--jobs", min=1, help="so many at once (default: one for two cores)")
+    ] = None,
+    exercises: Annotated[str | None, typer.Option(help="these, handed in or not, with commas between them")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="what inputs are drawn from; drawn and kept by default")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="where the ranks compute")] = Device.cpu,
+    only: Annotated[
+        str | None, typer.Option(help="grade these learners again, by id, with the seed that is kept")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="grade everybody anew")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="send the class as a job array, of -j tasks")] = False,
+    allow_unisolated: Annotated[
+        bool, typer.Option("--allow-unisolated", help="also where nothing keeps submissions from this machine")
+    ] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="points, late days, accommodations (default: autograder/policy.toml)", show_default=False),
+    ] = None,
+    part: Annotated[str | None, typer.Option("--slice", hidden=True)] = None,
+) -> None:
+    """For teachers: grade a class. 0 all graded, 1 somebody's grading broke on our side, 2 usage, 3 our own fault."""
+    from . import classes
+    from .grading.bulk import Order
+
+    course = _course()
+    if out is None:
+        _usage("where to? Give --out FOLDER")
+    if part is not None:
+        raise typer.Exit(_asked(lambda: classes.grade_slice(course, out, part, jobs, allow_unisolated)))
+    if submissions is None:
+        _usage("whose work? Give a folder, or the zip or tar that was downloaded")
+    named = _listed(exercises, "--exercises")
+    order = Order(named, seed, device.value, _listed(only, "--only") or (), again, allow_unisolated)
+    raise typer.Exit(_asked(lambda: classes.grade(course, submissions, out, order, jobs, slurm, policy)))
 
 
 @author.command()
@@ -295,6 +340,16 @@ def _choose(course: Course, names: list[str] | None, every: bool, submission: Pa
     if not every:
         _usage(f"which exercise? {', '.join(course.names)}, or --all")
     return list(course.names)
+
+
+def _listed(text: str | None, option: str) -> tuple[str, ...] | None:
+    """What stands between the commas; None where the option was not given."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        _usage(f"{option} names none")
+    return names
 
 
 def _asked(action: Callable[[], Answer]) -> Answer:

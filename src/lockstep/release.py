@@ -24,6 +24,7 @@ from .grading.course import Course, CourseError
 
 TOP = (".gitignore", "LICENSE", "README.md", "environment.yml", "lockstep", "pyproject.toml")
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
+TEACHERS = ("autograder/policy.toml",)  # what is in it of single learners is nobody else's business
 TIME = 315532800  # 1980-01-01, the earliest that a zip can say
 LONG = 40  # characters: a line this long is hardly written twice by chance
 BY_CHANCE = 1  # so many long lines of one solution may stand in a file that is not its hints
@@ -113,7 +114,9 @@ def _listed(course: Course) -> list[str]:
 
 def _goes(course: Course, path: str, names: list[str]) -> bool:
     parts = PurePosixPath(path).parts
-    if any(part in ("__pycache__", ".ipynb_checkpoints") or part.endswith(".egg-info") for part in parts):
+    if path in TEACHERS or any(
+        part in ("__pycache__", ".ipynb_checkpoints") or part.endswith(".egg-info") for part in parts
+    ):
         return False
     groups = {name.partition("/")[0] for name in names if "/" in name}
     every_group = {name.partition("/")[0] for name in course.names if "/" in name}

@@ -193,6 +193,15 @@ def test_moodle_without_folders_and_a_file_that_names_somebody_else(tmp_path: Pa
     assert found["mallory-12"].files == ()
 
 
+def test_what_an_lms_names_is_a_learner_also_alone(tmp_path: Path, take: TakeIn) -> None:
+    """One learner's folder is no folder around a class; a file beside learners' files makes them nobody's own work."""
+    name = "Ada Lovelace_12345_assignsubmission_file_"
+    found = take(put(tmp_path / "one", {f"{name}/part1/train_ddp.py": GOOD, f"{name}/part2/setup_ddp.py": b"2"}))
+    assert {id: one.files for id, one in found.items()} == {"ada-lovelace-12345": ("setup_ddp.py", "train_ddp.py")}
+    found = take(put(tmp_path / "class", {"train_ddp.py": b"1", "lovelaceada_123_500_setup_ddp.py": GOOD}))
+    assert found["lovelaceada-123"].files == ("setup_ddp.py",)
+
+
 def test_canvas(tmp_path: Path, take: TakeIn) -> None:
     put(tmp_path, {"submissions.zip": zipped({
         "lovelaceada_LATE_123_500_train_ddp-1.py": b"1", "lovelaceada_LATE_123_502_train_ddp-2.py": b"2",
@@ -316,7 +325,9 @@ def test_a_null_byte_hides_no_name(tmp_path: Path, take: TakeIn) -> None:
 def test_links_and_devices_in_tars(tmp_path: Path, take: TakeIn, kind: bytes) -> None:
     data = tarred(header("train_ddp.py", b"", kind, str(tmp_path / "canary")), header("a", b"", kind, "b"))
     mallory = only_bob(take(beside_bob(tmp_path, data, "mallory.tar")))
-    assert "not a file" in mallory.refused[0] and "ignored: mallory.tar/a" in mallory.notes[0]
+    what = "link" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "device or pipe"
+    assert mallory.refused[0] == f"mallory.tar/train_ddp.py is a {what}, not a file"
+    assert mallory.notes == (f"ignored: mallory.tar/a, a {what}",)
 
 
 @pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFSOCK])

@@ -111,7 +111,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
     """The submission under test, for the exercise that the module's name says."""
     try:
-        one = request.config.stash[SESSION].grader(_exercise(request))
+        one = request.config.stash[SESSION].grader(exercise_of(request))
     except CourseError as error:
         pytest.fail(str(error), pytrace=False)
     if hasattr(request.module, "read_failure") and not one._readers:
@@ -122,7 +122,7 @@ def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold back a check whose premises have not passed."""
     session = item.config.stash[SESSION]
-    exercise = _exercise(item)
+    exercise = exercise_of(item)
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if session.outcome(exercise, name) is not CheckOutcome.PASSED:
@@ -136,7 +136,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     outcome = yield
     report = outcome.get_result()
     session = item.config.stash[SESSION]
-    exercise = _exercise(item)
+    exercise = exercise_of(item)
     if call.when == "setup":
         session.began[exercise] = time.monotonic()
     if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
@@ -146,7 +146,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     result = _conclude(item, call, session, exercise)
     if result is None:
         session.faults.append(f"{item.nodeid}: {report.longreprtext}")
-        result = CheckResult(_title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
+        result = CheckResult(title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
     session.results.setdefault(exercise, []).append(result)
     if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
         from .text import check_text
@@ -162,7 +162,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     output, seconds = "", time.monotonic() - session.began.get(exercise, time.monotonic())
     if one is not None:
         output, one.output = one.output, ""
-    name = _title(item)
+    name = title(item)
 
     def result(outcome: CheckOutcome, **more: Any) -> CheckResult:
         return CheckResult(name, item.name, outcome, output=output, seconds=seconds, **more)
@@ -187,11 +187,11 @@ def _is_ours(error: BaseException) -> bool:
     return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _title(item: pytest.Item) -> str:
+def title(item: pytest.Item) -> str:
     """The check's name in the learner's words."""
     return (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
 
 
-def _exercise(of: pytest.Item | pytest.FixtureRequest) -> str:
+def exercise_of(of: pytest.Item | pytest.FixtureRequest) -> str:
     """The exercise that this test's file checks."""
     return of.config.stash[SESSION].course.of_checks(of.path)

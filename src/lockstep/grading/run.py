@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import ranks
 from . import plugin
-from .course import Course
+from .course import Course, CourseError
 from .plugin import SESSION, Session
 from .verdict import CheckResult, Report
 
@@ -63,9 +63,7 @@ def grade(
     if isolation in (None, "none"):
         ranks.warm()
     names = course.require(names)
-    arguments = [str(course.checks(name)) for name in names]
-    arguments += ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "--noconftest", "-c", os.devnull,
-                  "--rootdir", str(course.root), "-o", f"pythonpath={course.autograder}", "--import-mode=importlib", "--device", device]  # fmt: skip
+    arguments = ["--device", device]
     if submission is not None:
         arguments.append(f"--submission={submission}")
     if isolation is not None:
@@ -75,6 +73,58 @@ def grade(
     if checks:
         arguments += ["-k", checks]
     witness = _Witness(progress)
+    status, said = _pytest(course, names, arguments, witness)
+    session = witness.session
+    faults = list(session.faults) if session else []
+    if status == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if (
+        session is None
+        or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        or (status == pytest.ExitCode.TESTS_FAILED and not session.results and not faults)
+    ):
+        faults.append(said or f"pytest ended with status {status}")
+    return Report(session.seed if session else seed or 0, session.exercises() if session else (), device, tuple(faults),
+                  versions(), isolation or "")  # fmt: skip
+
+
+def outline(course: Course, names: list[str]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The checks that these exercises have, by exercise and in order: id and name. Nothing is run.
+
+    Raises CourseError for an exercise that is not in the course, or whose checks cannot be imported.
+    """
+    import pytest
+
+    names = course.require(names)
+    listed = _Lister()
+    status, said = _pytest(course, names, ["--collect-only"], listed)
+    if status != pytest.ExitCode.OK:
+        raise CourseError(f"the checks cannot be collected: {said or f'pytest ended with status {status}'}")
+    return {name: tuple(listed.checks.get(name, ())) for name in names}
+
+
+class _Lister:
+    """Takes the checks out of a pytest session that runs none."""
+
+    def __init__(self) -> None:
+        self.checks: dict[str, list[tuple[str, str]]] = {}
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        for item in session.items:
+            self.checks.setdefault(plugin.exercise_of(item), []).append((item.name, plugin.title(item)))
+
+
+def _pytest(course: Course, names: list[str], arguments: list[str], witness: object) -> tuple[int, str]:
+    """Call pytest on these exercises' checks, in this process and with no trace left in it: its status, and what it
+    said on stderr."""  # fmt: skip
+    import pytest
+
+    arguments = [
+        *(str(course.checks(name)) for name in names),
+        "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "--noconftest",
+        "-c", os.devnull, "--rootdir", str(course.root), "-o", f"pythonpath={course.autograder}", "--import-mode=importlib",
+        *arguments,
+    ]  # fmt: skip
     said = io.StringIO()
     before = set(sys.modules)
     sys.dont_write_bytecode, bytecode = True, sys.dont_write_bytecode
@@ -93,18 +143,7 @@ def grade(
             file = getattr(sys.modules[name], "__file__", None)
             if name.startswith("autograder") or (file and Path(file).is_relative_to(course.autograder)):
                 del sys.modules[name]
-    session = witness.session
-    faults = list(session.faults) if session else []
-    if status == pytest.ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
-    if (
-        session is None
-        or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        or (status == pytest.ExitCode.TESTS_FAILED and not session.results and not faults)
-    ):
-        faults.append(said.getvalue().strip() or f"pytest ended with status {status}")
-    return Report(session.seed if session else seed or 0, session.exercises() if session else (), device, tuple(faults),
-                  versions(), isolation or "")  # fmt: skip
+    return int(status), said.getvalue().strip()
 
 
 def versions() -> dict[str, str]:

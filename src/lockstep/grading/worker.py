@@ -4,8 +4,9 @@
 same user left waiting, or starts it: it serves `./lockstep check` at a terminal, and leaves after ten idle minutes, or
 as soon as the machinery's files have changed.
 
-One JSON object a line: `{"names": […], "submission": …, "seed": …, …}` in; `{"progress": …}` for each check
-that concludes, then `{"report": …}` or `{"error": …}` out.
+One JSON object a line: `{"names": […], "submission": …, "device": …, "seed": …}` in; `{"progress": …}` for each check
+that concludes, then `{"report": …}` or `{"error": …}` out. With `{"outline": […]}` for names alone, the checks that these
+exercises have come back, and nothing runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import IO, Any
 
 from ..ranks.client import SOURCE, child_environment
 from .course import Course, CourseError, find
-from .run import Progress, grade
+from .run import Progress, grade, outline
 from .verdict import Report, check_from_json, check_json, from_json
 
 IDLE_SECONDS = 600.0
@@ -48,19 +49,44 @@ class Worker:
         device: str = "cpu",
         seed: int | None = None,
         checks: str = "",
+        isolation: str | None = None,
         progress: Progress | None = None,
+        directory: Path | None = None,
     ) -> Report:
-        """As `run.grade`. A KeyboardInterrupt ends the grading and whatever it had started."""
+        """As `run.grade`, in this folder (default: the current one), from which a submission's path is told. A
+        KeyboardInterrupt ends the grading and whatever it had started."""
         process = self._started(course)
         assert process.stdin is not None and process.stdout is not None
         try:
-            return _ask(process.stdin, process.stdout, names, submission, device, seed, progress, checks)
+            order = _order(names, submission, device, seed, isolation, directory, checks)
+            return _ask(process.stdin, process.stdout, order, progress)
         except (OSError, EOFError):
             self.stop()
             return Report(0, (), device, ("the process that grades ended without a word: ./lockstep doctor",))
         except KeyboardInterrupt:
             self.stop()
             raise
+
+    def outline(self, course: Course, names: list[str]) -> dict[str, tuple[tuple[str, str], ...]]:
+        """As `run.outline`. Raises CourseError when the checks cannot be collected."""
+        process = self._started(course)
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"outline": names}) + "\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline() or "{}")
+        except (OSError, ValueError):
+            answer = {}
+        if "outline" not in answer:
+            self.stop()
+            raise CourseError(answer.get("error") or "the process that grades ended without a word: ./lockstep doctor")
+        return {name: tuple((id, title) for id, title in checks) for name, checks in answer["outline"].items()}
+
+    def kill(self) -> None:
+        """End the process from another thread: whoever waits for its answer gets a report with a fault."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def _started(self, course: Course) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
@@ -99,27 +125,37 @@ def shared(
                 connection.makefile("w") as write,
                 connection.makefile("r") as read,
             ):
-                return _ask(write, read, names, submission, device, seed, progress)
+                return _ask(write, read, _order(names, submission, device, seed), progress)
         except (OSError, EOFError):
             continue
     return None
 
 
-def _ask(
-    write: IO[str],
-    read: IO[str],
+def _order(
     names: list[str],
     submission: Path | None,
     device: str,
     seed: int | None,
-    progress: Progress | None,
+    isolation: str | None = None,
+    directory: Path | None = None,
     checks: str = "",
-) -> Report:
-    order = {"names": names, "submission": str(submission.resolve()) if submission else None, "device": device, "seed": seed,
-             "checks": checks, "default": os.environ.get("LOCKSTEP_SUBMISSION"), "directory": os.getcwd()}  # fmt: skip
+) -> dict[str, Any]:
+    return {
+        "names": names,
+        "submission": str(submission.resolve()) if submission else None,
+        "device": device,
+        "seed": seed,
+        "isolation": isolation,
+        "checks": checks,
+        "default": os.environ.get("LOCKSTEP_SUBMISSION"),
+        "directory": str(directory or os.getcwd()),
+    }
+
+
+def _ask(write: IO[str], read: IO[str], order: dict[str, Any], progress: Progress | None) -> Report:
     write.write(json.dumps(order) + "\n")
     write.flush()
-    while line := read.readline():
+    while (line := read.readline()).endswith("\n"):
         answer = json.loads(line)
         if "report" in answer:
             return from_json(answer["report"])
@@ -184,6 +220,12 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
 
     for line in requests:
         order: dict[str, Any] = json.loads(line)
+        if "outline" in order:
+            try:
+                send({"outline": outline(course, order["outline"])})
+            except CourseError as error:
+                send({"error": str(error)})
+            continue
         os.environ.pop("LOCKSTEP_SUBMISSION", None)
         if order["default"]:
             os.environ["LOCKSTEP_SUBMISSION"] = order["default"]
@@ -199,6 +241,7 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
                 device=order["device"],
                 seed=order["seed"],
                 checks=order["checks"],
+                isolation=order["isolation"],
                 progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}),
             )
             answer: dict[str, Any] = {"report": report.to_json()}
@@ -233,7 +276,7 @@ def listen(address: Path, course: Course) -> None:
 _busy = threading.Event()
 
 
-def _leave_with(connection: socket.socket) -> None:
+def _leave_with(connection: socket.socket | IO[str]) -> None:
     """A client that goes away in the middle of a grading (Ctrl-C) takes the process with it, and so all its ranks."""
     poll = select.poll()
     with contextlib.suppress(OSError, ValueError):
@@ -254,6 +297,7 @@ def main() -> None:
         return
     said = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what checks or torch print must not reach the answers
+    threading.Thread(target=_leave_with, args=(sys.stdin,), daemon=True).start()
     serve(sys.stdin, said, course)
 
 

@@ -6,7 +6,9 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
+from ..policy import Grade
 from ..verdict import Report
 from . import visible
 
@@ -15,12 +17,16 @@ FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 
 @dataclass(frozen=True)
 class Row:
-    """One learner's grading; no report where nothing was handed in that could be graded, and `refused` says why."""
+    """One learner's grading; no report where nothing was handed in that could be graded, and `refused` says why.
+
+    With a `grade`, points are those of the policy, and what it takes off stands in the remarks.
+    """
 
     id: str
     shown: str
     report: Report | None
     refused: tuple[str, ...] = ()
+    grade: Grade | None = None
 
 
 def grades_csv(rows: Iterable[Row], exercises: Sequence[str]) -> str:
@@ -50,17 +56,31 @@ def cell(text: str) -> str:
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
 
 
-def _cells(row: Row, exercises: Sequence[str]) -> list[str | int]:
-    report = row.report
-    remarks = " / ".join(row.refused)
+Cell = str | int | Decimal
+
+
+def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
+    report, grade = row.report, row.grade
     if report is None:
-        return [cell(row.id), cell(row.shown), "nothing to grade", 0, "", *("" for _ in exercises), "", cell(remarks)]
-    results = {result.name: result for result in report.exercises}
-    points: list[str | int] = [results[name].score if name in results else "" for name in exercises]
-    score: str | int = sum(result.score for result in report.exercises)
-    most = sum(result.max_score for result in report.exercises)
-    outcome = "graded"
+        score: Cell = 0
+        most: Cell = grade.most if grade else ""
+        return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *("" for _ in exercises), "", cell(" / ".join(row.refused))]  # fmt: skip
     if report.faults:
-        outcome, score = "fault of the grader", ""
-        remarks = " / ".join((*row.refused, *report.faults))
-    return [cell(row.id), cell(row.shown), outcome, score, most, *points, report.seed, cell(remarks)]
+        remarks = cell(" / ".join((*row.refused, *report.faults)))
+        most = grade.most if grade else sum(result.max_score for result in report.exercises)
+        return [cell(row.id), cell(row.shown), "fault of the grader", "", most, *_points(row, exercises), report.seed, remarks]  # fmt: skip
+    score = sum(result.score for result in report.exercises)
+    most = sum(result.max_score for result in report.exercises)
+    if grade is not None and grade.score is not None:
+        score, most = grade.score, grade.most
+    remarks = cell(" / ".join((*row.refused, *(grade.lines if grade else ()))))
+    return [cell(row.id), cell(row.shown), "graded", score, most, *_points(row, exercises), report.seed, remarks]
+
+
+def _points(row: Row, exercises: Sequence[str]) -> list[Cell]:
+    """Of each exercise; empty where it was not asked for or does not count."""
+    if row.grade is not None:
+        own = {one.name: one.points for one in row.grade.exercises}
+        return [own.get(name, "") for name in exercises]
+    results = {result.name: result.score for result in row.report.exercises} if row.report else {}
+    return [results.get(name, "") for name in exercises]

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ..classroom import Learner
 from ..course import Course, CourseError, find, leaf
 from ..verdict import CheckOutcome, CheckResult, Report, from_json
 
@@ -35,6 +36,18 @@ def results(report: Report) -> dict[str, Any]:
         "execution_time": round(sum(exercise.seconds for exercise in report.exercises)),
         "tests": [_test(exercise.name, check) for exercise in report.exercises for check in exercise.checks],
     }
+
+
+def class_results(learner: Learner) -> dict[str, Any]:
+    """`results.json` of one learner of a class. Raises ValueError after a fault of ours.
+
+    Where nothing could be graded it says why, and gives 0 points.
+    """
+    said = "\n".join((*learner.handed.refused, *learner.handed.notes))
+    if learner.report is None:
+        return {"score": 0, "output": said, "output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}  # fmt: skip
+    data = results(learner.report)
+    return {**data, "output": f"{data['output']}\n\n{said}".strip()}
 
 
 def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
@@ -72,21 +85,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, required=True, help="where results.json goes")
     options = parser.parse_args(arguments)
     try:
-        course = find()
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-            gather(course, options.submission, Path(folder))
-            command = [sys.executable, "-m", "lockstep", "check", "--all", "--isolated", "--json"]
-            command += ["--submission", folder]
-            environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
-        data = results(from_json(json.loads(done.stdout)))
+        data = results(graded_apart(find(), options.submission))
     except (CourseError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         print(f"lockstep: nothing was graded: {error}", file=sys.stderr)
         return 3
-    unfinished = options.results.with_name(f".{options.results.name}")
-    unfinished.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, options.results)
+    write_json(options.results, data)
     return 0
+
+
+def graded_apart(course: Course, submission: Path) -> Report:
+    """All exercises of a submission, graded in a process of their own with a deadline.
+
+    Raises OSError, ValueError, KeyError or subprocess.SubprocessError where it came to no report.
+    """
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        gather(course, submission, Path(folder))
+        command = [sys.executable, "-m", "lockstep", "check", "--all", "--isolated", "--json", "--submission", folder]
+        environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
+    return from_json(json.loads(done.stdout))
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """A whole file or none: it is written beside and then put in its place."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from xml.etree import ElementTree
 
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult, Report
@@ -12,24 +13,40 @@ def junit(report: Report, learner: str = "") -> str:
     """The report as XML 1.0. A failed check is a failure, one that was not run is skipped, a fault of ours is an
     error."""
     root = ElementTree.Element("testsuites", name=_text(learner or "lockstep"))
-    for exercise in report.exercises:
-        _suite(root, exercise)
-    if report.faults:
-        count = str(len(report.faults))
-        suite = ElementTree.SubElement(root, "testsuite", name="the grader", tests=count, failures="0", skipped="0", errors=count)  # fmt: skip
-        for number, fault in enumerate(report.faults, 1):
-            case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name=f"fault {number}", time="0.000")
-            ElementTree.SubElement(case, "error", message=_text(fault).partition("\n")[0]).text = _text(fault)
+    _report(root, report, "")
+    return _document(root)
+
+
+def junit_class(reports: Mapping[str, Report]) -> str:
+    """The reports of a class, by learner, in one document: its suites are called `LEARNER: EXERCISE`."""
+    root = ElementTree.Element("testsuites", name="lockstep")
+    for learner, report in reports.items():
+        _report(root, report, f"{learner}: ")
+    return _document(root)
+
+
+def _document(root: ElementTree.Element) -> str:
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _suite(root: ElementTree.Element, exercise: ExerciseResult) -> None:
+def _report(root: ElementTree.Element, report: Report, of: str) -> None:
+    for exercise in report.exercises:
+        _suite(root, exercise, of)
+    if report.faults:
+        count = str(len(report.faults))
+        suite = ElementTree.SubElement(root, "testsuite", name=_text(f"{of}the grader"), tests=count, failures="0", skipped="0", errors=count)  # fmt: skip
+        for number, fault in enumerate(report.faults, 1):
+            case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name=f"fault {number}", time="0.000")
+            ElementTree.SubElement(case, "error", message=_text(fault).partition("\n")[0]).text = _text(fault)
+
+
+def _suite(root: ElementTree.Element, exercise: ExerciseResult, of: str) -> None:
     outcomes = [check.outcome for check in exercise.checks]
     suite = ElementTree.SubElement(
         root,
         "testsuite",
-        name=_text(exercise.name),
+        name=_text(f"{of}{exercise.name}"),
         tests=str(len(outcomes)),
         failures=str(outcomes.count(CheckOutcome.FAILED)),
         skipped=str(outcomes.count(CheckOutcome.NOT_RUN)),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import string
 
+from ..classroom import ClassResult, Learner, Outcome
 from ..verdict import CheckOutcome, CheckResult, Report
 from . import visible
 
 MOST_BYTES = 1_000_000  # GitHub drops a step's summary above 1 MiB
 MOST_EVIDENCE = 8_000
+MOST_FREQUENT = 8
 SIGNS = {CheckOutcome.PASSED: "✅", CheckOutcome.FAILED: "❌", CheckOutcome.NOT_RUN: "–"}
 
 
@@ -33,6 +35,38 @@ def summary_md(report: Report, title: str = "Lockstep") -> str:
             break
         lines.append(block)
     return "\n".join([*lines, "", f"Seed {report.seed}.", ""])
+
+
+def class_md(graded: ClassResult, title: str = "Lockstep") -> str:
+    """A class: how the gradings ended, the most frequent diagnoses, and a row a learner."""
+    count = {outcome: sum(one.outcome is outcome for one in graded.learners) for outcome in Outcome}
+    ends = " · ".join(f"{number} {outcome.value}" for outcome, number in count.items() if number)
+    lines = [f"## {plain(title)}", "", f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation)}.", ""]
+    for one in graded.faults:
+        why = one.report.faults[0].strip().splitlines()[-1:] if one.report else []
+        lines.append(f"- **Fault of the grader, costs no points:** {plain(one.id)}: {plain(''.join(why))}")
+    lines += [""] if graded.faults else []
+    if graded.frequent:
+        said = ", ".join(f"{plain(id)} {number}" for id, number in graded.frequent[:MOST_FREQUENT])
+        lines += [f"Most frequent: {said}.", ""]
+    head = " | ".join(plain(name) for name in graded.exercises)
+    lines += [f"| learner | points | {head} |", f"|---|---|{'---|' * len(graded.exercises)}"]
+    size = len("\n".join(lines).encode())
+    for number, one in enumerate(graded.learners):
+        row = _row(one, graded.exercises)
+        size += len(row.encode()) + 1
+        if size > MOST_BYTES - 200:
+            lines += ["", f"{len(graded.learners) - number} more learners; grades.csv has them all."]
+            break
+        lines.append(row)
+    return "\n".join([*lines, "", f"Seed {graded.seed}.", ""])
+
+
+def _row(one: Learner, exercises: tuple[str, ...]) -> str:
+    results = {result.name: result for result in one.exercises}
+    points = f"{one.score} of {one.max_score}" if one.outcome is Outcome.GRADED else one.outcome.value
+    cells = (f"{results[name].score}" if name in results else "" for name in exercises)
+    return f"| {plain(one.id)} | {plain(points)} | {' | '.join(cells)} |"
 
 
 def plain(text: str) -> str:

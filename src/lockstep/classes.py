@@ -1,0 +1,170 @@
+"""`grade`: a class at the terminal. The engine does the work; here it is shown, ended by Ctrl-C, and summed up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .grading import array, bulk, policy_file, writers
+from .grading.classroom import ClassResult, Learner, Outcome
+from .grading.course import Course
+from .grading.exports import visible
+
+ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
+"""Diagnoses that are worth counting while a class is graded: they take the time."""
+APART = {"sandbox": "isolated by bubblewrap", "user": "run as another user, without a sandbox", "none": "not isolated"}
+
+
+def grade(
+    course: Course,
+    source: Path,
+    out: Path,
+    order: bulk.Order,
+    jobs: int | None,
+    slurm: bool,
+    policy: Path | None = None,
+) -> int:
+    """Grade a class, show how it goes, write its files; returns the exit code.
+
+    0 everybody is graded, 1 somebody's grading broke on our side, 130 interrupted. Raises CourseError for what cannot be.
+    """
+    rules = policy_file.load(course, policy)  # whatever is wrong in it shows before an hour of grading
+    with bulk.opened(course, source, out, order) as grading, _terminated():
+        pending = [one for one in grading.pending() if not order.only or one.id in order.only]
+        jobs = jobs or (array.TASKS if slurm else bulk.default_jobs())
+        done = len(grading.roster) - len(pending)
+        _say(
+            f"{_count(len(grading.roster), 'submission')} · {APART[grading.tier.name]} · seed {grading.plan.seed}"
+            + (f" · {done} graded before" if done and not order.only else "")
+        )
+        try:
+            if pending:
+                with _shown(len(grading.roster), done) as listen:
+                    if slurm:
+                        array.carry_out(grading, pending, jobs, order, listen)
+                    else:
+                        bulk.carry_out(grading, pending, jobs, listen)
+        except KeyboardInterrupt:
+            left = len(grading.pending())
+            _say(f"Interrupted: {len(grading.roster) - left} of {len(grading.roster)} are graded and kept. "
+                 "The same command goes on from there.")  # fmt: skip
+            return 130
+        graded = grading.result()
+        if order.only:
+            _tell_of(grading, order.only)
+        if graded is None:
+            left = sum(grading.known(one) is None for one in grading.roster)
+            _say(f"{left} of {len(grading.roster)} are not graded yet: the same command without --only goes on.")
+            return 1 if slurm and not order.only else 0
+        _sum_up(graded, writers.write_all(graded, out, course, rules), grading)
+        return graded.exit_code
+
+
+def grade_slice(course: Course, out: Path, part: str, jobs: int | None, allow_unisolated: bool) -> int:
+    """Grade a slice `i/n` of a class that another process has taken in: one task of a job array."""
+    grading = bulk.reopened(course, out, allow_unisolated)
+    pending = array.slice_of(grading, part)
+    faults = 0
+
+    def listen(learner: Learner) -> None:
+        nonlocal faults
+        faults += learner.faulty
+        print(line(learner), flush=True)
+
+    with _terminated():
+        bulk.carry_out(grading, pending, jobs or 1, listen)
+    return 1 if faults else 0
+
+
+def line(learner: Learner) -> str:
+    """A learner's grading in a line."""
+    if learner.outcome is Outcome.GRADED:
+        found = f" · {', '.join(learner.diagnoses)}" if learner.diagnoses else ""
+        return f"{learner.id}: {learner.score} of {learner.max_score} · {learner.seconds:.1f} s{found}"
+    if learner.report is None:
+        return f"{learner.id}: {visible('; '.join(learner.handed.refused[:2]))}"
+    why = [fault.strip().splitlines()[-1] for fault in learner.report.faults if fault.strip()]
+    return f"{learner.id}: {learner.outcome.value}: {visible('; '.join(why[:2]))}"
+
+
+# Showing -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _shown(total: int, done: int) -> Iterator[Callable[[Learner], None]]:
+    """A bar with the time left at a terminal, a line a learner elsewhere."""
+    if not sys.stdout.isatty():
+        counter = [done]
+
+        def print_line(learner: Learner) -> None:
+            counter[0] += 1
+            print(f"{counter[0]}/{total}  {line(learner)}", flush=True)
+
+        yield print_line
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[tally]}"))
+    with Progress(*columns, speed_estimate_period=600) as progress:
+        task = progress.add_task("", total=total, completed=done, tally="")
+        tally: Counter[str] = Counter()
+
+        def advance(learner: Learner) -> None:
+            if learner.outcome is not Outcome.GRADED:
+                tally["refused" if learner.outcome is Outcome.NOTHING else "our faults"] += 1
+            tally.update({ENDS[id] for id in learner.diagnoses if id in ENDS})
+            progress.update(task, advance=1, tally=" · ".join(f"{what} {n}" for what, n in tally.items()))
+
+        yield advance
+
+
+def _sum_up(graded: ClassResult, files: list[Path], grading: bulk.Grading) -> None:
+    count = Counter(one.outcome for one in graded.learners)
+    _say(" · ".join(f"{count[outcome]} {outcome.value}" for outcome in Outcome if count[outcome]))
+    _say("   ".join(_short(path) for path in files))
+    if graded.frequent:
+        _say("Most frequent: " + " · ".join(f"{id} {number}" for id, number in graded.frequent[:6]))
+    if graded.faults:
+        named = ", ".join(one.id for one in graded.faults[:8]) + (" …" if len(graded.faults) > 8 else "")
+        _say(f"The grader itself broke on {_count(len(graded.faults), 'submission')} ({named}). It costs them no points; "
+             f"{_short(grading.store.details)} says why. The same command tries them again.")  # fmt: skip
+
+
+def _tell_of(grading: bulk.Grading, ids: tuple[str, ...]) -> None:
+    for handed in grading.roster:
+        if handed.id in ids and (learner := grading.known(handed)) is not None:
+            _say(f"{line(learner)}   {_short(grading.store.results / f'{handed.id}.json')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM, which SLURM and shutdowns send, ends a grading as Ctrl-C does."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

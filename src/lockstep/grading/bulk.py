@@ -1,0 +1,389 @@
+"""A class is graded: everybody's work taken in, each learner graded by a warm process, every result kept as it comes.
+
+Theory of operation. The engine, this process, imports no torch and runs no submission. It has N threads, each with a
+`Worker`: a process that has imported torch and the checks once, and grades one submission after the other. No code of a
+submission runs in a worker either: its ranks do, forked anew for every run, and what comes back from them is data.
+
+- A grading that breaks on our side (a worker that dies or outlives the deadline, a check of ours that raises) is a fault.
+  Its worker is replaced, and it is tried twice more; then it is reported as a fault, and costs no points.
+- Every result is in its file before the next grading begins. The engine may be killed at any instant: its workers see
+  their pipe close and end, and their ranks with them; the same command goes on where it was (`store`).
+- A learner's inputs are drawn from the class's seed and the learner's id, so neither the order of gradings nor how many
+  run at once decides anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import isolation
+from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, seed_of
+from .course import Course, CourseError
+from .intake import Handed, take_in
+from .isolation import Tier
+from .run import versions
+from .store import Plan, Store, stamp
+from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from .worker import Worker
+
+TRIES = 3
+LIFE = 100
+"""So many learners for one worker process: whatever might grow in it, starts anew then."""
+SECONDS = 600.0
+SECONDS_AN_EXERCISE = 120.0
+
+Listener = Callable[[Learner], None]
+Outline = dict[str, tuple[tuple[str, str], ...]]
+
+
+class Unisolated(CourseError):
+    """Bulk grading of strangers' code was asked for where nothing keeps it apart from this machine."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a teacher asks for. `only` are learners to grade again whatever results there are; `again` is for everybody."""
+
+    exercises: tuple[str, ...] | None = None
+    seed: int | None = None
+    device: str = "cpu"
+    only: tuple[str, ...] = ()
+    again: bool = False
+    allow_unisolated: bool = False
+
+
+@dataclass(frozen=True)
+class Grading:
+    """A class that is taken in: what it is graded with, who is in it."""
+
+    course: Course
+    store: Store
+    plan: Plan
+    roster: tuple[Handed, ...]
+    tier: Tier
+
+    def exercises(self, handed: Handed) -> tuple[str, ...]:
+        """What this learner handed in of what was asked for, in the course's order."""
+        there = (name for name in self.course.names if f"{name}.py" in handed.files)
+        return tuple(name for name in there if self.plan.exercises is None or name in self.plan.exercises)
+
+    def missing(self, handed: Handed) -> tuple[str, ...]:
+        """What was asked for and not handed in. A learner with nothing that can be graded is told so instead."""
+        if self.plan.exercises is None or not handed.files:
+            return ()
+        there = self.exercises(handed)
+        return tuple(name for name in self.plan.exercises if name not in there)
+
+    def pending(self) -> list[Handed]:
+        """Those whose grading is still to be done; one that ended in a fault of ours is."""
+        return [handed for handed in self.roster if (known := self.known(handed)) is None or known.faulty]
+
+    def known(self, handed: Handed) -> Learner | None:
+        """This learner's grading, if it stands."""
+        return self.store.get(self.plan, handed)
+
+    def result(self) -> ClassResult | None:
+        """The class, once everybody is graded."""
+        learners = [self.known(handed) for handed in self.roster]
+        graded = tuple(learner for learner in learners if learner is not None)
+        if len(graded) < len(learners):
+            return None
+        most = {result.name: result.max_score for learner in graded for result in learner.exercises}
+        names = self.plan.exercises or tuple(name for name in self.course.names if name in most)
+        return ClassResult(
+            self.plan.seed, names, graded, self.plan.versions, self.tier.said, self.plan.device, most
+        )  # fmt: skip
+
+
+# Taking in ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(course: Course, source: Path, out: Path, order: Order) -> Iterator[Grading]:
+    """Take in the submissions and hold `out` for this grading, begun now or at an earlier time.
+
+    Raises CourseError when that cannot be: an exercise or learner that is not there, a download that cannot be read, a
+    folder that belongs to something else, or a grading in it that was begun otherwise; and Unisolated.
+    """
+    asked = tuple(course.require(list(order.exercises))) if order.exercises is not None else None
+    found = isolation.tier()
+    refuse_unisolated(found, order.allow_unisolated)
+    _refuse_nested(source, out)
+    store = Store(out.resolve())
+    with store.locked():
+        known = store.plan()
+        seed = order.seed if order.seed is not None else known.seed if known else secrets.randbelow(1 << 31)
+        plan = Plan(seed, asked, order.device, stamp(course), versions())
+        if known is not None and not order.again:
+            _refuse_mixing(known, plan, out)
+        if known != plan:
+            store.begin(plan)
+        store.make_folders()
+        roster = tuple(_explained(handed, course) for handed in take_in(source, store.submissions, course))
+        if not roster:
+            raise CourseError(f"nobody's work was found in {source}")
+        if not order.again:
+            _refuse_losing(store, roster, source, out)
+        store.put_roster(roster)
+        ids = {handed.id for handed in roster}
+        for id in order.only:
+            if id not in ids:
+                raise CourseError(f"there is no learner {id!r}: roster.json in {out} has them all")
+        store.forget(None if order.again and not order.only else order.only)
+        yield Grading(course, store, plan, roster, found)
+
+
+def reopened(course: Course, out: Path, allow_unisolated: bool) -> Grading:
+    """The grading that another process has begun in `out` and holds. Raises CourseError where there is none, or where this
+    machine's checks or versions are others than its."""  # fmt: skip
+    store = Store(out.resolve())
+    plan = store.plan()
+    if plan is None:
+        raise CourseError(f"there is no grading in {out}")
+    found = isolation.tier()
+    refuse_unisolated(found, allow_unisolated)
+    _refuse_mixing(plan, replace(plan, checks=stamp(course), versions=versions()), out)
+    return Grading(course, store, plan, tuple(store.roster()), found)
+
+
+def refuse_unisolated(found: Tier, allowed: bool) -> None:
+    """Raise Unisolated on the lowest tier, unless it was allowed."""
+    if found.keeps_apart or allowed:
+        return
+    what, remedy = isolation.missing() or (found.said.rstrip("."), found.remedy.rstrip("."))
+    raise Unisolated(
+        f"{what}, so these submissions could read and change whatever you can: {remedy}, "
+        "or say --allow-unisolated if you trust their writers"
+    )
+
+
+def _refuse_nested(source: Path, out: Path) -> None:
+    inner, outer = out.resolve(), source.resolve()
+    if source.is_dir() and (inner == outer or outer in inner.parents or inner in outer.parents):
+        raise CourseError(f"{out} and {source} lie in each other: give --out a folder beside the submissions")
+
+
+def _refuse_mixing(known: Plan, plan: Plan, out: Path) -> None:
+    differs = []
+    if known.seed != plan.seed:
+        differs.append(f"with seed {known.seed}")
+    if known.exercises != plan.exercises:
+        differs.append(f"for {', '.join(known.exercises) if known.exercises is not None else 'whatever was handed in'}")
+    if known.device != plan.device:
+        differs.append(f"on {known.device}")
+    for name in sorted({*known.versions, *plan.versions}):
+        if known.versions.get(name) != plan.versions.get(name):
+            differs.append(f"with {name} {known.versions.get(name)}, and this is {plan.versions.get(name)}")
+    if known.checks != plan.checks and not differs:
+        differs.append("with other checks than these")
+    if differs:
+        raise CourseError(
+            f"the grading in {out} was begun {'; '.join(differs)}: grades from both cannot stand side by side. "
+            "Go on as it was begun, give another --out, or grade everybody again with --again"
+        )
+
+
+def _refuse_losing(store: Store, roster: Sequence[Handed], source: Path, out: Path) -> None:
+    lost = sorted({*store.graded()} - {handed.id for handed in roster})
+    if lost:
+        named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        raise CourseError(
+            f"{out} has results of learners who are not in {source} ({named}): "
+            "give another --out, or start over with --again"
+        )
+
+
+def _explained(handed: Handed, course: Course) -> Handed:
+    """The same; where nothing can be graded, with a reason."""
+    if handed.refused or any(f"{name}.py" in handed.files for name in course.names):
+        return handed
+    return replace(handed, refused=("nothing to grade: no exercise's file was handed in",))
+
+
+# Grading -----------------------------------------------------------------------------------------------------------
+
+
+def carry_out(
+    grading: Grading,
+    pending: Sequence[Handed],
+    jobs: int,
+    listen: Listener,
+    *,
+    worker: Callable[[], Worker] = Worker,
+    seconds: float = SECONDS,
+) -> None:
+    """Grade these learners, so many at once; each is in its file when `listen` is told.
+
+    A KeyboardInterrupt ends the workers and whatever they run. `seconds` is the deadline of one grading, to which each of
+    its exercises adds SECONDS_AN_EXERCISE.
+    """
+    todo: queue.SimpleQueue[Handed] = queue.SimpleQueue()
+    for handed in pending:
+        todo.put(handed)
+    done: queue.SimpleQueue[Learner | BaseException] = queue.SimpleQueue()
+    outline = _Outline(grading)
+    hands = [_Hand(grading, todo, done, outline, worker, seconds) for _ in range(min(jobs, len(pending)))]
+    for hand in hands:
+        hand.start()
+    try:
+        for _ in pending:
+            found = done.get()
+            if isinstance(found, BaseException):
+                raise found
+            listen(found)
+    except BaseException:
+        for hand in hands:
+            hand.ending = True
+        for hand in hands:
+            hand.end()
+        raise
+    for hand in hands:
+        hand.join()
+
+
+class _Outline:
+    """The checks of exercises that somebody did not hand in; asked for once, of the first worker that needs them."""
+
+    def __init__(self, grading: Grading) -> None:
+        self.course = grading.course
+        self.names = sorted({name for handed in grading.roster for name in grading.missing(handed)})
+        self.lock = threading.Lock()
+        self.known: Outline = {}
+
+    def of(self, names: Sequence[str], worker: Worker) -> Outline:
+        """The checks of these, each as id and name."""
+        with self.lock:
+            if names and not self.known:
+                self.known = worker.outline(self.course, self.names)
+        return {name: self.known[name] for name in names}
+
+
+class _Hand(threading.Thread):
+    """One worker and who gives it its work."""
+
+    def __init__(
+        self,
+        grading: Grading,
+        todo: queue.SimpleQueue[Handed],
+        done: queue.SimpleQueue[Learner | BaseException],
+        outline: _Outline,
+        worker: Callable[[], Worker],
+        seconds: float,
+    ) -> None:
+        super().__init__(daemon=True)
+        self.grading, self.todo, self.done, self.outline, self.seconds = grading, todo, done, outline, seconds
+        self.make = worker
+        self.worker = worker()
+        self.served = 0
+        self.ending = False
+
+    def run(self) -> None:
+        """Grade until nobody is left."""
+        try:
+            while not self.ending:
+                try:
+                    handed = self.todo.get_nowait()
+                except queue.Empty:
+                    break
+                learner = self._grade(handed)
+                if self.ending:  # what its worker said when it was killed is no result
+                    break
+                self.grading.store.put(self.grading.plan, learner)
+                self.done.put(learner)
+        except BaseException as error:  # a full disk, a folder that is gone: told where it can be seen
+            self.done.put(error)
+        finally:
+            self.worker.stop()
+
+    def end(self) -> None:
+        """Stop now: the worker goes, also one that is only just being started."""
+        self.ending = True
+        while self.is_alive():
+            self.worker.kill()
+            self.join(0.1)
+
+    def _grade(self, handed: Handed) -> Learner:
+        grading = self.grading
+        names = grading.exercises(handed)
+        learner = Learner(
+            handed,
+            None,
+            seed_of(grading.plan.seed, handed.id),
+            digest_of(handed),
+            isolation=grading.tier.name,
+            missing=grading.missing(handed),
+        )
+        if not names and not learner.missing:
+            return learner
+        for attempt in range(1, TRIES + 1):
+            began = time.monotonic()
+            report = self._report(learner, names)
+            learner = replace(learner, report=report, attempts=attempt, seconds=time.monotonic() - began)
+            self.served += 1
+            if report.faults or self.served >= LIFE:
+                self.worker.stop()
+                self.served = 0
+            if not report.faults or self.ending:
+                break
+        return learner
+
+    def _report(self, learner: Learner, names: Sequence[str]) -> Report:
+        course, plan, folder = self.grading.course, self.grading.plan, learner.handed.folder
+        report = Report(learner.seed, (), plan.device, (), plan.versions)
+        deadline = self.seconds + SECONDS_AN_EXERCISE * len(names)
+        late = threading.Event()
+
+        def too_late() -> None:
+            late.set()
+            self.worker.kill()
+
+        timer = threading.Timer(deadline, too_late)
+        timer.daemon = True
+        timer.start()
+        try:
+            absent = self.outline.of(learner.missing, self.worker)
+            if names:
+                report = self.worker.grade(
+                    course,
+                    list(names),
+                    folder,
+                    device=plan.device,
+                    seed=learner.seed,
+                    isolation=self.grading.tier.name,
+                    directory=folder,
+                )
+        except CourseError as error:
+            return replace(report, faults=(str(error),))
+        finally:
+            timer.cancel()
+        if late.is_set():
+            return replace(report, faults=(f"the grading did not end within {deadline:g} s",))
+        if report.faults:
+            return replace(report, seed=learner.seed, versions=plan.versions)
+        results = {result.name: result for result in report.exercises}
+        results |= {name: _absent(name, checks) for name, checks in absent.items()}
+        empty = [name for name in names if name not in results or not results[name].checks]
+        if empty:
+            return replace(report, faults=(f"no check came back of {', '.join(empty)}",))
+        ordered = tuple(results[name] for name in course.names if name in results)
+        return replace(report, exercises=ordered)
+
+
+def _absent(name: str, checks: Sequence[tuple[str, str]]) -> ExerciseResult:
+    """An exercise that was asked for and not handed in: all its points are there to be had, and none is given."""
+    results = (CheckResult(title, id, CheckOutcome.NOT_RUN, reason=NOT_HANDED_IN) for id, title in checks)
+    return ExerciseResult(name, tuple(results))
+
+
+def default_jobs() -> int:
+    """One worker for two cores, of those that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // 2)

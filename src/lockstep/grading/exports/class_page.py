@@ -1,0 +1,201 @@
+"""The teacher's page: how the class did, what went wrong most, and whom to look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from statistics import mean, median
+from typing import Any
+from urllib.parse import quote
+
+from ..classroom import ClassResult, Learner, Outcome, was_handed_in
+from ..policy import Grade, Grades
+from ..similar import Pair, groups
+from ..verdict import CheckOutcome
+from .html_report import handed_in, isolation_said
+from .pages import MOST_NAME, cut, plural, render
+
+DIAGNOSES = 25  # rows
+PAIRS = 50
+SLOWEST = 10
+BARS = 11  # ten tenths, and all points
+MOST_PASSAGE = 3_000  # characters
+
+
+def class_page(
+    graded: ClassResult,
+    *,
+    grades: Grades | None = None,
+    similar: Sequence[Pair] = (),
+    tickets: Sequence[tuple[str, Sequence[str]]] = (),
+    titles: Mapping[str, str] | None = None,
+    folder: str = "reports",
+) -> str:
+    """The page, with links to `folder/ID.html`.
+
+    `grades` are the policy's, `similar` and `tickets` what `similar.in_class` and `similar.same_tickets` found, `titles` the
+    diagnoses' titles by id.
+    """
+    learners = {learner.id: learner for learner in graded.learners}
+
+    def person(learner: str) -> dict[str, Any]:
+        known = learners.get(learner)
+        return {
+            "link": f"{folder}/{quote(learner, safe='')}.html",
+            "name": cut(known.handed.shown if known else "", MOST_NAME) or learner,
+        }
+
+    given = {one.id: _points(one, grades[one.id] if grades else None) for one in graded.learners}
+    shares = [Fraction(score) / Fraction(most) for score, most in given.values() if score is not None and most]
+    counted = Counter(learner.outcome for learner in graded.learners)
+    pairs = [one for one in similar if one.one in learners and one.other in learners]
+    return render(
+        "class.html",
+        headline=f"{plural(len(learners), 'learner')}, {plural(len(graded.exercises), 'exercise')}",
+        summary=_summary(counted),
+        tiles=_tiles(graded, given, shares),
+        remarks=grades.remarks if grades else (),
+        faults=[person(one.id) | {"text": _first_line(one), "attempts": one.attempts} for one in graded.faults],
+        nothing=[person(one.id) | {"refused": one.handed.refused} for one in _of(graded, Outcome.NOTHING)],
+        chart=_chart(shares) if shares else None,
+        exercises=_exercises(graded),
+        diagnoses=_diagnoses(graded, titles or {}, person),
+        more_diagnoses=max(0, len(graded.frequent) - DIAGNOSES),
+        pairs=[_pair(one, person) for one in pairs[:PAIRS]],
+        more_pairs=max(0, len(pairs) - PAIRS),
+        groups=_groups(pairs, person),
+        tickets=[{"ticket": ticket, "people": [person(one) for one in held]} for ticket, held in tickets],
+        late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades))],
+        slowest=_slowest(graded, person),
+        learners=[person(one.id) | _row(one, *given[one.id]) for one in graded.learners],
+        seed=graded.seed,
+        isolation=isolation_said(graded.isolation),
+        device=graded.device,
+        made_with=" · ".join(f"{name} {version}" for name, version in graded.versions.items()),
+    )
+
+
+Person = Callable[[str], dict[str, Any]]
+
+
+def _of(graded: ClassResult, outcome: Outcome) -> list[Learner]:
+    return [learner for learner in graded.learners if learner.outcome is outcome]
+
+
+def _points(learner: Learner, grade: Grade | None) -> tuple[Any, Any]:
+    """Points and the most that there are; None instead of points where nothing was graded or the grader broke."""
+    if learner.outcome is not Outcome.GRADED:
+        return None, 0
+    return (learner.score, learner.max_score) if grade is None else (grade.score, grade.most)
+
+
+def _summary(counted: Mapping[Outcome, int]) -> str:
+    parts = [f"{counted.get(Outcome.GRADED, 0)} graded"]
+    parts += [f"{counted[Outcome.NOTHING]} with nothing to grade"] if counted.get(Outcome.NOTHING) else []
+    parts += [plural(counted[Outcome.FAULT], "fault") + " of the grader"] if counted.get(Outcome.FAULT) else []
+    return " · ".join(parts)
+
+
+def _tiles(graded: ClassResult, given: Mapping[str, tuple[Any, Any]], shares: list[Fraction]) -> list[dict[str, str]]:
+    if not shares:
+        return []
+    most = {float(one) for score, one in given.values() if score is not None}
+    scores = [float(score) for score, _ in given.values() if score is not None]
+    tiles = []
+    if len(most) == 1:
+        tiles += [{"value": f"{median(scores):.4g}", "label": f"median, of {max(most):.6g} points"}, {"value": f"{mean(scores):.3g}", "label": "mean"}]  # fmt: skip
+    else:
+        tiles += [{"value": f"{100 * float(median(shares)):.0f} %", "label": "median share of the points"}]
+    tiles.append({"value": str(sum(share >= 1 for share in shares)), "label": "with all points"})
+    refused = sum(bool(one.handed.refused) for one in _of(graded, Outcome.GRADED))
+    if refused:
+        tiles.append({"value": str(refused), "label": "with a file that was not taken"})
+    return tiles
+
+
+def _chart(shares: list[Fraction]) -> dict[str, Any]:
+    """Bars for each tenth of the points and for all of them, in a picture of 660 × 220 with its floor at 186."""
+    count = Counter(max(0, min(BARS - 1, int(share * 10))) for share in shares)
+    highest = max(count.values())
+    bars = []
+    for index in range(BARS):
+        height = 160 * count[index] / highest
+        x = index * 60 + 4
+        bars.append({"x": x, "middle": x + 26, "y": f"{186 - height:.1f}", "height": f"{height:.1f}", "above": f"{179 - height:.1f}",
+                     "count": count[index], "label": str(index * 10)})  # fmt: skip
+    words = ", ".join(f"{count[index]} from {index * 10} percent" for index in range(BARS) if count[index])
+    return {"bars": bars, "label": f"How many learners reached which share of the points: {words}"}
+
+
+def _exercises(graded: ClassResult) -> list[dict[str, Any]]:
+    rows = []
+    for name in graded.exercises:
+        results = [
+            one for learner in graded.learners for one in learner.exercises if one.name == name and was_handed_in(one)
+        ]
+        failed = Counter(check.name for one in results for check in one.checks if check.outcome is CheckOutcome.FAILED)
+        ((hardest, times),) = failed.most_common(1) or [("", 0)]
+        shares = [one.score / one.max_score for one in results if one.max_score]
+        rows.append({"name": name, "handed_in": len(results), "passed": sum(one.passed for one in results),
+                     "mean": f"{100 * mean(shares):.0f}" if shares else "0", "hardest": hardest, "failed": times})  # fmt: skip
+    return rows
+
+
+def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -> list[dict[str, Any]]:
+    shown = graded.frequent[:DIAGNOSES]
+    people = {id: [person(one.id) for one in graded.learners if id in one.diagnoses] for id, _ in shown}
+    return [
+        {"id": id, "title": titles.get(id, ""), "count": count, "percent": f"{100 * count / shown[0][1]:.0f}", "people": people[id]}
+        for id, count in shown
+    ]  # fmt: skip
+
+
+def _groups(pairs: Sequence[Pair], person: Person) -> list[dict[str, Any]]:
+    """Three and more learners whose files for one exercise are alike."""
+    exercises = dict.fromkeys(pair.exercise for pair in pairs)
+    found = [(name, group) for name in exercises for group in groups(one for one in pairs if one.exercise == name)]
+    return [{"exercise": name, "people": [person(one) for one in group]} for name, group in found if len(group) > 2]
+
+
+def _pair(pair: Pair, person: Person) -> dict[str, Any]:
+    return {
+        "exercise": pair.exercise,
+        "people": [person(pair.one), person(pair.other)],
+        "share": f"{100 * pair.share:.0f}",
+        "here": pair.one_lines,
+        "there": pair.other_lines,
+        "passage": cut(pair.passage, MOST_PASSAGE),
+    }
+
+
+def _late(learner: Learner, grades: Grades | None) -> dict[str, Any] | None:
+    grade = grades[learner.id] if grades else None
+    if not learner.handed.marked_late and not (grade and grade.late_days):
+        return None
+    known = grade is not None and grade.late_days
+    return {
+        "when": handed_in(learner),
+        "days": grade.late_days if grade is not None and known else "–",
+        "taken_off": grade.taken_off if grade is not None and grade.taken_off else "–",
+    }
+
+
+def _slowest(graded: ClassResult, person: Person) -> list[dict[str, Any]]:
+    slow = sorted((one for one in graded.learners if one.seconds > 0), key=lambda one: (-one.seconds, one.id))[:SLOWEST]
+    return [person(one.id) | {"seconds": f"{one.seconds:.1f}", "percent": f"{100 * one.seconds / slow[0].seconds:.0f}"} for one in slow]  # fmt: skip
+
+
+def _row(learner: Learner, score: Any, most: Any) -> dict[str, Any]:
+    nothing = 0 if learner.outcome is Outcome.NOTHING else "–"
+    return {
+        "id": learner.id,
+        "outcome": learner.outcome.value,
+        "points": nothing if score is None else score,
+        "most": most,
+    }
+
+
+def _first_line(learner: Learner) -> str:
+    faults = learner.report.faults if learner.report else ()
+    return cut(faults[0].strip().splitlines()[-1] if faults and faults[0].strip() else "", 500)

@@ -1,0 +1,121 @@
+"""One learner's report as one HTML page: it needs no network, runs nothing, and shows what a submission wrote as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..classroom import NOT_HANDED_IN, Learner, Outcome, was_handed_in
+from ..isolation import TIERS
+from ..policy import Grade
+from ..text import MARKS
+from ..verdict import CheckOutcome, CheckResult, ExerciseResult
+from .pages import MOST_NAME, cut, render
+
+KINDS = {CheckOutcome.PASSED: "pass", CheckOutcome.FAILED: "fail", CheckOutcome.NOT_RUN: "skip"}
+STATES = {CheckOutcome.PASSED: "passed", CheckOutcome.FAILED: "failed", CheckOutcome.NOT_RUN: "skipped"}
+MOST_MESSAGE = 4_000  # characters
+
+
+def html_report(learner: Learner, grade: Grade | None = None) -> str:
+    """The page. With a grade, points are those of the policy and each thing taken off is explained.
+
+    Texts are shown without the folder that the grader had the submission in: a learner knows their own file only.
+    """
+    report = learner.report
+    fault, nothing = learner.outcome is Outcome.FAULT, learner.outcome is Outcome.NOTHING
+    score: object = learner.score if grade is None else grade.score
+    most: object = learner.max_score if grade is None else grade.most
+    exercises = [_exercise(learner, one, n, grade) for n, one in enumerate(learner.exercises, 1)]
+    checks = [check for one in learner.exercises for check in one.checks]
+    graded = [one.name for one in learner.exercises if was_handed_in(one)]
+    return render(
+        "learner.html",
+        name=cut(learner.handed.shown, MOST_NAME) or learner.id,
+        score=None if nothing else score,
+        most=most,
+        percent=_percent(score, most),
+        passed=sum(check.outcome is CheckOutcome.PASSED for check in checks),
+        checks=len(checks),
+        faults=[_own(learner, cut(line)) for line in report.faults] if report else [],
+        nothing=nothing,
+        lines=grade.lines if grade and not fault else (),
+        exercises=exercises,
+        refused=learner.handed.refused,
+        notes=learner.handed.notes,
+        handed_in=handed_in(learner),
+        seed=learner.seed,
+        repeat=f"./lockstep check {' '.join(graded)} --seed {learner.seed}" if graded and not fault else "",
+        isolation=isolation_said(learner.isolation),
+        made_with=" · ".join(f"{name} {version}" for name, version in report.versions.items()) if report else "",
+    )
+
+
+def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grade | None) -> dict[str, Any]:
+    points: object = result.score
+    most: object = result.max_score
+    if grade is not None:
+        own = grade.of(result.name)
+        points, most = (own.points, own.most) if own else ("does not count", "")
+    return {
+        "name": result.name,
+        "number": number,
+        "missing": not was_handed_in(result),
+        "points": points,
+        "most": most,
+        "seconds": f"{result.seconds:.1f}",
+        "checks": [_check(learner, result.name, check) for check in result.checks],
+    }
+
+
+def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any]:
+    found = check.diagnosis
+    shown: dict[str, Any] = {
+        "name": cut(check.name, 2 * MOST_NAME),
+        "outcome": check.outcome.value,
+        "mark": MARKS[check.outcome],
+        "kind": KINDS[check.outcome],
+        "state": STATES[check.outcome],
+        "reason": check.reason if check.reason != NOT_HANDED_IN else "",
+        "output": _own(learner, cut(check.output)).strip("\n"),
+        "id": cut(found.id, MOST_NAME) if found else "",
+        "finding": found is not None,
+    }
+    if found is not None:
+        first, _, rest = _own(learner, cut(found.message, MOST_MESSAGE)).strip().partition("\n")
+        shown |= {
+            "first": first,
+            "rest": rest.strip(),
+            "file": _file(found.file, exercise),
+            "line": found.line,
+            "source": cut(found.source, MOST_MESSAGE),
+            "evidence": _own(learner, cut(found.evidence)).strip("\n"),
+            "why": found.why,
+            "read": found.read,
+        }
+    return shown
+
+
+def _file(path: str, exercise: str) -> str:
+    """`exercises/train_ddp.py`: where the learner has the file that the grader had elsewhere."""
+    return f"exercises/{exercise}.py" if path.endswith(f"{exercise.rpartition('/')[2]}.py") else path.rpartition("/")[2]
+
+
+def _own(learner: Learner, text: str) -> str:
+    return text.replace(f"{learner.handed.folder}/", "exercises/")
+
+
+def handed_in(learner: Learner) -> str:
+    """When, and whether the download marks it as late; empty where nothing is known."""
+    when = learner.handed.handed_in
+    shown = f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip() if when else ""
+    return " · ".join(part for part in (shown, "marked as late" if learner.handed.marked_late else "") if part)
+
+
+def isolation_said(name: str) -> str:
+    """A tier's name as one plain line; what is no tier's name is shown as it is."""
+    return next((tier.said for tier in TIERS if tier.name == name), name)
+
+
+def _percent(score: Any, most: Any) -> str:
+    """How far the bar goes, 0 to 100."""
+    return f"{100 * max(0.0, min(1.0, float(score) / float(most))):.1f}" if score is not None and most else "0"

@@ -1,0 +1,204 @@
+"""From checks to grades: what exercises are worth, late days and accommodations, as `autograder/policy.toml` says.
+
+All numbers are exact (`Fraction`) until they are rounded, and they are rounded where a reader can follow: each exercise's
+points, then what lateness takes off. So a row of grades adds up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
+from enum import Enum
+from fractions import Fraction
+
+from .classroom import ClassResult, Learner, Outcome
+from .verdict import ExerciseResult
+
+DAY = timedelta(days=1)
+
+
+class Half(str, Enum):
+    """Where a number goes that lies in the middle between two."""
+
+    UP = "up"
+    DOWN = "down"
+    EVEN = "even"
+
+
+_ROUNDING = {Half.UP: ROUND_HALF_UP, Half.DOWN: ROUND_HALF_DOWN, Half.EVEN: ROUND_HALF_EVEN}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """To multiples of `to`, which is greater than 0."""
+
+    to: Decimal = Decimal("0.01")
+    half: Half = Half.UP
+
+    def __call__(self, value: Fraction) -> Decimal:
+        """The nearest multiple of `to`, shown without needless zeros."""
+        steps = value / Fraction(self.to)
+        # Exact: a Fraction is halved before a Decimal of limited length could hide which side it is on.
+        whole = math.floor(steps)
+        rest = steps - whole
+        nudge = Decimal(whole) + (Decimal("0.5") if rest == Fraction(1, 2) else Decimal(rest > Fraction(1, 2)))
+        rounded = nudge.quantize(Decimal(1), _ROUNDING[self.half]) * self.to
+        return rounded.quantize(Decimal(1)) if rounded == rounded.to_integral_value() else rounded.normalize()
+
+
+@dataclass(frozen=True)
+class Late:
+    """What a late hand-in costs: `percent_a_day` of the points reached, `most_percent` at most."""
+
+    deadline: datetime | None = None
+    grace: timedelta = timedelta(minutes=15)
+    percent_a_day: Decimal = Decimal(0)
+    most_percent: Decimal = Decimal(50)
+
+
+@dataclass(frozen=True)
+class Accommodation:
+    """What is different for one learner."""
+
+    extra_days: Decimal = Decimal(0)
+    deadline: datetime | None = None
+    late: bool = True
+    exempt: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Classroom50:
+    """Where a class's points go in Classroom 50: the short names of a classroom and of an assignment."""
+
+    classroom: str = "lockstep"
+    assignment: str = "lockstep"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that `policy.toml` says; without a file, one point a check and nothing taken off."""
+
+    points: Mapping[str, Decimal] = field(default_factory=dict)
+    partial: Mapping[str, bool] = field(default_factory=dict)
+    partial_default: bool = True
+    late: Late = Late()
+    rounding: Rounding = Rounding()
+    learners: Mapping[str, Accommodation] = field(default_factory=dict)
+    classroom50: Classroom50 = Classroom50()
+
+
+@dataclass(frozen=True)
+class ExerciseGrade:
+    """One exercise's points and the most that it gives; `line` says what differs from one point a check."""
+
+    name: str
+    points: Decimal
+    most: Decimal
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One learner's grade. `score` is None after a fault of ours; `lines` explain each thing taken off or left out."""
+
+    learner: str
+    exercises: tuple[ExerciseGrade, ...]
+    score: Decimal | None
+    most: Decimal
+    late_days: int = 0
+    taken_off: Decimal = Decimal(0)
+    lines: tuple[str, ...] = ()
+
+    def of(self, exercise: str) -> ExerciseGrade | None:
+        """The grade of one exercise, if it counts."""
+        return next((one for one in self.exercises if one.name == exercise), None)
+
+
+@dataclass(frozen=True)
+class Grades:
+    """A class's grades by learner's id. `remarks` are for the teacher: accommodations for nobody in this class."""
+
+    by_learner: Mapping[str, Grade]
+    remarks: tuple[str, ...] = ()
+
+    def __getitem__(self, learner: str) -> Grade:
+        return self.by_learner[learner]
+
+
+def apply(policy: Policy, graded: ClassResult) -> Grades:
+    """Everybody's grade. Pure: the same class and the same policy give the same grades."""
+    known = {learner.id for learner in graded.learners}
+    remarks = [
+        f"the policy has an accommodation for {name!r}, who is not in this class"
+        for name in sorted(policy.learners)
+        if name not in known
+    ]
+    return Grades({learner.id: _grade(policy, graded, learner) for learner in graded.learners}, tuple(remarks))
+
+
+def days_late(late: Late, handed_in: datetime | None, marked: bool, own: Accommodation) -> int:
+    """How many days late, a begun one as a whole; 0 in time, within the grace, or where nothing is known."""
+    deadline = own.deadline or late.deadline
+    if deadline is None or not own.late:
+        return 0
+    if handed_in is None:
+        return int(marked and not own.extra_days and own.deadline is None)
+    over = handed_in - deadline - float(own.extra_days) * DAY
+    return 0 if over <= late.grace else math.ceil(over / DAY)
+
+
+def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
+    own = policy.learners.get(learner.id, Accommodation())
+    results = {result.name: result for result in learner.exercises}
+    exercises = tuple(
+        _exercise(policy, graded, name, results.get(name)) for name in graded.exercises if name not in own.exempt
+    )
+    most = sum((one.most for one in exercises), Decimal(0))
+    lines = [f"{name} does not count for this learner" for name in graded.exercises if name in own.exempt]
+    lines += [f"{one.name}: {one.line}" for one in exercises if one.line and one.name in results]
+    if learner.outcome is Outcome.FAULT:
+        return Grade(
+            learner.id, (), None, most, lines=("the grader broke here, so there is no grade and none is lost",)
+        )
+    reached = sum((one.points for one in exercises), Decimal(0))
+    days = days_late(policy.late, learner.handed.handed_in, learner.handed.marked_late, own) if reached else 0
+    percent = min(days * policy.late.percent_a_day, policy.late.most_percent)
+    taken_off = policy.rounding(Fraction(reached) * Fraction(percent) / 100)
+    if days:
+        lines.append(_late_line(policy, days, percent, taken_off, learner.handed.handed_in))
+    if own.deadline or own.extra_days:
+        lines.append("the deadline is a later one for this learner")
+    return Grade(learner.id, exercises, reached - taken_off, most, days, taken_off, tuple(lines))
+
+
+def _exercise(policy: Policy, graded: ClassResult, name: str, result: ExerciseResult | None) -> ExerciseGrade:
+    checks = graded.max_scores.get(name, result.max_score if result else 0)
+    worth = policy.points.get(name, Decimal(checks))
+    most = policy.rounding(Fraction(worth))
+    if result is None or not result.max_score:
+        return ExerciseGrade(name, Decimal(0), most)
+    share = Fraction(result.score, result.max_score)
+    line = ""
+    if share < 1 and not policy.partial.get(name, policy.partial_default):
+        line = (
+            f"{result.score} of {result.max_score} checks passed, and it gives its points for all of them only"
+            if share
+            else ""
+        )
+        share = Fraction(0)
+    points = policy.rounding(Fraction(worth) * share)
+    if not line and name in policy.points:
+        line = f"{result.score} of {result.max_score} checks passed: {points} of {most} points"
+    return ExerciseGrade(name, points, most, line)
+
+
+def _late_line(policy: Policy, days: int, percent: Decimal, taken_off: Decimal, when: datetime | None) -> str:
+    count = "1 day" if days == 1 else f"{days} days"
+    known = f"{count} late" if when else "marked as late by the download, which gives no time: counted as 1 day"
+    if not percent:
+        return f"{known}: nothing taken off"
+    capped = ", the most that is taken off" if days * policy.late.percent_a_day > policy.late.most_percent else ""
+    return f"{known}: {percent:f} % of the points taken off{capped} (−{taken_off})"

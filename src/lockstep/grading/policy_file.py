@@ -1,0 +1,184 @@
+"""`policy.toml` read and checked: whatever is wrong in it is one line with its place."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from .course import Course, CourseError, _nearest
+from .policy import Accommodation, Classroom50, Half, Late, Policy, Rounding
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+FILE = "policy.toml"
+SLUG = re.compile(r"[a-z0-9][a-z0-9-]{1,99}")  # what Classroom 50 takes for a short name
+
+
+class PolicyError(CourseError):
+    """The policy cannot be used. The message says where it is wrong and what to write."""
+
+
+def load(course: Course, path: Path | None = None) -> Policy:
+    """The policy of a course, or that in `path`; where the course has no file, one point a check and nothing taken off.
+
+    Raises PolicyError with one line.
+    """
+    place = path or course.autograder / FILE
+    try:
+        text = place.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if path is None:
+            return Policy()
+        raise PolicyError(f"there is no {place}: copy autograder/{FILE} and change it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{place} cannot be read: {error}") from None
+    return parse(text, course.names, place.name)
+
+
+def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
+    """A policy from its text. `exercises` are the course's; `name` is what errors call the file. Raises PolicyError."""
+    try:
+        raw = tomllib.loads(text, parse_float=Decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{name}: {error}") from None
+    reader = _Reader(text, tuple(exercises), name)
+    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "classroom50"))
+    points = {
+        key: reader.number(("points", key), value, "0 or more points")
+        for key, value in reader.table(raw, "points").items()
+        if reader.exercise(("points", key), key)
+    }
+    partial = {key: reader.yes(("partial", key), value) for key, value in reader.table(raw, "partial").items()}
+    default = partial.pop("default", True)
+    for key in partial:
+        reader.exercise(("partial", key), key)
+    learners = {key: reader.accommodation(key, value) for key, value in reader.table(raw, "learner").items()}
+    return Policy(points, partial, default, reader.late(raw), reader.rounding(raw), learners, reader.classroom50(raw))
+
+
+class _Reader:
+    """Takes values out of what was read and says where one is wrong."""
+
+    def __init__(self, text: str, exercises: tuple[str, ...], name: str) -> None:
+        self.text, self.exercises, self.name = text, exercises, name
+
+    def wrong(self, path: tuple[str, ...], what: str) -> PolicyError:
+        line = self._line(path)
+        return PolicyError(f"{self.name}{f':{line}' if line else ''}: {'.'.join(path)} {what}")
+
+    def _line(self, path: tuple[str, ...]) -> int | None:
+        """Where a key stands: below its table's header, or as near to that as can be told."""
+        table, key = ".".join(path[:-1]), path[-1]
+        inside, found = not table, None
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+                here = re.sub(r"[\"'\s]", "", header[1])
+                inside = here == table
+                found = number if here in (table, ".".join(path)) else found
+            elif inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+                return number
+        return found
+
+    def only(self, path: tuple[str, ...], raw: dict[str, Any], keys: tuple[str, ...]) -> None:
+        for key in raw:
+            if key not in keys:
+                near = _nearest(key, keys)
+                hint = f" (did you mean {near}?)" if near else ""
+                raise self.wrong((*path, key), f"is not known{hint}: there are {', '.join(keys)}")
+
+    def table(self, raw: dict[str, Any], *path: str) -> dict[str, Any]:
+        found: Any = raw.get(path[-1], {})
+        if not isinstance(found, dict):
+            raise self.wrong(path, f"is {found!r}: write a table, [{'.'.join(path)}]")
+        return found
+
+    def exercise(self, path: tuple[str, ...], key: str) -> bool:
+        if key not in self.exercises:
+            near = _nearest(key, self.exercises)
+            raise self.wrong(path, f"names no exercise{f': did you mean {near}?' if near else ' of this course'}")
+        return True
+
+    def number(self, path: tuple[str, ...], value: Any, wanted: str, most: int | None = None) -> Decimal:
+        right = isinstance(value, int | Decimal) and not isinstance(value, bool)
+        number = Decimal(value) if right else Decimal("NaN")
+        if not number.is_finite() or number < 0 or number > (10**6 if most is None else most):
+            raise self.wrong(path, f"is {_shown(value)}: give {wanted}")
+        return number
+
+    def yes(self, path: tuple[str, ...], value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise self.wrong(path, f"is {_shown(value)}: write true or false")
+        return value
+
+    def moment(self, path: tuple[str, ...], value: Any) -> datetime:
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            raise self.wrong(
+                path, f"is {_shown(value)}: write day, time and offset from UTC, as in 2026-11-30T23:59:00+01:00"
+            )
+        return value
+
+    def late(self, raw: dict[str, Any]) -> Late:
+        table = self.table(raw, "late")
+        self.only(("late",), table, ("deadline", "grace_minutes", "percent_a_day", "most_percent"))
+        deadline = self.moment(("late", "deadline"), table["deadline"]) if "deadline" in table else None
+        grace = self.number(("late", "grace_minutes"), table.get("grace_minutes", 15), "minutes, 0 or more")
+        rate = self.number(("late", "percent_a_day"), table.get("percent_a_day", 0), "a number from 0 to 100", 100)
+        most = self.number(("late", "most_percent"), table.get("most_percent", 50), "a number from 0 to 100", 100)
+        if rate and deadline is None:
+            raise self.wrong(("late", "percent_a_day"), "takes points off, but there is no late.deadline: write one")
+        return Late(deadline, timedelta(minutes=float(grace)), rate, most)
+
+    def rounding(self, raw: dict[str, Any]) -> Rounding:
+        table = self.table(raw, "rounding")
+        self.only(("rounding",), table, ("to", "half"))
+        to = self.number(("rounding", "to"), table.get("to", Decimal("0.01")), "a number such as 1, 0.5 or 0.01", 1000)
+        if not to:
+            raise self.wrong(("rounding", "to"), "is 0: give a number such as 1, 0.5 or 0.01")
+        half = table.get("half", "up")
+        if half not in [known.value for known in Half]:
+            raise self.wrong(("rounding", "half"), f'is {_shown(half)}: write "up", "even" or "down"')
+        return Rounding(to, Half(half))
+
+    def classroom50(self, raw: dict[str, Any]) -> Classroom50:
+        table = self.table(raw, "classroom50")
+        self.only(("classroom50",), table, ("classroom", "assignment"))
+        for key, value in table.items():
+            if not isinstance(value, str) or not SLUG.fullmatch(value):
+                wanted = 'write a short name: lower case letters, digits and dashes, as in "cs101-fall"'
+                raise self.wrong(("classroom50", key), f"is {_shown(value)}: {wanted}")
+        return Classroom50(**table)
+
+    def accommodation(self, learner: str, value: Any) -> Accommodation:
+        path = ("learner", learner)
+        if not isinstance(value, dict):
+            raise self.wrong(path, f"is {_shown(value)}: write a table, [learner.{learner}]")
+        self.only(path, value, ("extra_days", "deadline", "late", "exempt"))
+        extra = self.number((*path, "extra_days"), value.get("extra_days", 0), "days, 0 or more", 3650)
+        deadline = self.moment((*path, "deadline"), value["deadline"]) if "deadline" in value else None
+        exempt = value.get("exempt", [])
+        if not isinstance(exempt, list) or not all(isinstance(one, str) for one in exempt):
+            raise self.wrong((*path, "exempt"), f'is {_shown(exempt)}: write a list of exercises, as in ["mini_ddp"]')
+        for one in exempt:
+            if one not in self.exercises:
+                raise self.wrong((*path, "exempt"), f"names {one!r}, which is no exercise of this course")
+        return Accommodation(extra, deadline, self.yes((*path, "late"), value.get("late", True)), frozenset(exempt))
+
+
+def _shown(value: Any) -> str:
+    """A value as one would write it in the file, on one short line."""
+    text = (
+        str(value)
+        if isinstance(value, Decimal | datetime)
+        else {True: "true", False: "false"}.get(value, repr(value))
+        if isinstance(value, bool)
+        else repr(value)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}…"

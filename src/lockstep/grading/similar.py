@@ -1,0 +1,299 @@
+"""Submissions that share what nobody else has: pairs that a teacher should look at, never a verdict.
+
+Theory of operation. A source becomes a sequence of symbols, its syntax tree in order: comments, formatting, docstrings,
+annotations, imports and the names that a file gives to its own things leave no trace; what it calls and the numbers that
+it uses do. Each run of `GRAM` symbols is hashed, and of each window of `WINDOW` hashes the smallest is kept: a common
+passage of `GRAM + WINDOW - 1` symbols (four or five lines) cannot be missed, and two files meet in an index instead of being
+compared (Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting", SIGMOD 2003).
+
+What is in the stub or in the reference solution counts for nothing, since everybody has it from there. What is left
+counts the less, the more learners have it: log(n / holders) / log(n / 2), so 1 for two holders and 0 for all.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, product
+from pathlib import Path
+
+from .classroom import ClassResult
+from .course import Course
+from .submission import MAX_BYTES
+
+GRAM = 18  # symbols in a fingerprint: about three lines
+WINDOW = 6  # fingerprints of which one is kept
+SHARE = 0.5  # of the smaller file's own part, from which on a pair is shown
+EVIDENCE = 8.0  # weight of what is shared: below, it is a line or two
+IDIOM = 8  # so many holders may always be copies of each other; beyond, a quarter of the class is
+MOST_SYMBOLS = 20_000  # of one file; the rest is not looked at
+MOST_PARSED = 100_000  # characters; a longer file is taken word by word
+MOST_PAIRS = 200  # of one exercise
+TICKET = "clinic/ticket.txt"
+PASSAGES = 40  # common fingerprints of a pair from which its longest passage is grown
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A part of a source, from its first to its last line, counted from 1."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"line {self.first}" if self.first == self.last else f"lines {self.first} to {self.last}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two learners' files for an exercise that have much in common.
+
+    `share` (0 to 1) is how much of the smaller one's own part is also in the other; `one_lines` and `other_lines` are the
+    longest passage that both have, `passage` its text as the first wrote it.
+    """
+
+    exercise: str
+    one: str
+    other: str
+    share: float
+    one_lines: Lines
+    other_lines: Lines
+    passage: str
+
+
+def in_class(graded: ClassResult, course: Course) -> tuple[Pair, ...]:
+    """The pairs of all exercises of a class, in the course's order; reads what the learners handed in."""
+    found: list[Pair] = []
+    for name in graded.exercises:
+        sources = {}
+        for learner in graded.learners:
+            if f"{name}.py" in learner.handed.files:
+                sources[learner.id] = _read(learner.source(name), MAX_BYTES)
+        given = [folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises, course.solutions)]
+        texts = [path.read_text(encoding="utf-8") for path in given if path.is_file()]
+        found += pairs(sources, texts, exercise=name)
+    return tuple(found)
+
+
+def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: str = "") -> tuple[Pair, ...]:
+    """Of one exercise's files, by learner, those two and two that share more than chance: the greatest share first.
+
+    `given` are texts that every learner has: the stub, the reference solution.
+    """
+    known = {mark for text in given for _, mark in _Code.of(text).grams()}
+    codes = {learner: _Code.of(text) for learner, text in sorted(sources.items())}
+    own = {learner: code.fingerprints(known) for learner, code in codes.items()}
+    holders: dict[bytes, list[str]] = defaultdict(list)
+    for learner, marks in own.items():
+        for mark in marks:
+            holders[mark].append(learner)
+    most = max(IDIOM, len(codes) // 4)
+    weights = {mark: _weight(len(held), len(codes)) for mark, held in holders.items() if len(held) <= most}
+    shared: dict[tuple[str, str], float] = defaultdict(float)
+    for mark, weight in weights.items():
+        for couple in combinations(holders[mark], 2):
+            shared[couple] += weight
+    total = {learner: sum(weights.get(mark, 0.0) for mark in marks) for learner, marks in own.items()}
+    found = []
+    for (one, other), weight in shared.items():
+        share = weight / min(total[one], total[other])
+        if weight >= EVIDENCE and share >= SHARE:
+            found.append((round(share, 3), round(weight, 3), one, other))
+    found.sort(key=lambda item: (-item[0], -item[1], *item[2:]))
+    return tuple(_pair(exercise, one, other, share, codes, own, weights) for share, _, one, other in found[:MOST_PAIRS])
+
+
+def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Clinic tickets that more than one learner handed in: the ticket, and whose it is. A ticket is drawn for each learner, so
+    two that are equal came from one copy of the course, or, once in a million pairs, from chance."""
+    holders: dict[str, list[str]] = defaultdict(list)
+    for learner in graded.learners:
+        if TICKET in learner.handed.files:
+            holders[_read(learner.handed.folder / TICKET, 200).strip()].append(learner.id)
+    return tuple((ticket, tuple(held)) for ticket, held in sorted(holders.items()) if ticket and len(held) > 1)
+
+
+def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
+    """The learners that pairs tie together, each group sorted, the largest first."""
+    leader: dict[str, str] = {}
+
+    def lead(learner: str) -> str:
+        while leader.setdefault(learner, learner) != learner:
+            learner = leader[learner]
+        return learner
+
+    for pair in found:
+        leader[lead(pair.one)] = lead(pair.other)
+    members: dict[str, list[str]] = defaultdict(list)
+    for learner in sorted(leader):
+        members[lead(learner)].append(learner)
+    return tuple(sorted((tuple(group) for group in members.values()), key=lambda group: (-len(group), group)))
+
+
+def _read(path: Path, most: int) -> str:
+    """The text of what was handed in; empty where it is no longer there, since no grade depends on it."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _weight(holders: int, learners: int) -> float:
+    """What a fingerprint with so many holders counts; a small class is taken for one of 16."""
+    size = max(learners, 16)
+    return min(1.0, math.log(size / holders) / math.log(size / 2))
+
+
+def _pair(
+    exercise: str,
+    one: str,
+    other: str,
+    share: float,
+    codes: Mapping[str, _Code],
+    own: Mapping[str, Mapping[bytes, list[int]]],
+    weights: Mapping[bytes, float],
+) -> Pair:
+    common = sorted((mark for mark in own[one] if mark in own[other] and mark in weights), key=lambda m: own[one][m])
+    best = (0, 0, 0)
+    grown: dict[int, int] = {}  # how far the passage reaches whose places are so far apart
+    for mark in common[:: max(1, len(common) // PASSAGES)]:
+        for here, there in product(own[one][mark][:3], own[other][mark][:3]):
+            if here >= grown.get(there - here, 0):
+                run = _grow(codes[one].symbols, codes[other].symbols, here, there)
+                grown[there - here] = run[0] - run[1]
+                best = max(best, run)
+    length, here, there = best[0], -best[1], -best[2]
+    lines = codes[one].lines(here, length)
+    passage = "\n".join(codes[one].text.splitlines()[lines.first - 1 : lines.last])
+    return Pair(exercise, one, other, share, lines, codes[other].lines(there, length), passage)
+
+
+def _grow(one: list[str], other: list[str], here: int, there: int) -> tuple[int, int, int]:
+    """The common run around these two places: how long, and minus where it begins in each."""
+    back = 0
+    while back < min(here, there) and one[here - back - 1] == other[there - back - 1]:
+        back += 1
+    ahead = 0
+    while here + ahead < len(one) and there + ahead < len(other) and one[here + ahead] == other[there + ahead]:
+        ahead += 1
+    return back + ahead, -(here - back), -(there - back)
+
+
+@dataclass(frozen=True)
+class _Code:
+    """A source and its symbols, each with its line."""
+
+    text: str
+    stream: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, text: str) -> _Code:
+        """Never raises: what Python cannot read is taken word by word."""
+        try:
+            found = _symbols(ast.parse(text)) if len(text) <= MOST_PARSED else _words(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            found = _words(text)
+        return cls(text, tuple(symbol for symbol, _ in zip(found, range(MOST_SYMBOLS), strict=False)))
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """The symbols alone."""
+        return [symbol for symbol, _ in self.stream]
+
+    def grams(self) -> Iterator[tuple[int, bytes]]:
+        """The hash of each run of GRAM symbols, and where it begins."""
+        small = [hashlib.blake2b(s.encode("utf-8", "surrogatepass"), digest_size=4).digest() for s in self.symbols]
+        for start in range(len(small) - GRAM + 1):
+            yield start, hashlib.blake2b(b"".join(small[start : start + GRAM]), digest_size=8).digest()
+
+    def fingerprints(self, known: set[bytes]) -> dict[bytes, list[int]]:
+        """Of each window the smallest hash, the last of equals, and its places; those that are known left out."""
+        marks = [(mark, -start) for start, mark in self.grams()]
+        kept: dict[bytes, list[int]] = defaultdict(list)
+        last = -1
+        for start in range(max(1, len(marks) - WINDOW + 1) if marks else 0):
+            mark, place = min(marks[start : start + WINDOW])
+            if -place != last and mark not in known:
+                kept[mark].append(-place)
+            last = -place
+        return dict(kept)
+
+    def lines(self, start: int, length: int) -> Lines:
+        """The lines that a run of symbols covers."""
+        covered = [line for _, line in self.stream[start : start + length]] or [1]
+        return Lines(min(covered), max(covered))
+
+
+_PASSED_OVER = (ast.Import, ast.ImportFrom, ast.expr_context, ast.Pass, ast.type_ignore)
+
+
+def _symbols(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The tree in the order of the source, without recursion: hostile code is nested deeply."""
+    names = _own_names(tree)
+    todo: list[tuple[ast.AST, int]] = [(node, node.lineno) for node in reversed(tree.body)]
+    while todo:
+        node, line = todo.pop()
+        line = getattr(node, "lineno", line)
+        if isinstance(node, _PASSED_OVER) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            continue
+        yield _symbol(node, names), line
+        children = []
+        for field, value in ast.iter_fields(node):
+            if field not in ("annotation", "returns"):
+                children += [(one, line) for one in (value if isinstance(value, list) else [value])]
+        todo += [(child, line) for child, line in reversed(children) if isinstance(child, ast.AST)]
+
+
+def _symbol(node: ast.AST, names: Mapping[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return "." + names.get("." + node.attr, node.attr)
+    if isinstance(node, ast.keyword):
+        return f"{node.arg}="
+    if isinstance(node, ast.Constant):
+        return "text" if isinstance(node.value, str | bytes) else repr(node.value)
+    if isinstance(node, ast.AnnAssign):
+        return "Assign"
+    return type(node).__name__
+
+
+def _own_names(tree: ast.Module) -> dict[str, str]:
+    """What the file's own names stand for: a module for its alias, `v` for whatever it defines."""
+    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
+    selves: set[str] = set()
+    stored: list[tuple[str, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load):
+                found[node.id] = "v"
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+                stored.append((node.value.id, node.attr))
+        elif isinstance(node, ast.arg):
+            found[node.arg] = "v"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name], found["." + node.name] = "v", "v"
+            if isinstance(node, ast.ClassDef):
+                methods = [one.args for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+                selves |= {one.arg for args in methods for one in (*args.posonlyargs, *args.args)[:1]}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found[node.name] = "v"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                aliases[alias.asname or alias.name.partition(".")[0]] = alias.name.rpartition(".")[2]
+    return found | {"." + attribute: "v" for owner, attribute in stored if owner in selves} | aliases
+
+
+def _words(text: str) -> Iterator[tuple[str, int]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in re.findall(r"\w+|[^\w\s]", line.partition("#")[0]):
+            yield word, number

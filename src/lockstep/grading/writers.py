@@ -1,0 +1,134 @@
+"""The files that come of a graded class: one list of writers, each from a `Marked` class to files of its own in a folder.
+
+A writer gives back what it has written, the file to look at first. To add a format, write its pure function in `exports`
+and put a line here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from . import similar
+from .classroom import ClassResult, Learner
+from .course import Course
+from .exports.class_page import class_page
+from .exports.classroom50 import scores
+from .exports.csv_grades import Row, grades_csv
+from .exports.gradescope import class_results
+from .exports.html_report import html_report
+from .exports.junit import junit_class
+from .exports.summary_md import class_md
+from .policy import Grades, Policy, apply
+from .policy_file import load
+from .store import pretty, write
+
+EARLIEST = datetime(1980, 1, 1, tzinfo=timezone.utc)  # where nothing says when a class handed in
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A graded class, its grades, and the course that it was graded by."""
+
+    graded: ClassResult
+    course: Course
+    policy: Policy
+    grades: Grades
+
+
+Writer = Callable[[Marked, Path], list[Path]]
+
+
+def remarks(learner: Learner) -> tuple[str, ...]:
+    """What a teacher should know of this grading in a line or two: what was refused, and what is missing."""
+    missing = (f"not handed in: {', '.join(learner.missing)}",) if learner.missing else ()
+    return (*learner.handed.refused, *missing)
+
+
+def write_csv(marked: Marked, folder: Path) -> list[Path]:
+    """`grades.csv`, with the mark by which spreadsheets know UTF-8."""
+    graded = marked.graded
+    rows = (Row(one.id, one.handed.shown, one.report, remarks(one), marked.grades[one.id]) for one in graded.learners)
+    return _written(folder / "grades.csv", grades_csv(rows, graded.exercises).encode("utf-8-sig", "backslashreplace"))
+
+
+def write_junit(marked: Marked, folder: Path) -> list[Path]:
+    """`junit.xml`: a suite for each learner's exercise."""
+    reports = {one.id: one.report for one in marked.graded.learners if one.report is not None}
+    return _written(folder / "junit.xml", junit_class(reports).encode())
+
+
+def write_summary(marked: Marked, folder: Path) -> list[Path]:
+    """`summary.md`, for the summary of a CI job."""
+    return _written(folder / "summary.md", class_md(marked.graded).encode())
+
+
+def write_gradescope(marked: Marked, folder: Path) -> list[Path]:
+    """`gradescope/ID.json`: each learner's `results.json`; none for whom our grader failed."""
+    folder = folder / "gradescope"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for one in marked.graded.learners:
+        if not one.faulty:
+            write(folder / f"{one.id}.json", pretty(class_results(one)))
+    return [folder]
+
+
+def write_classroom50(marked: Marked, folder: Path) -> list[Path]:
+    """`classroom50/scores.json`, the gradebook, and `left_out.txt`, who is not in it; no clock has a part in either."""
+    times = [one.handed.handed_in for one in marked.graded.learners if one.handed.handed_in]
+    fallback = max(times, default=None) or marked.policy.late.deadline or EARLIEST
+    where = marked.policy.classroom50
+    book = scores(marked.graded, where.classroom, where.assignment, fallback, marked.grades)
+    folder = folder / "classroom50"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    write(folder / "scores.json", pretty(book.data))
+    write(folder / "left_out.txt", "".join(f"{line}\n" for line in book.left_out).encode("utf-8", "backslashreplace"))
+    return [folder]
+
+
+def write_pages(marked: Marked, folder: Path) -> list[Path]:
+    """`index.html` for the teacher, and `reports/ID.html`, a page for each learner."""
+    graded = marked.graded
+    reports = folder / "reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir()
+    for one in graded.learners:
+        write(reports / f"{one.id}.html", html_report(one, marked.grades[one.id]).encode())
+    page = class_page(
+        graded,
+        grades=marked.grades,
+        similar=similar.in_class(graded, marked.course),
+        tickets=similar.same_tickets(graded),
+        titles={id: entry.title for id, entry in marked.course.catalogue.items()},
+    )
+    return [*_written(folder / "index.html", page.encode()), reports]
+
+
+WRITERS: dict[str, Writer] = {
+    "pages": write_pages,
+    "grades": write_csv,
+    "junit": write_junit,
+    "summary": write_summary,
+    "gradescope": write_gradescope,
+    "classroom50": write_classroom50,
+}
+
+
+def write_all(graded: ClassResult, folder: Path, course: Course, policy: Policy | None = None) -> list[Path]:
+    """Call every writer; returns what a teacher may want to open. Without a policy, that of the course.
+
+    Raises CourseError when the course's policy cannot be read.
+    """
+    policy = load(course) if policy is None else policy
+    marked = Marked(graded, course, policy, apply(policy, graded))
+    return [path for writer in WRITERS.values() for path in writer(marked, folder)]
+
+
+def _written(path: Path, data: bytes) -> list[Path]:
+    write(path, data)
+    return [path]

@@ -1,0 +1,399 @@
+"""The pages that people read: whole, well nested, and harmless whatever a submission, a name or a download put into them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_exports import HOSTILE
+
+from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
+from lockstep.grading.course import Course
+from lockstep.grading.exports.class_page import class_page
+from lockstep.grading.exports.html_report import html_report
+from lockstep.grading.exports.pages import MOST_CHARACTERS, cut
+from lockstep.grading.intake import Handed
+from lockstep.grading.policy import apply
+from lockstep.grading.policy_file import parse
+from lockstep.grading.similar import Lines, Pair
+from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
+from lockstep.grading.worker import Worker
+from lockstep.grading.writers import write_all
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = Path("/usr/bin/chromium")
+VOID = {"meta", "br", "rect", "line"}
+MORE = ["</title><script>alert(1)</script>", "</style><img src=x onerror=alert(1)>", "{{ 7 * 7 }}{% include 'x' %}", "</pre></details></section>",
+        "<!--", "]]>", "&#x3c;script&#x3e;", "javascript:alert(1)", "\u2066\u202e\u2069", "' onclick='x", '" style="x', "<svg/onload=alert(1)>", "\x1b]8;;http://x\x07"]  # fmt: skip
+WEEK = datetime(2026, 11, 20, 17, 3, tzinfo=timezone.utc)
+
+
+def failed(text: str, evidence: str = "proof") -> CheckResult:
+    found = Diagnosis(text, f"{text}\n{text}", evidence, (1,), text, 3, text, text, text)
+    return CheckResult(text, "test_x", CheckOutcome.FAILED, found, "", text, 0.25)
+
+
+PASSED = CheckResult("it passes", "test_a", CheckOutcome.PASSED, output="[rank 0] hello\n")
+SKIPPED = CheckResult("needs a GPU", "test_b", CheckOutcome.NOT_RUN, reason="there is no GPU")
+ABSENT = CheckResult("it runs", "test_c", CheckOutcome.NOT_RUN, reason=NOT_HANDED_IN)
+
+
+def learner(
+    text: str = "Ada", *checks: CheckResult, id: str = "ada", faults: tuple[str, ...] = (), **more: Any
+) -> Learner:
+    exercises = (
+        ExerciseResult("train_ddp", checks or (PASSED, failed(text), SKIPPED), 1.5),
+        ExerciseResult("mini_ddp", (ABSENT,)),
+    )
+    handed = Handed(
+        id,
+        text,
+        Path("/scratch/ada"),
+        ("train_ddp.py",),
+        more.pop("when", WEEK),
+        more.pop("marked", False),
+        (text,),
+        (text,),
+    )
+    return Learner(handed, more.pop("report", Report(7, exercises, faults=faults, versions={"torch": text})), 7, seconds=3.0, isolation=text,
+                   attempts=1, missing=("mini_ddp",))  # fmt: skip
+
+
+def whole_class(text: str = "Ada") -> ClassResult:
+    people = (
+        learner(text),
+        learner(text, id="bob", report=None),
+        learner(text, id="eve", faults=(text or "broke",)),
+        learner(text, PASSED, id="joe"),
+    )
+    return ClassResult(
+        11, ("train_ddp", "mini_ddp"), people, {"torch": text}, text, max_scores={"train_ddp": 3, "mini_ddp": 1}
+    )
+
+
+def pages(text: str) -> list[str]:
+    """Every page with this text in each place where one can come from outside."""
+    graded = whole_class(text)
+    grades = apply(
+        parse("[late]\ndeadline = 2026-11-19T00:00:00Z\npercent_a_day = 10\n[learner.x]\nlate = false", ("train_ddp",)),
+        graded,
+    )
+    pairs = [Pair("train_ddp", "ada", "joe", 0.75, Lines(1, 9), Lines(3, 11), text)]
+    overview = class_page(
+        graded, grades=grades, similar=pairs, tickets=[(text or "1", ("ada", "joe"))], titles={text: text}
+    )
+    return [*(html_report(one, grades[one.id]) for one in graded.learners), html_report(graded.learners[0]), overview]
+
+
+class Tree(HTMLParser):
+    """Checks that what is opened is closed in order, and keeps tags, attributes and the text outside of them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value) for key, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+        assert len({key for key, _ in attrs}) == len(attrs), f"an attribute twice in <{tag}>"
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.texts.append(data)
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data[:80]}")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
+
+
+ALLOWED = {"html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "h1", "h2", "h3", "p", "ul", "ol", "li", "span", "div",
+           "b", "bdi", "code", "pre", "a", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "dl", "dt", "dd", "br", "svg", "rect", "line",
+           "text", "figure", "figcaption"}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, *MORE, "", "x" * 300, "日本 é"])
+def test_nothing_of_others_is_markup(text: str) -> None:
+    """The pages have the same tags and attributes, whatever they are about."""
+    for page, ours in zip(pages(text), pages("Ada"), strict=True):
+        theirs = Tree(page)
+        assert set(theirs.tags) <= ALLOWED
+        if text:
+            assert theirs.tags == Tree(ours).tags
+            assert [(tag, key) for tag, key, _ in theirs.attributes] == [
+                (tag, key) for tag, key, _ in Tree(ours).attributes
+            ]
+        assert not [
+            key
+            for _, key, _ in theirs.attributes
+            if key.startswith("on") or key in ("src", "srcdoc", "style", "action")
+        ]
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", page)
+        for _, key, value in theirs.attributes:
+            assert key != "href" or re.fullmatch(r"#e\d+|reports/[a-z0-9%-]+\.html", value or "")
+        page.encode()
+
+
+def test_the_policy_of_the_page_allows_its_own_style_alone() -> None:
+    for page in pages("Ada"):
+        [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+        [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        allowed = policy.replace("&#39;", "'")
+        assert allowed == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        assert "url(" not in style and "@import" not in style
+        assert not re.search(r"https?://", page)
+
+
+def test_a_learner_reads_everything_that_was_found() -> None:
+    found = Diagnosis("rank-local-loss", "Rank 0 printed 0.091.\nThe mean was 0.433.", "  rank  waits in /scratch/ada/train_ddp.py\n  0     barrier", (0,),
+                      "/scratch/ada/train_ddp.py", 55, 'chapter 2, "Sharding"', "Because it is rank 0's.", "print(f'{total:.3f}')")  # fmt: skip
+    check = CheckResult("the loss is the mean", "test_l", CheckOutcome.FAILED, found, "", "[rank 0] epoch 0: 0.091\n")
+    text = Tree(html_report(learner("Ada Lovelace", PASSED, check, SKIPPED))).text
+    for part in ("Ada Lovelace", "1 of 4 points", "1 of 4 checks passed", "✓", "✗", "–", "rank-local-loss", "Rank 0 printed 0.091.", "The mean was 0.433.",
+                 "exercises/train_ddp.py", "55", "print(f'{total:.3f}')", "  rank  waits in exercises/train_ddp.py\n  0     barrier", "Because it is rank 0's.",
+                 'Read: chapter 2, "Sharding"', "./lockstep hint train_ddp", "[rank 0] epoch 0: 0.091", "not run: there is no GPU", "not handed in",
+                 "./lockstep check train_ddp --seed 7", "2026-11-20 17:03 UTC"):  # fmt: skip
+        assert part in text, part
+    assert "/scratch" not in text, "a learner's file lies with the learner"
+    page = html_report(learner("Ada", PASSED, check))
+    assert (
+        page.index("Rank 0 printed 0.091.")
+        < page.index("0     barrier")
+        < page.index("Because it is")
+        < page.index("epoch 0: 0.091")
+    )
+    assert "<details open" not in page
+
+
+def test_faults_of_ours_are_called_ours_and_give_no_points() -> None:
+    text = Tree(html_report(learner("Ada", faults=("Traceback …\nthe server went away",)))).text
+    assert "our fault, not yours" in text and "costs no points" in text and "the server went away" in text
+    assert "of 4 points" not in text and "✗" not in text and "--seed" not in text
+    nothing = Tree(html_report(learner("no file was found", report=None))).text
+    assert (
+        "There was nothing to grade" in nothing and nothing.count("no file was found") >= 2 and "points" not in nothing
+    )
+
+
+def test_what_is_taken_off_is_explained() -> None:
+    graded = whole_class()
+    grades = apply(
+        parse("[late]\ndeadline = 2026-11-19T00:00:00Z\npercent_a_day = 10\n[rounding]\nto = 0.1", ("train_ddp",)),
+        graded,
+    )
+    text = Tree(html_report(graded.learners[0], grades["ada"])).text
+    assert "0.8 of 4 points" in text and "2 days late: 20 % of the points taken off (−0.2)" in text
+
+
+def test_ten_megabytes_stay_a_page() -> None:
+    long = "x" * 10_000_000
+    check = replace(
+        failed(long, long),
+        output=f"begin\n{long}\nend",
+        diagnosis=Diagnosis("hang", long, long, (), "a.py", 1, "", "", long),
+    )
+    page = html_report(learner("Ada", *[check] * 5))
+    assert len(page) < 5 * 4 * MOST_CHARACTERS + 40_000
+    assert "begin" in page and "characters left out" in page and "\nend" in page
+    assert len(Tree(page).tags) < 200
+    assert cut("abcdef", 4) == "ab\n… 2 characters left out …\nef" and cut("abcd", 4) == "abcd"
+    assert len(class_page(whole_class(long))) < 1_500_000
+
+
+def test_the_same_grading_gives_the_same_bytes() -> None:
+    assert pages("Ada") == pages("Ada")
+
+
+def test_the_teacher_sees_whom_to_look_at() -> None:
+    people = tuple(
+        learner(f"Name {n}", *([PASSED] * n + [failed("boom")] * (10 - n)), id=f"id-{n:02}") for n in range(11)
+    )
+    graded = ClassResult(11, ("train_ddp", "mini_ddp"), people, isolation="bubblewrap")
+    pair = Pair("train_ddp", "id-01", "id-02", 0.75, Lines(1, 9), Lines(4, 4), "loss.backward()")
+    page = class_page(
+        graded,
+        similar=[pair, replace(pair, one="id-03", share=0.5)],
+        tickets=[("4711", ("id-01", "id-09"))],
+        titles={"boom": "It goes boom"},
+    )
+    text = Tree(page).text
+    for part in ("11 learners, 2 exercises", "11 graded", "It goes boom", "Look at these", "No verdict", "75 %", "lines 1 to 9 of the first, line 4 of the second",
+                 "4711", "loss.backward()", "Alike among themselves", "bubblewrap", "Slowest submissions"):  # fmt: skip
+        assert part in text, part
+    for part in ("Faults of the grader", "Nothing to grade", "Late:", "policy"):
+        assert part not in text, part
+    bars = [
+        (float(y), float(height))
+        for y, height in re.findall(r'class="bar" x="\d+" y="([\d.]+)" width="52" height="([\d.]+)"', page)
+    ]
+    assert len(bars) == 11 and all(y >= 0 and y + height == 186 for y, height in bars)
+    counts = {label: count for count, label in re.findall(r'class="count"[^>]*>(\d+)</text><text [^>]*>(\d+)<', page)}
+    assert counts == {str(10 * n): "1" for n in range(0, 10)} | {"0": "2"}, (
+        "10 checks and one that is missing: 10 of 11 at best"
+    )
+    full = replace(
+        graded,
+        learners=tuple(
+            replace(one, report=replace(one.report, exercises=one.report.exercises[:1])) for one in people if one.report
+        ),
+    )
+    [shown] = re.findall(r'class="count" x="630" y="19.0" text-anchor="middle">(\d+)<', class_page(full))
+    assert shown == "1", "all points have a bar of their own"
+    assert page.count('href="reports/id-01.html"') >= 4
+    whole = whole_class()
+    text = Tree(class_page(whole, grades=apply(parse("[learner.zoe]\nlate = false", ()), whole))).text
+    assert "Faults of the grader: 1" in text and "Nothing to grade: 1" in text and "who is not in this class" in text
+
+
+def test_a_group_is_alike_in_one_exercise() -> None:
+    """Two pairs that share a learner in different exercises are no group of three."""
+    graded = ClassResult(1, ("a", "b"), tuple(learner(id=id) for id in ("ada", "bob", "eve")))
+    one, other = (
+        Pair(name, "ada", who, 0.9, Lines(1, 2), Lines(1, 2), "") for name, who in (("a", "bob"), ("b", "eve"))
+    )
+    assert "Alike among" not in class_page(graded, similar=[one, other])
+    assert "Alike among" in class_page(graded, similar=[one, replace(other, exercise="a")])
+
+
+def test_all_files_of_a_class(course: Course, tmp_path: Path) -> None:
+    """As `lockstep grade` writes them; a second time gives the same, and leaves nothing of the first."""
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "gone.html").write_text("of an earlier class")
+    named = write_all(whole_class(), tmp_path, course)
+    files = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert set(files) == {"index.html", "grades.csv", "junit.xml", "summary.md", "classroom50/scores.json", "classroom50/left_out.txt",
+                          *(f"reports/{id}.html" for id in ("ada", "bob", "eve", "joe")), *(f"gradescope/{id}.json" for id in ("ada", "bob", "joe"))}  # fmt: skip
+    assert named[0] == tmp_path / "index.html"
+    for link in re.findall(r'href="(reports/[^"]+)"', files["index.html"].decode()):
+        assert link in files
+    assert b"eve: a fault of the grader" in files["classroom50/left_out.txt"]
+    write_all(whole_class(), tmp_path, course)
+    assert files == {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+
+
+def test_the_isolation_is_said_plainly() -> None:
+    text = Tree(html_report(replace(learner(), isolation="none"))).text
+    assert "The submission ran as the grader's own user, without a sandbox." in text
+    assert "in a sandbox (bubblewrap)" in Tree(class_page(replace(whole_class(), isolation="sandbox"))).text
+
+
+def test_a_class_of_nobody_is_a_page_too() -> None:
+    text = Tree(class_page(ClassResult(1, (), ()))).text
+    assert "0 learners, 0 exercises" in text and "Distribution" not in text
+
+
+def graded_for_real(course: Course, worker: Worker) -> list[Learner]:
+    bank = ROOT / "tests" / "submissions"
+    people = []
+    for number, file in enumerate(
+        (
+            "wrong/average_gradients/trips_over_none",
+            "wrong/ring_all_reduce/everybody_sends_first",
+            "right/average_gradients/gathers",
+        )
+    ):
+        path = bank / f"{file}.py"
+        report = worker.grade(course, [path.parent.name], path, seed=7)
+        handed = Handed(f"id-{number}", path.stem, path.parent, (f"{path.parent.name}.py",))
+        people.append(Learner(handed, report, 7, isolation="nothing: the grader's own machine"))
+    return people
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")
+def test_in_a_browser_nothing_runs_nothing_is_fetched_and_it_fits(
+    course: Course, worker: Worker, tmp_path: Path
+) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="not run: no playwright here")
+    people = graded_for_real(course, worker)
+    assert [bool(one.report and one.report.passed) for one in people] == [False, False, True]
+    assert "since" in html_report(people[1]), "the table of a hang"
+    hostile = "".join(
+        f"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{text}" for text in MORE
+    )
+    made = {f"real{n}": html_report(one) for n, one in enumerate(people)} | {
+        f"hostile{n}": page for n, page in enumerate(pages(hostile))
+    }
+    graded = ClassResult(7, ("average_gradients", "ring_all_reduce"), tuple(people))
+    made["class"] = class_page(graded, titles={key: entry.title for key, entry in course.catalogue.items()})
+    for name, page in made.items():
+        (tmp_path / f"{name}.html").write_text(page, encoding="utf-8")
+    said: list[str] = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        for width, scheme in ((1000, "light"), (380, "dark")):
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on("request", lambda request: said.append(request.url) if not request.url.endswith(".html") else None)
+            for name in made:
+                page.goto(f"file://{tmp_path}/{name}.html")
+                assert page.title() != "owned" and page.locator("script, img, iframe").count() == 0
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} is wider than {width}"
+                paper, ink = page.evaluate(
+                    "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+                )
+                assert contrast(paper, ink) > 10 and (brightness(paper) > brightness(ink)) == (scheme == "light")
+        browser.close()
+    assert said == []
+
+
+def brightness(colour: str) -> float:
+    """Relative luminance (WCAG 2.2) of `rgb(r, g, b)`."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours (WCAG 2.2)."""
+    dark, light = sorted((brightness(one), brightness(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_every_text_colour_can_be_read_on_what_it_stands_on() -> None:
+    """WCAG's AA: 4.5 for text, in both schemes."""
+    style = re.search(r"<style>(.*?)</style>", html_report(learner()), re.DOTALL)
+    assert style
+    light, dark = re.findall(r":root \{(.*?)\}", style[1], re.DOTALL)[:2]
+    for scheme in (light, dark):
+        colours = {
+            key: f"rgb({int(h[:2], 16)}, {int(h[2:4], 16)}, {int(h[4:], 16)})"
+            for key, h in re.findall(r"--([\w-]+): #([0-9a-f]{6})", scheme)
+        }
+        for ground in ("paper", "card", "well"):
+            for ink in ("ink", "soft", "pass", "fail", "skip", "accent"):
+                assert contrast(colours[ground], colours[ink]) >= 4.5, (ink, ground)
+        assert contrast(colours["fail-wash"], colours["fail"]) >= 4.5
+        assert (
+            contrast(colours["warn-wash"], colours["ink"]) >= 4.5
+            and contrast(colours["warn-wash"], colours["accent"]) >= 4.5
+        )
