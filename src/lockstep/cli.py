@@ -155,6 +155,21 @@ def test(context: typer.Context) -> None:
 
 
 @app.command()
+def book(
+    out: Annotated[
+        Path | None, typer.Argument(help="a folder for the pages; book/ if none is named", show_default=False)
+    ] = None,
+) -> None:
+    """Build the chapters as pages that read offline, on a phone and in print: book/index.html."""
+    from .authoring.book import write_book
+
+    course = _course()
+    folder = out or course.root / "book"
+    written = _asked(lambda: write_book(course, folder))
+    typer.echo(f"{_short(folder / 'index.html')}: {sum(path.suffix == '.html' for path in written) - 1} chapters")
+
+
+@app.command()
 def release(
     folder: Annotated[
         Path | None, typer.Argument(help="a new folder for the learner's copy", show_default=False)
