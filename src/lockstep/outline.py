@@ -36,12 +36,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Outline:
-    """A chapter. `lead`, `goals` and `needs` are Markdown; `minutes` is a phrase such as "100 minutes"."""
+    """A chapter. `goals` and `needs` are Markdown; `minutes` is a phrase such as "100 minutes"."""
 
     name: str
     number: int
     title: str
-    lead: str
     goals: tuple[str, ...]
     minutes: str
     needs: str
@@ -89,7 +88,6 @@ def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
         chapter.name,
         number,
         chapter.title,
-        _lead(said),
         tuple(_goals(said)),
         minutes[1] if minutes else "",
         " ".join(needs[1].split()) if needs else "",
@@ -130,12 +128,6 @@ def _with_group(name: str, listed: list[str]) -> list[str]:
 
 def _placed(sections: list[Section]) -> set[str]:
     return {name for section in sections for name in section.exercises}
-
-
-def _lead(said: str) -> str:
-    """The first paragraph below the title."""
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", said)]
-    return next((" ".join(part.split()) for part in paragraphs if part and not part.startswith(("#", "-", "*", "|"))), "")
 
 
 def _goals(said: str) -> Iterator[str]:

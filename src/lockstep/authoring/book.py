@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,11 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from nbconvert import TemplateExporter
 from nbconvert.exporters.html import HTMLExporter
-from nbconvert.filters import markdown2html
+from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
 from nbformat import NotebookNode
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 from ..grading.course import Course, CourseError
@@ -36,9 +39,8 @@ from ..outline import Outline, outlines, page
 PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
-EXPECT = re.compile(r"^([a-z-]+)$")
 TINTS = (
-    (re.compile(r"^\[rank (\d+)\]", re.MULTILINE), lambda found: f'<span class="rank r{int(found[1]) % 8}">{found[0]}</span>'),
+    (re.compile(r"^\[rank (\d+)\]", re.MULTILINE), lambda found: f'<span class="rank r{int(found[1]) % 4}">{found[0]}</span>'),
     (re.compile(r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$", re.MULTILINE), r'<span class="headline">\g<0></span>'),
     (re.compile(r"^( *)✓", re.MULTILINE), r'\1<span class="good">✓</span>'),
     (re.compile(r"^( *)✗", re.MULTILINE), r'\1<span class="bad">✗</span>'),
@@ -148,9 +150,20 @@ def _exporter() -> TemplateExporter:
     exporter.register_filter("what_it_runs", what_it_runs)
     exporter.register_filter("one_line", lambda text: " ".join(text.split()))
     exporter.register_filter("base64_text", lambda text: base64.b64encode(text.encode()).decode())
-    plain = exporter.filters.get("ansi2html") or exporter.environment.filters["ansi2html"]
-    exporter.register_filter("ansi2html", lambda text: _tinted(plain(text)))
+    exporter.register_filter("ansi2html", lambda text: _tinted(ansi2html(text)))
+    coloured = Highlight2HTML(pygments_lexer="ipython3", parent=exporter)
+    exporter.register_filter("coloured", lambda source: _coloured(source, coloured))
     return exporter
+
+
+def _coloured(source: str, plain: Callable[[str], str]) -> str:
+    """Pygments knows a notebook's Python, but takes what is under a `%%` line for plain text."""
+    first, newline, rest = source.partition("\n")
+    if not first.startswith("%%"):
+        return plain(source)
+    shell = first.startswith(("%%bash", "%%sh")) or first.endswith((".sbatch", ".sh"))
+    body = highlight(rest, get_lexer_by_name("bash" if shell else "ipython3"), HtmlFormatter())
+    return str(body).replace("<span></span>", f'<span class="magic">{html.escape(first)}</span>{newline}', 1)
 
 
 def _quiz_key(cell: NotebookNode) -> str:
@@ -234,7 +247,11 @@ def _sections(chapter: Outline, anchors: dict[str, str]) -> list[dict[str, Any]]
 def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str, str]]]) -> None:
     """Make links of what reads: chapter 3, "Hangs"."""
     for text in list(body.find_all(string=REFERENCE)):
-        if isinstance(text, Comment) or text.find_parent(["a", "code", "script", "style"]) or text.find_parent(class_="input"):
+        if (
+            isinstance(text, Comment)
+            or text.find_parent(["a", "code", "script", "style"])
+            or text.find_parent(class_="input")
+        ):
             continue
         made, end = BeautifulSoup("", "html.parser"), 0
         for found in REFERENCE.finditer(str(text)):
@@ -277,14 +294,14 @@ def _places(chapter: Outline, body: BeautifulSoup) -> Iterator[Place]:
 
 def _index(places: list[Place]) -> str:
     rows = [[place.page, place.anchor, place.title, place.text] for place in places if place.anchor]
-    return f"window.lockstepSearch = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n".replace("</", "<\\/")
+    return f"window.lockstepSearch = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n".replace(
+        "</", "<\\/"
+    )
 
 
 def _code_colours() -> str:
     """Pygments' colours for light and for dark."""
-    from pygments.formatters import HtmlFormatter
-
-    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("friendly", "github-dark"))
+    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
     keep = r"(?m)^\.highlight (\.\w+ \{.*)$"
     light_rules = [f".highlight {rule}" for rule in re.findall(keep, light)]
     dark_rules = re.findall(keep, dark)

@@ -13,8 +13,16 @@ const kept = {
 
 const themes = ["auto", "light", "dark"];
 const button = document.querySelector(".theme");
+const frames = [...document.querySelectorAll("iframe[srcdoc]")].map((frame) => [frame, frame.srcdoc]);
 function paint(theme) {
   document.documentElement.dataset.theme = theme;
+  // A sandboxed frame sees only the system's theme.
+  const inside = {
+    auto: (text) => text,
+    light: (text) => text.replaceAll("(prefers-color-scheme: dark)", "not all"),
+    dark: (text) => text.replace("data-theme=auto", "data-theme=dark"),
+  }[theme];
+  for (const [frame, text] of frames) if (frame.srcdoc !== inside(text)) frame.srcdoc = inside(text);
   button.textContent = { auto: "◐", light: "☀", dark: "☾" }[theme];
   button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}. Change`);
 }
