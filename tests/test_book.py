@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,10 +38,12 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@cache
 def soup(book: Path, name: str) -> Any:
     return bs4.BeautifulSoup((book / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
 
 
+@cache
 def inside(book: Path) -> dict[str, set[str]]:
     """The anchors of every page."""
     return {f"{name}.html": {str(tag["id"]) for tag in soup(book, name).find_all(id=True)} for name in PAGES}
@@ -262,6 +265,8 @@ def test_a_question_is_answered_and_remembered(book: Path, browser: Any) -> None
 
 
 def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
+    from playwright.sync_api import expect
+
     context = browser.new_context(color_scheme="light")
     page = context.new_page()
     page.goto(f"file://{book}/01_internals.html")
@@ -273,8 +278,13 @@ def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
     assert page.evaluate(CONTRASTS) == {}
     page.goto(f"file://{book}/01_internals.html")
     page.locator("iframe").scroll_into_view_if_needed()
-    inner = page.locator("iframe").element_handle().content_frame()
-    assert inner.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 23)", "the diagram follows"
+    inside = page.frame_locator("iframe").locator("body")
+    expect(inside).to_have_css("background-color", "rgb(17, 20, 23)")  # the diagram follows
+    page.locator(".theme").click()
+    page.locator(".theme").click()
+    expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")
+    page.emulate_media(color_scheme="dark")
+    expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")  # chosen, whatever the system prefers
     context.close()
 
 

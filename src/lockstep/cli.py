@@ -119,7 +119,7 @@ def reset(exercise: Name) -> None:
 
 @app.command()
 def status() -> None:
-    """A table of chapters and exercises: what has passed, how often it was tried."""
+    """Where you are in the course, and a table of its exercises: what has passed, how often it was tried."""
     from .terminal import show_status
 
     show_status(_course())
@@ -213,9 +213,14 @@ def chapters(
     """Build the chapters: run their sources and store the outputs."""
     from .authoring import chapters as building
 
+    unknown = sorted(set(names or ()) - set(building.names()))
+    if unknown:
+        _usage(f"there is no chapter {unknown[0]!r}. There are: {', '.join(building.names())}")
     done = building.update_sources(names) if back else building.build(names)
     for path in done or ():
         typer.echo(_short(path))
+    if back and done:
+        typer.echo("To run what was edited and store its outputs: ./lockstep author chapters")
 
 
 def main() -> NoReturn:

@@ -107,7 +107,8 @@ def _cells(file: Path) -> Iterator[tuple[str, str]]:
 
 def _parts(text: str) -> Iterator[tuple[str, str]]:
     """The text cut before each second-level heading: the heading ("" for what comes before the first), and its body."""
-    heading, lines, fenced = "", [], False
+    heading, fenced = "", False
+    lines: list[str] = []
     for line in text.splitlines():
         fenced ^= bool(FENCE.match(line))
         found = None if fenced else HEADING.match(line)

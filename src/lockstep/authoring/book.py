@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bs4 import BeautifulSoup, Comment, NavigableString, Tag
+from bs4 import BeautifulSoup, Comment, Tag
+from bs4.element import NavigableString
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from nbconvert import TemplateExporter
@@ -38,6 +39,7 @@ from ..outline import Outline, outlines, page
 
 PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
+MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
 TINTS = (
     (re.compile(r"^\[rank (\d+)\]", re.MULTILINE), lambda found: f'<span class="rank r{int(found[1]) % 4}">{found[0]}</span>'),
@@ -147,6 +149,7 @@ def _exporter() -> TemplateExporter:
         config=Config({"TemplateExporter": {"extra_template_basedirs": [str(PAGES)]}}), template_name="notebook"
     )
     exporter.register_filter("quiz_key", _quiz_key)
+    exporter.register_filter("is_map", _is_map)
     exporter.register_filter("what_it_runs", what_it_runs)
     exporter.register_filter("one_line", lambda text: " ".join(text.split()))
     exporter.register_filter("base64_text", lambda text: base64.b64encode(text.encode()).decode())
@@ -164,6 +167,10 @@ def _coloured(source: str, plain: Callable[[str], str]) -> str:
     shell = first.startswith(("%%bash", "%%sh")) or first.endswith((".sbatch", ".sh"))
     body = highlight(rest, get_lexer_by_name("bash" if shell else "ipython3"), HtmlFormatter())
     return str(body).replace("<span></span>", f'<span class="magic">{html.escape(first)}</span>{newline}', 1)
+
+
+def _is_map(cell: NotebookNode) -> bool:
+    return any(MAP_REPR.match(output.get("data", {}).get("text/plain", "")) for output in cell.outputs)
 
 
 def _quiz_key(cell: NotebookNode) -> str:
@@ -195,7 +202,7 @@ def what_it_runs(source: str) -> str:
 def _tinted(text: str) -> str:
     """An output's lines with their ranks and verdicts marked."""
     for pattern, replacement in TINTS:
-        text = pattern.sub(replacement, text)  # type: ignore[arg-type]
+        text = pattern.sub(replacement, text)
     return text
 
 
