@@ -13,7 +13,7 @@ const kept = {
 
 const themes = ["auto", "light", "dark"];
 const button = document.querySelector(".theme");
-const frames = [...document.querySelectorAll("iframe[srcdoc]")].map((frame) => [frame, frame.srcdoc]);
+const texts = [...document.querySelectorAll("iframe[srcdoc]")].map((frame) => frame.srcdoc);
 function paint(theme) {
   document.documentElement.dataset.theme = theme;
   // A sandboxed frame sees only the system's theme.
@@ -22,7 +22,13 @@ function paint(theme) {
     light: (text) => text.replaceAll("(prefers-color-scheme: dark)", "not all"),
     dark: (text) => text.replace("data-theme=auto", "data-theme=dark"),
   }[theme];
-  for (const [frame, text] of frames) if (frame.srcdoc !== inside(text)) frame.srcdoc = inside(text);
+  document.querySelectorAll("iframe[srcdoc]").forEach((frame, number) => {
+    const text = inside(texts[number]);
+    if (frame.srcdoc === text) return;
+    const fresh = frame.cloneNode();  // a lazy frame that has not been loaded yet would load its old text
+    fresh.srcdoc = text;
+    frame.replaceWith(fresh);
+  });
   button.textContent = { auto: "◐", light: "☀", dark: "☾" }[theme];
   button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}. Change`);
 }
