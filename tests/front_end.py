@@ -102,7 +102,8 @@ class Notebook:
         page.goto(lab.url(name))
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.panel.locator(".jp-Cell").first.wait_for()
-        self.panel.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(state="attached")
+        # What is asked before the kernel has answered for the first time is dropped without a word.
+        page.locator(".jp-StatusBar-TextItem, .jp-StatusBar-GroupItem", has_text="| Idle").first.wait_for()
 
     def menu(self, *names: str) -> None:
         """Choose an entry of the menu bar: `menu("Run", "Run All Cells")`."""
