@@ -187,3 +187,11 @@ def test_nbval_notices_an_altered_number_and_nothing_else(copy: Path) -> None:
     assert '"10"' in text  # sum(range(5))
     file.write_text(text.replace('"10"', '"11"'))
     assert "1 failed, 1 passed, 1 skipped" in compare()
+
+
+def test_an_unknown_chapter_is_told_which_there_are() -> None:
+    command = [sys.executable, "-m", "lockstep", "author", "chapters", "--back", "06_more"]
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lockstep: there is no chapter '06_more'. There are: 01_internals, ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import chromium, faults
 
 from lockstep import ranks
 from lockstep.authoring import chapters
@@ -19,7 +20,6 @@ from lockstep.notebook.timeline import Timeline, timeline
 
 ROOT = Path(__file__).resolve().parents[1]
 SVG = "{http://www.w3.org/2000/svg}"
-CHROMIUM = Path("/usr/bin/chromium")
 
 each_size = pytest.mark.parametrize("size", range(2, stepper.LARGEST + 1))
 
@@ -104,14 +104,11 @@ def test_the_still_picture_shows_every_number_of_every_step_and_is_up_to_date() 
     assert stored == stepper.still(), "run: python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg"
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")
 def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="not run: no playwright here")
     (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
-        page, faults = browser.new_page(), []
-        page.on("pageerror", lambda error: faults.append(str(error)))
+    with chromium() as browser:
+        page = browser.new_page()
+        errors = faults(page)
         page.goto(f"file://{tmp_path}/page.html")
         for size, length, way in ((4, 8, "ring"), (3, 5, "ring"), (8, 3, "ring"), (5, 12, "naive")):
             for place, value in enumerate((size, length, way)):
@@ -127,8 +124,7 @@ def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> Non
             assert table(page) == states[-2]
             page.keyboard.press("Home")
             assert table(page) == states[0]
-        browser.close()
-    assert faults == []
+        assert errors == []
 
 
 def table(page: Any) -> list[list[int]]:

@@ -125,7 +125,7 @@ def reset(exercise: Name) -> None:
 
 @app.command()
 def status() -> None:
-    """A table of chapters and exercises: what has passed, how often it was tried."""
+    """Where you are in the course, and a table of its exercises: what has passed, how often it was tried."""
     from .terminal import show_status
 
     show_status(_course())
@@ -158,6 +158,21 @@ def test(context: typer.Context) -> None:
     from .testing import run_tests
 
     raise typer.Exit(_guarded(lambda: run_tests(_course().root, context.args)))
+
+
+@app.command()
+def book(
+    out: Annotated[
+        Path | None, typer.Argument(help="a folder for the pages; book/ if none is named", show_default=False)
+    ] = None,
+) -> None:
+    """Build the chapters as pages that read offline, on a phone and in print: book/index.html."""
+    from .authoring.book import write_book
+
+    course = _course()
+    folder = out or course.root / "book"
+    written = _asked(lambda: write_book(course, folder))
+    typer.echo(f"{_short(folder / 'index.html')}: {sum(path.suffix == '.html' for path in written) - 1} chapters")
 
 
 @app.command()
@@ -269,9 +284,14 @@ def chapters(
     """Build the chapters: run their sources and store the outputs."""
     from .authoring import chapters as building
 
+    unknown = sorted(set(names or ()) - set(building.names()))
+    if unknown:
+        _usage(f"there is no chapter {unknown[0]!r}. There are: {', '.join(building.names())}")
     done = building.update_sources(names) if back else building.build(names)
     for path in done or ():
         typer.echo(_short(path))
+    if back and done:
+        typer.echo("To run what was edited and store its outputs: ./lockstep author chapters")
 
 
 def main() -> NoReturn:

@@ -13,6 +13,7 @@ from .grading import progress
 from .grading.course import Course
 from .grading.text import check_text
 from .grading.verdict import CheckOutcome, CheckResult, ExerciseResult
+from .standing import CourseStanding, standing
 
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
@@ -63,7 +64,8 @@ def show_finding(finding: Finding) -> None:
 
 
 def show_status(course: Course) -> None:
-    """The course as a table."""
+    """Where the learner stands in the course, then the exercises as a table."""
+    _show_map(standing(course))
     table = Table(box=None, pad_edge=False)
     for title in ("chapter", "exercise", "", "checks", "tries", "hints"):
         table.add_column(title)
@@ -78,3 +80,23 @@ def show_status(course: Course) -> None:
             table.add_row(shown, name, mark, score, str(done.get("attempts", "")), str(done.get("hints", "")))
             shown = ""
     console().print(table)
+
+
+def _show_map(now: CourseStanding) -> None:
+    if not now.chapters:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    for one in now.chapters:
+        table.add_row(
+            Text("✓", style="green") if one.complete else Text(" "),
+            f"{one.outline.number} {one.outline.title}",
+            f"questions {one.answered}/{one.questions}",
+            f"exercises {one.passed}/{one.exercises}",
+        )
+    console().print(table)
+    if now.here:
+        number = next(one.outline.number for one in now.chapters if one.outline.name == now.here[0])
+        console().print(Text(f"You are in chapter {number}, “{now.here[1]}”.", style="bold"))
+    console().print()

@@ -1,4 +1,4 @@
-"""What the chapters use: `%load_ext lockstep` brings `%%ranks`, `%check`, `%hint` and the quizzes."""
+"""What the chapters use: `%load_ext lockstep` brings `%%ranks`, `%check`, `%hint`, `%course` and the quizzes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`%check`, `%hint` and `%exercise`: the grader in a cell."""
+"""`%check`, `%hint` and `%course`: the grader in a cell, and where the learner stands."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
@@ -43,6 +44,16 @@ class ExerciseMagics(Magics):
         course, names = _asked(line, "%hint")
         number, of, text = help.next_hint(course, names[0])
         display(Markdown(f"**Hint {number} of {of}**\n\n{text}"))
+
+    @line_magic
+    def course(self, line: str) -> Any:
+        """Show where you are in the course: `%course`, or `%course 02_setup` for one chapter's sections."""
+        from .course_map import course_map
+
+        try:
+            return course_map(line.strip())
+        except CourseError as error:
+            raise UsageError(str(error)) from None
 
 
 def _asked(line: str, magic: str) -> tuple[Course, list[str]]:

@@ -7,13 +7,12 @@ HTML widget, never an output area: nbval cannot see into those.
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 from ipywidgets import HTML, Button, Layout, RadioButtons, VBox
 
 from ..grading import course, progress
-from .quizfile import Question, QuizError, read
+from .quizfile import Question, QuizError, read, rich
 
 STYLE = """<style>
 .lockstep-quiz { border-left: 3px solid var(--jp-brand-color1, #1976d2); padding: 4px 12px; max-width: 46em }
@@ -39,7 +38,7 @@ class Quiz(VBox):
         )
         self._button = Button(description="Check", disabled=True, tooltip="Check this answer")
         self._feedback = HTML()
-        super().__init__([HTML(STYLE + f"<b>{_rich(question.text)}</b>"), self._choices, self._button, self._feedback])
+        super().__init__([HTML(STYLE + f"<b>{rich(question.text)}</b>"), self._choices, self._button, self._feedback])
         self.add_class("lockstep-quiz")
         self._choices.observe(self._on_choice, names="value")
         self._button.on_click(self._on_check)
@@ -65,7 +64,7 @@ class Quiz(VBox):
         choice = self.question.choices[self._choices.value]
         verdict, style = ("Right.", "lockstep-right") if choice.is_right else ("Not so.", "lockstep-wrong")
         # role=status: a screen reader reads the feedback out without the focus leaving the button
-        self._feedback.value = f'<div role="status" class="{style}"><b>{verdict}</b> {_rich(choice.because)}</div>'
+        self._feedback.value = f'<div role="status" class="{style}"><b>{verdict}</b> {rich(choice.because)}</div>'
         if choice.is_right or _answers().get(self.question.key) != "right":
             progress.update("quizzes", self.question.key, "right" if choice.is_right else "wrong")
 
@@ -81,15 +80,9 @@ def quiz(key: str) -> Quiz:
 
 def as_text(question: Question) -> str:
     """The question in Markdown, folded, without its answer."""
-    choices = "\n".join(f"<li>{_rich(choice.text)}</li>" for choice in question.choices)
-    return (f"<details><summary><b>Question.</b> {_rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
+    choices = "\n".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
+    return (f"<details><summary><b>Question.</b> {rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
             "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
-
-
-def _rich(text: str) -> str:
-    """The text as HTML; `code` between backticks."""
-    parts = html.escape(text, quote=False).split("`")
-    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
 
 
 def _answers() -> dict[str, Any]:

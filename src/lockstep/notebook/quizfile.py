@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import secrets
 import sys
@@ -74,6 +75,12 @@ def seal(questions: dict[str, Question]) -> str:
 def unseal(questions: dict[str, Question]) -> str:
     """The text of an open file, for authors."""
     return _write(questions, sealed=False)
+
+
+def rich(text: str) -> str:
+    """A question's text as HTML; `code` between backticks."""
+    parts = html.escape(text, quote=False).split("`")
+    return "".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts))
 
 
 def _question(key: str, item: dict[str, Any]) -> Question:

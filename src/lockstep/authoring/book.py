@@ -1,0 +1,318 @@
+"""`lockstep book`: the chapters as pages that read well without Jupyter, without a network, on a phone and in print.
+
+nbconvert turns a notebook's cells into HTML by the template in `pages/notebook`; around them come a table of contents,
+the way to the neighbours, and a search whose index is a script, since a page opened from a file may fetch nothing. What
+needs no kernel is alive: the diagrams, the questions. Nothing is executed here: the outputs are the stored ones, which
+`pytest --nbval chapters` compares.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bs4 import BeautifulSoup, Comment, Tag
+from bs4.element import NavigableString
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+from nbconvert import TemplateExporter
+from nbconvert.exporters.html import HTMLExporter
+from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
+from nbformat import NotebookNode
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from traitlets.config import Config
+
+from ..grading.course import Course, CourseError
+from ..notebook import quizfile
+from ..notebook.quizfile import Question, rich
+from ..outline import Outline, outlines, page
+
+PAGES = Path(__file__).with_name("pages")
+QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
+MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
+REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
+TINTS = (
+    (re.compile(r"^\[rank (\d+)\]", re.MULTILINE), lambda found: f'<span class="rank r{int(found[1]) % 4}">{found[0]}</span>'),
+    (re.compile(r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$", re.MULTILINE), r'<span class="headline">\g<0></span>'),
+    (re.compile(r"^( *)✓", re.MULTILINE), r'\1<span class="good">✓</span>'),
+    (re.compile(r"^( *)✗", re.MULTILINE), r'\1<span class="bad">✗</span>'),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a search can lead: a heading, and the text below it up to the next."""
+
+    page: str
+    anchor: str
+    title: str
+    text: str
+
+
+def write_book(course: Course, out: Path) -> list[Path]:
+    """Write the book into the folder `out`, whose old book it replaces. The same course gives the same bytes.
+
+    Raises CourseError when the folder holds something else than a book, or a chapter cannot be read.
+    """
+    chapters = outlines(course)
+    if not chapters:
+        raise CourseError("there is no chapter to make a book of: chapters/ has no notebook of autograder/course.toml")
+    _clear(out)
+    bodies = {chapter.name: _body(course, chapter.name) for chapter in chapters}
+    anchors = {chapter.number: (chapter.name, _headings(bodies[chapter.name])) for chapter in chapters}
+    files: dict[str, str] = {}
+    for index, chapter in enumerate(chapters):
+        body = bodies[chapter.name]
+        _link_references(body, anchors)
+        files[f"{chapter.name}.html"] = _render(
+            "chapter.html.j2", chapters, chapter.name,
+            number=chapter.number, title=chapter.title, body=Markup(body.decode()),
+            sections=_sections(chapter, anchors[chapter.number][1]),
+            previous=chapters[index - 1] if index else None,
+            next=chapters[index + 1] if index + 1 < len(chapters) else None,
+        )  # fmt: skip
+    listed = [
+        {**vars(one), "quizzes": one.quizzes, "exercises": [name for section in one.sections for name in section.exercises],
+         "sections": _sections(one, anchors[one.number][1])}
+        for one in chapters
+    ]  # fmt: skip
+    files["index.html"] = _render("contents.html.j2", listed, "index")
+    places = [place for chapter in chapters for place in _places(chapter, bodies[chapter.name])]
+    files["assets/search.js"] = _index(places)
+    for asset in ("book.css", "book.js"):
+        files[f"assets/{asset}"] = (PAGES / asset).read_text(encoding="utf-8")
+    files["assets/book.css"] += _code_colours()
+    for name, text in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
+    pictures = course.root / "chapters" / "pictures"
+    if pictures.is_dir():
+        shutil.copytree(pictures, out / "pictures")
+    return [out / name for name in files]
+
+
+def _clear(out: Path) -> None:
+    """Leave an empty folder, or refuse: nothing but an old book is ever removed."""
+    if out.exists() and not out.is_dir():
+        raise CourseError(f"{out} is a file: name a folder for the book")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / "assets" / "book.css").is_file():
+            raise CourseError(f"{out} has something else in it than a book: name a new folder")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+
+
+# A chapter ------------------------------------------------------------------------------------------------------------
+
+
+def _body(course: Course, name: str) -> BeautifulSoup:
+    """The chapter's cells as HTML, with unique anchors, questions that can be answered and tables that scroll."""
+    text, _ = _exporter().from_filename(str(page(course, name)))
+    soup = BeautifulSoup(text, "html.parser")
+    taken: set[str] = set()
+    for heading in soup.find_all(re.compile("^h[1-6]$")):
+        wanted = anchor = re.sub(r"[^\w.-]+", "-", heading.get_text().removesuffix("¶")).strip("-").lower()
+        number = 1
+        while anchor in taken:
+            number += 1
+            anchor = f"{wanted}-{number}"
+        taken.add(anchor)
+        heading["id"] = anchor
+        link = heading.find("a", class_="anchor-link")
+        if isinstance(link, Tag):
+            link["href"], link["aria-label"], link.string = f"#{anchor}", "Link to this section", "#"
+    questions = _questions(course, name)
+    for number, spot in enumerate(soup.find_all(class_="quiz-here"), 1):
+        key = str(spot["data-key"])
+        if key not in questions:
+            raise CourseError(f"chapter {name} asks {key}, which chapters/quizzes/{name}.toml does not have")
+        spot.replace_with(BeautifulSoup(_question(questions[key], number), "html.parser"))
+    for table in soup.find_all("table"):
+        table.wrap(soup.new_tag("div", attrs={"class": "wide"}))
+    for frame in soup.select("iframe.lockstep-dark"):  # for JupyterLab's dark theme; here a frame follows the page's
+        frame.decompose()
+    return soup
+
+
+def _exporter() -> TemplateExporter:
+    exporter = HTMLExporter(
+        config=Config({"TemplateExporter": {"extra_template_basedirs": [str(PAGES)]}}), template_name="notebook"
+    )
+    exporter.register_filter("quiz_key", _quiz_key)
+    exporter.register_filter("is_map", _is_map)
+    exporter.register_filter("what_it_runs", what_it_runs)
+    exporter.register_filter("one_line", lambda text: " ".join(text.split()))
+    exporter.register_filter("base64_text", lambda text: base64.b64encode(text.encode()).decode())
+    exporter.register_filter("ansi2html", lambda text: _tinted(ansi2html(text)))
+    coloured = Highlight2HTML(pygments_lexer="ipython3", parent=exporter)
+    exporter.register_filter("coloured", lambda source: _coloured(source, coloured))
+    return exporter
+
+
+def _coloured(source: str, plain: Callable[[str], str]) -> str:
+    """Pygments knows a notebook's Python, but takes what is under a `%%` line for plain text."""
+    first, newline, rest = source.partition("\n")
+    if not first.startswith("%%"):
+        return plain(source)
+    shell = first.startswith(("%%bash", "%%sh")) or first.endswith((".sbatch", ".sh"))
+    body = highlight(rest, get_lexer_by_name("bash" if shell else "ipython3"), HtmlFormatter())
+    return str(body).replace("<span></span>", f'<span class="magic">{html.escape(first)}</span>{newline}', 1)
+
+
+def _is_map(cell: NotebookNode) -> bool:
+    return any(MAP_REPR.match(output.get("data", {}).get("text/plain", "")) for output in cell.outputs)
+
+
+def _quiz_key(cell: NotebookNode) -> str:
+    """The question that a cell asks, "" for any other cell."""
+    for output in cell.outputs:
+        found = QUIZ_REPR.match(output.get("data", {}).get("text/plain", ""))
+        if found:
+            return found[1]
+    return ""
+
+
+def what_it_runs(source: str) -> str:
+    """What the first line of a cell says about where it runs, in words: `%%ranks 4 --expect hang`."""
+    first = source.partition("\n")[0]
+    words = shlex.split(first) if first.startswith("%%") else [""]
+    if words[0] == "%%writefile":
+        return f"writes {words[-1]}"
+    if words[0] != "%%ranks":
+        return ""
+    ranks = next((word for word in words[1:] if word.isdigit()), "2")
+    said = ["1 rank" if ranks == "1" else f"{ranks} ranks"]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    said += [f"{options['--nodes']} nodes"] if "--nodes" in options else []
+    said += [options["--bandwidth"]] if "--bandwidth" in options else []
+    said += [f"meant to end as: {options['--expect'].replace('-', ' ')}"] if "--expect" in options else []
+    return " · ".join(said)
+
+
+def _tinted(text: str) -> str:
+    """An output's lines with their ranks and verdicts marked."""
+    for pattern, replacement in TINTS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _questions(course: Course, name: str) -> dict[str, Question]:
+    file = course.root / "chapters" / "quizzes" / f"{name}.toml"
+    try:
+        return {one.key: one for one in quizfile.read(file).values()} if file.is_file() else {}
+    except quizfile.QuizError as error:
+        raise CourseError(str(error)) from None
+
+
+def _question(question: Question, number: int) -> str:
+    """The question as a list that a script turns into buttons. Its answers are encoded: not in plain sight."""
+    answers = json.dumps([[choice.is_right, rich(choice.because)] for choice in question.choices])
+    choices = "".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
+    return (
+        f'<section class="quiz" data-key="{html.escape(question.key)}" aria-label="Question {number}"'
+        f' data-sealed="{base64.b64encode(answers.encode()).decode()}">'
+        f'<p class="question"><b>Question.</b> {rich(question.text)}</p><ol class="choices">{choices}</ol>'
+        '<p class="feedback" role="status"></p></section>'
+    )
+
+
+def _headings(body: BeautifulSoup) -> dict[str, str]:
+    """Anchors by the headings' texts; the first of that name."""
+    found: dict[str, str] = {}
+    for heading in body.find_all(re.compile("^h[1-6]$")):
+        found.setdefault(_title(heading), str(heading["id"]))
+    return found
+
+
+def _title(heading: Tag) -> str:
+    return " ".join(heading.get_text().split()).removesuffix("#").strip()
+
+
+def _sections(chapter: Outline, anchors: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "title": section.title.replace("`", ""),
+            "anchor": anchors[section.title.replace("`", "")],
+            "effort": section.effort,
+            "exercise": bool(section.exercises),
+            "question": bool(section.quizzes),
+        }
+        for section in chapter.sections
+    ]
+
+
+def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str, str]]]) -> None:
+    """Make links of what reads: chapter 3, "Hangs"."""
+    for text in list(body.find_all(string=REFERENCE)):
+        if (
+            isinstance(text, Comment)
+            or text.find_parent(["a", "code", "script", "style"])
+            or text.find_parent(class_="input")
+        ):
+            continue
+        made, end = BeautifulSoup("", "html.parser"), 0
+        for found in REFERENCE.finditer(str(text)):
+            name, headings = anchors.get(int(found[1]), ("", {}))
+            anchor = headings.get(" ".join(found[3].split()).replace("`", ""))
+            if anchor:
+                made.append(NavigableString(text[end : found.start()]))
+                link = made.new_tag("a", href=f"{name}.html#{anchor}")
+                link.string = found[0]
+                made.append(link)
+                end = found.end()
+        made.append(NavigableString(text[end:]))
+        text.replace_with(made)
+
+
+# The pages around them ------------------------------------------------------------------------------------------------
+
+
+def _render(template: str, chapters: Any, name: str, **values: Any) -> str:
+    environment = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True)
+    environment.filters["inline"] = _inline
+    return environment.get_template(template).render(chapters=chapters, name=name, **values)
+
+
+def _inline(text: str) -> Markup:
+    """A line of Markdown as HTML without a paragraph around it."""
+    return Markup(re.sub(r"^<p>|</p>$", "", markdown2html(text).strip()))
+
+
+def _places(chapter: Outline, body: BeautifulSoup) -> Iterator[Place]:
+    anchor, title, lines = "", f"{chapter.number}. {chapter.title}", [""]
+    for element in body.children:
+        if isinstance(element, Tag) and re.match("^h[1-6]$", element.name):
+            yield Place(chapter.name, anchor, title, " ".join(" ".join(lines).split()))
+            anchor, title, lines = str(element["id"]), _title(element), []
+        elif isinstance(element, Tag):
+            lines.append(element.get_text(" " if element.name == "section" else ""))
+    yield Place(chapter.name, anchor, title, " ".join(" ".join(lines).split()))
+
+
+def _index(places: list[Place]) -> str:
+    rows = [[place.page, place.anchor, place.title, place.text] for place in places if place.anchor]
+    return f"window.lockstepSearch = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n".replace(
+        "</", "<\\/"
+    )
+
+
+def _code_colours() -> str:
+    """Pygments' colours for light and for dark."""
+    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
+    keep = r"(?m)^\.highlight (\.\w+ \{.*)$"
+    light_rules = [f".highlight {rule}" for rule in re.findall(keep, light)]
+    dark_rules = re.findall(keep, dark)
+    by_choice = [f":root[data-theme=dark] .highlight {rule}" for rule in dark_rules]
+    by_system = [f":root:not([data-theme=light]) .highlight {rule}" for rule in dark_rules]
+    return "\n".join(["", "/* Code */", "@media screen {", *light_rules, *by_choice,
+                      "@media (prefers-color-scheme: dark) {", *by_system, "}", "}", ""])  # fmt: skip

@@ -1,0 +1,308 @@
+"""The static book: whole, readable without a network on any screen and on paper, and alive where it needs no kernel."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from browser import CONTRASTS, chromium, faults
+
+bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
+
+from lockstep.authoring import book as books  # noqa: E402
+from lockstep.grading.course import Course, CourseError  # noqa: E402
+from lockstep.notebook import quizfile  # noqa: E402
+from lockstep.outline import outlines  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+COURSE = Course(ROOT)
+NAMES = [chapter.name for chapter in COURSE.chapters]
+PAGES = ["index", *NAMES]
+each_page = pytest.mark.parametrize("name", PAGES)
+each_chapter = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "book"
+    books.write_book(COURSE, out)
+    return out
+
+
+@cache
+def soup(book: Path, name: str) -> Any:
+    return bs4.BeautifulSoup((book / f"{name}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+@cache
+def inside(book: Path) -> dict[str, set[str]]:
+    """The anchors of every page."""
+    return {f"{name}.html": {str(tag["id"]) for tag in soup(book, name).find_all(id=True)} for name in PAGES}
+
+
+# The pages as text ----------------------------------------------------------------------------------------------------
+
+
+@each_page
+def test_every_link_and_anchor_leads_somewhere(book: Path, name: str) -> None:
+    anchors, page, inner = inside(book), soup(book, name), 0
+    for tag in page.find_all(["a", "link", "script", "img"]):
+        address = tag.get("href") or tag.get("src")
+        if not address or address.startswith("data:"):
+            continue
+        parts = urlsplit(address)
+        if parts.scheme:
+            assert tag.name == "a" and parts.scheme == "https", f"loads something from elsewhere: {address}"
+            continue
+        inner += 1
+        target = parts.path or f"{name}.html"
+        assert (book / target).is_file(), address
+        if parts.fragment:
+            assert unquote(parts.fragment) in anchors[target], address
+    assert inner > 10
+    ids = [tag["id"] for tag in page.find_all(id=True)]
+    assert len(ids) == len(set(ids))
+
+
+def test_nothing_is_loaded_from_elsewhere(book: Path) -> None:
+    for file in [*book.glob("assets/*.css"), book / "assets" / "book.js"]:
+        assert not re.search(r"https?://|@import|\bfetch\(|XMLHttpRequest|url\(", file.read_text(encoding="utf-8")), (
+            file
+        )
+
+
+def test_the_contents_say_of_each_chapter_what_it_is_for(book: Path) -> None:
+    for chapter, shown in zip(outlines(COURSE), soup(book, "index").select(".map > li"), strict=True):
+        text = " ".join(shown.get_text().split())
+        assert chapter.minutes and f"About {chapter.minutes}" in text
+        assert chapter.needs and len(chapter.goals) >= 3 and len(shown.select(".goals li")) == len(chapter.goals)
+        assert [link.get_text() for link in shown.select(".sections a")] == [one.title for one in chapter.sections]
+        exercises = {name for section in chapter.sections for name in section.exercises}
+        listed = next(one.exercises for one in COURSE.chapters if one.name == chapter.name)
+        assert exercises == set(listed) and f"{len(listed)} exercises" in text
+
+
+@each_chapter
+def test_a_page_holds_all_that_the_notebook_holds(book: Path, name: str) -> None:
+    page = soup(book, name)
+    shown = "".join(page.find("main").get_text().split())
+    for cell in json.loads((ROOT / "chapters" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and not source.startswith("quiz("):
+            assert "".join(source.split()) in shown, source
+            for output in cell["outputs"]:
+                if output["output_type"] == "stream":
+                    assert "".join("".join(output["text"]).split()) in shown, source
+    turn = [page.select_one(f".turn a[rel={way}]")["href"] for way in ("prev", "next")]
+    around = ["index", *NAMES, "index"]
+    assert turn == [f"{around[NAMES.index(name)]}.html", f"{around[NAMES.index(name) + 2]}.html"]
+
+
+@each_chapter
+def test_a_page_asks_all_questions_and_gives_no_answer_away(book: Path, name: str) -> None:
+    page, text = soup(book, name), (book / f"{name}.html").read_text(encoding="utf-8")
+    questions = quizfile.read(ROOT / "chapters" / "quizzes" / f"{name}.toml").values()
+    assert [quiz["data-key"] for quiz in page.select(".quiz")] == sorted(
+        (one.key for one in questions), key=lambda key: text.index(f'data-key="{key}"')
+    )
+    for question in questions:
+        quiz = page.select_one(f'[data-key="{question.key}"]')
+        assert len(quiz.select("li")) == len(question.choices)
+        for choice in question.choices:
+            assert html.escape(choice.because, quote=False) not in text and choice.because not in text
+
+
+def test_what_reads_as_a_reference_is_a_link(book: Path) -> None:
+    link = soup(book, "04_optimization").find("a", string=re.compile(r"chapter 3,\s+.Mismatches."))
+    assert link["href"] == "03_debugging.html#mismatches"
+
+
+def test_the_first_line_of_a_cell_is_said_in_words() -> None:
+    assert books.what_it_runs("%%ranks 4\nx") == "4 ranks"
+    assert books.what_it_runs("%%ranks\nx") == "2 ranks"
+    assert books.what_it_runs("%%ranks 1 --into run") == "1 rank"
+    told = books.what_it_runs("%%ranks 4 --nodes 2 --bandwidth 1gbit --expect out-of-memory")
+    assert told == "4 ranks · 2 nodes · 1gbit · meant to end as: out of memory"
+    assert books.what_it_runs("%%writefile a.py\nx") == "writes a.py" and books.what_it_runs("x = 1") == ""
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(CourseError, match="something else in it than a book"):
+        books.write_book(COURSE, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
+    with pytest.raises(CourseError, match="is a file"):
+        books.write_book(COURSE, tmp_path / "letter.txt")
+
+
+def test_the_command_replaces_an_old_book_by_the_same_bytes_and_says_where(book: Path, tmp_path: Path) -> None:
+    out = tmp_path / "book"
+    (out / "assets").mkdir(parents=True)
+    (out / "assets" / "book.css").write_text("")
+    (out / "06_gone.html").write_text("")
+    command = [sys.executable, "-m", "lockstep", "book", "book"]
+    environment = {"PYTHONPATH": str(ROOT / "src"), "LOCKSTEP_COURSE": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, f"book/index.html: {len(NAMES)} chapters\n"), done.stderr
+    first, again = ({file.relative_to(top): file.read_bytes() for file in top.rglob("*") if file.is_file()}
+                    for top in (book, out))  # fmt: skip
+    assert first == again
+
+
+# The pages in a browser -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@each_page
+def test_it_reads_on_any_screen_by_day_and_by_night(book: Path, browser: Any, name: str, scheme: str) -> None:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    errors, asked = faults(page), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"file://{book}/{name}.html")
+    assert page.evaluate(CONTRASTS) == {}
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+    for width in (1280, 760, 380):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    text = page.locator("main p").first.bounding_box()
+    assert text["x"] >= 8 and text["x"] + text["width"] <= 380 - 8, "text needs a margin"
+    assert errors == [] and asked and all(url.startswith(("file://", "data:", "about:")) for url in asked)
+    page.close()
+
+
+def test_the_lines_are_of_a_length_that_reads_well(book: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.goto(f"file://{book}/{NAMES[1]}.html")
+    letters = page.evaluate("""() => {
+      const p = [...document.querySelectorAll("main > p")].find((p) => p.textContent.length > 300);
+      const lines = new Set([...function* () { const r = document.createRange(); r.selectNodeContents(p);
+        for (const box of r.getClientRects()) yield Math.round(box.bottom / 10) }()]);
+      return p.textContent.length / lines.size }""")
+    assert 55 <= letters <= 90
+    columns = page.evaluate("""() => {
+      const pre = document.querySelector(".output pre"), probe = document.createElement("span");
+      probe.textContent = "x".repeat(100); pre.append(probe);
+      return [pre.clientWidth - 2 * parseFloat(getComputedStyle(pre).paddingLeft), probe.getBoundingClientRect().width] }""")
+    assert columns[0] >= columns[1], "100 columns of output fit on a line"
+    page.close()
+
+
+def test_search_finds_from_any_page_and_leads_there(book: Path, browser: Any) -> None:
+    page = browser.new_page()
+    errors = faults(page)
+    page.goto(f"file://{book}/{NAMES[0]}.html")
+    page.keyboard.press("/")
+    page.keyboard.type("monitored BARRIER")
+    first = page.locator(".found a").first
+    first.wait_for()
+    assert first.locator("b").inner_text() == "Who is missing: a monitored barrier"
+    assert page.locator(".found mark").count() > 0
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/03_debugging.html#who-is-missing-a-monitored-barrier")
+    assert 0 <= page.locator("#who-is-missing-a-monitored-barrier").bounding_box()["y"] < 200
+    page.locator(".search input").fill("no such words <b>")
+    page.locator(".found p").wait_for()
+    assert page.locator(".found").inner_text() == "Nothing here says “no such words <b>”."
+    page.keyboard.press("Escape")
+    assert page.locator(".found").is_hidden() and errors == []
+    page.close()
+
+
+def test_the_diagram_steps(book: Path, browser: Any) -> None:
+    page = browser.new_page()
+    errors = faults(page)
+    page.goto(f"file://{book}/01_internals.html")
+    page.locator("iframe").scroll_into_view_if_needed()
+    assert page.locator("iframe").count() == 1
+    frame = page.frame_locator("iframe")
+    frame.get_by_label("one step forward").click()
+    assert frame.get_by_role("status").inner_text().startswith("Step 1 of 6")
+    frame.get_by_label("to the end").click()
+    assert "Done: all ranks hold the same sum" in frame.get_by_role("status").inner_text()
+    assert errors == []
+    page.close()
+
+
+def test_a_question_is_answered_and_remembered(book: Path, browser: Any) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"file://{book}/02_setup.html")
+    question = quizfile.read(ROOT / "chapters" / "quizzes" / "02_setup.toml")["set_epoch"]
+    quiz = page.locator('[data-key="02_setup/set_epoch"]')
+    for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].is_right):
+        quiz.get_by_role("button").nth(number).click()
+        told = quiz.get_by_role("status")
+        assert told.inner_text().startswith("Right." if choice.is_right else "Not so.")
+        assert re.sub(r"[`\s]", "", choice.because) in re.sub(r"\s", "", told.inner_text())
+        assert quiz.locator("[aria-pressed=true]").count() == 1
+    page.reload()
+    assert "answered this one before" in quiz.get_by_role("status").inner_text()
+    page.get_by_label("I have read this chapter").check()
+    page.goto(f"file://{book}/index.html")
+    assert page.locator(".map li.done h2 a").all_inner_texts() == [COURSE.chapters[1].title]
+    context.close()
+
+
+def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
+    from playwright.sync_api import expect
+
+    context = browser.new_context(color_scheme="light")
+    page = context.new_page()
+    page.goto(f"file://{book}/01_internals.html")
+    for _ in range(2):
+        page.locator(".theme").click()
+    page.goto(f"file://{book}/02_setup.html")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 23)"
+    assert page.evaluate(CONTRASTS) == {}
+    page.goto(f"file://{book}/01_internals.html")
+    page.locator("iframe").scroll_into_view_if_needed()
+    inside = page.frame_locator("iframe").locator("body")
+    expect(inside).to_have_css("background-color", "rgb(17, 20, 23)")  # the diagram follows
+    page.locator(".theme").click()
+    page.locator(".theme").click()
+    expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")
+    page.emulate_media(color_scheme="dark")
+    expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")  # chosen, whatever the system prefers
+    context.close()
+
+
+def test_on_paper_there_is_the_text_and_nothing_to_click(book: Path, browser: Any) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.goto(f"file://{book}/01_internals.html")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for gone in (".bar", ".places", ".turn", ".read", ".output iframe"):
+        assert page.locator(gone).first.is_hidden(), gone
+    assert page.locator("main details").count() == page.locator("main details[open]").count() > 0
+    assert page.get_by_alt_text("Ring all-reduce of 8 numbers").is_visible(), "in the place of the diagram"
+    assert page.evaluate("getComputedStyle(document.querySelector('main p')).color") == "rgb(29, 33, 37)"
+    assert page.evaluate("getComputedStyle(document.querySelector('.output pre')).whiteSpace") == "pre-wrap"
+    assert page.locator(".quiz li").first.is_visible()
+    page.close()
+
+
+def test_without_scripts_all_of_it_can_be_read(book: Path, browser: Any) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"file://{book}/02_setup.html")
+    assert page.locator(".quiz .question").first.is_visible() and page.locator(".quiz li").first.is_visible()
+    assert page.locator(".places a").first.is_visible() and page.locator("h2").first.is_visible()
+    context.close()

@@ -1,0 +1,120 @@
+"""Where a learner stands: what counts, where "here" is, and that a chapter is complete when its reader says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lockstep.grading import progress
+from lockstep.grading.course import Course, CourseError
+from lockstep.notebook.course_map import CourseMap, course_map
+from lockstep.outline import outlines
+from lockstep.standing import mark, standing
+from lockstep.terminal import show_status
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    """A learner's copy: contents, checks, chapters."""
+    shutil.copytree(ROOT / "autograder", tmp_path / "autograder")
+    (tmp_path / "chapters").mkdir()
+    for notebook in (ROOT / "chapters").glob("*.ipynb"):
+        shutil.copy(notebook, tmp_path / "chapters")
+    monkeypatch.setenv("LOCKSTEP_COURSE", str(tmp_path))
+    return Course(tmp_path)
+
+
+def shown(box: CourseMap) -> str:
+    """The map's words."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*</style>", "", box._map.value, flags=re.DOTALL))
+
+
+def test_every_question_and_exercise_has_one_place_in_the_course(course: Course) -> None:
+    for chapter, outline in zip(course.chapters, outlines(course), strict=True):
+        placed = [name for section in outline.sections for name in section.exercises]
+        assert sorted(placed) == sorted(chapter.exercises), "each once"
+        asked = re.findall(r'"quiz\(\\"(.+?)\\"\)', course.root.joinpath(f"chapters/{chapter.name}.ipynb").read_text())
+        assert list(outline.quizzes) == asked and len(set(asked)) == len(asked) > 3
+
+
+def test_a_section_is_done_when_all_it_asks_is(course: Course) -> None:
+    assert standing(course).here is None
+    progress.update("quizzes", "02_setup/local_rank", "right", course)
+    progress.update("quizzes", "02_setup/environment", "wrong", course)
+    now = standing(course)
+    launchers = next(one for one in now.chapters[1].sections if one.section.title == "Launchers and the environment")
+    assert (launchers.done, launchers.of, launchers.is_done) == (1, 2, False)
+    assert now.here == ("02_setup", "Launchers and the environment")
+    progress.update("quizzes", "02_setup/environment", "right", course)
+    now = standing(course)
+    assert (now.chapters[1].answered, now.chapters[1].passed, now.chapters[0].answered) == (2, 0, 0)
+    assert now.here == ("02_setup", "The process group")
+
+
+def test_an_exercise_counts_when_it_has_passed(course: Course) -> None:
+    progress.update("exercises", "setup_ddp", {"passed": False, "attempts": 3}, course)
+    assert standing(course).here == ("02_setup", "Exercise: implement setup_ddp")
+    progress.update("exercises", "setup_ddp", {"passed": True, "attempts": 4}, course)
+    now = standing(course)
+    assert now.chapters[1].passed == 1 and now.here == ("02_setup", "Sharding")
+
+
+def test_a_chapter_marked_as_complete_is_behind_the_reader(course: Course) -> None:
+    progress.update("quizzes", "01_internals/dp_or_ddp", "wrong", course)
+    mark(course, "01_internals", complete=True)
+    assert standing(course).here == ("02_setup", "Launchers and the environment")
+    mark(course, "01_internals", complete=False)
+    assert standing(course).here == ("01_internals", "Two ways to use several GPUs")
+    for chapter in course.chapters:
+        mark(course, chapter.name, complete=True)
+    assert standing(course).here is None
+    with pytest.raises(CourseError, match=r"no chapter '06_more'.*01_internals"):
+        mark(course, "06_more", complete=True)
+
+
+def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
+    box = course_map("02_setup")
+    assert "exercises 0 of 3" in shown(box) and "Sharding" in shown(box) and "Hooks and buckets" not in shown(box)
+    box._complete.value = True
+    assert progress.load(course)["chapters"] == {"02_setup": "complete"} and "complete" in shown(box)
+    progress.update("quizzes", "01_internals/dp_or_ddp", "wrong", course)
+    box._refresh.click()
+    assert "questions 0 of 8" in shown(box)
+    assert course_map("02_setup")._complete.value is True
+    box._complete.value = False
+    assert course_map("02_setup")._complete.value is False
+    assert "you are here" in shown(course_map()) and "Two ways to use several GPUs" in shown(course_map())
+    with pytest.raises(CourseError, match="no chapter '2'"):
+        course_map("2")
+
+
+def test_what_is_stored_is_the_same_for_every_learner(course: Course) -> None:
+    def stored() -> dict[str, str]:
+        bundle = course_map("02_setup")._repr_mimebundle_()
+        return {kind: bundle[kind] for kind in ("text/plain", "text/markdown")}
+
+    before = stored()
+    assert before["text/plain"] == "CourseMap(02_setup)" and "1. How DDP works inside" in before["text/markdown"]
+    mark(course, "02_setup", complete=True)
+    assert stored() == before
+
+
+def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
+    mark(course, "01_internals", complete=True)
+    show_status(course)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"✓ +1 How DDP works inside +questions 0/8 +exercises 0/3", lines[0])
+    assert lines[len(course.chapters)] == "You are in chapter 2, “Launchers and the environment”."
+    assert any("average_gradients" in line for line in lines[len(course.chapters) :])
+
+
+def test_a_broken_chapter_is_named(course: Course) -> None:
+    (course.root / "chapters" / "02_setup.ipynb").write_text(json.dumps({"no": "cells"}))
+    with pytest.raises(CourseError, match=r"02_setup\.ipynb cannot be read.*git checkout"):
+        standing(course)
