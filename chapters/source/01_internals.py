@@ -50,7 +50,7 @@ print(Path("four_ranks.py").read_text())
 # - name the ways to train **past** DDP without an error;
 # - show a DDP of your own whose picture looks like the one above.
 #
-# About two hours, of which 75 minutes go to three exercises. You need PyTorch's training loop, and no GPU.
+# About 120 minutes: 45 to read and run, 75 for three exercises. You need PyTorch's training loop, and no GPU.
 #
 # ### How a cell runs ranks
 #
@@ -1004,6 +1004,7 @@ observe("forward, forward, backward, backward", spread(p.grad for p in ddp.param
 
 # %%
 verdict(run)
+assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
 # A forward prepares *one* backward; the second one adds its own gradients on top of the averaged ones, on each rank

@@ -24,9 +24,9 @@
 # - **report** a loss that is true for all ranks, and **leave** the group in good order;
 # - **launch** the ranks from Python, and over several nodes.
 #
-# About 100 minutes, of which 55 go to three exercises. You need PyTorch's training loop, and from chapter 1 what an
-# all-reduce is. No GPU: ranks here are processes on your CPU, and the backend is gloo. Where a statement is about GPUs
-# it says so, and says that it was not run here.
+# About 105 minutes: 50 to read and run, 55 for three exercises. You need PyTorch's training loop, and from chapter 1
+# what an all-reduce is. No GPU: ranks here are processes on your CPU, and the backend is gloo. Where a statement is
+# about GPUs it says so, and says that it was not run here.
 
 # %%
 # %load_ext lockstep

@@ -25,7 +25,7 @@
 # - **check** devices, environment and network before a long run, not after it;
 # - **test** the tests: several debugging helpers that circulate on the web do not work, and you will see why.
 #
-# About 120 minutes: 45 to read, 75 for three exercises and your first cases. You need chapter 2. No GPU: where a
+# About 125 minutes: 50 to read and run, 75 for three exercises and your first cases. You need chapter 2. No GPU: where a
 # statement is about GPUs or NCCL, it says so, and says that it was not run here.
 
 # %%

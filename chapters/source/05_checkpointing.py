@@ -25,7 +25,7 @@
 # - **restart** a job under torchrun, and stop it in good order when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
-# About 150 minutes: 60 to read and run, 90 for three exercises and the capstone. You need chapters 2 and 3. No GPU:
+# About 215 minutes: 65 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3. No GPU:
 # where a statement is about GPUs it says so, and says that it was not run here.
 
 # %%
