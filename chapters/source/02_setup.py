@@ -312,7 +312,7 @@ halves = [dist.new_group(members, timeout=timedelta(seconds=20)) for members in 
 mine = halves[dist.get_rank() // 2]
 t = torch.tensor(dist.get_rank())
 dist.all_reduce(t, group=mine)
-print(f"rank {dist.get_rank()} is number {dist.get_rank(mine)} of its half; sum of the half's ranks: {t}")
+print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
 
 # %% [markdown]
 # `cpu:gloo` is the long way to say `gloo`: which backend for which device. The next section has the use of it.

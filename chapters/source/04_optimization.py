@@ -1112,7 +1112,8 @@ quiz("04_optimization/fewer_steps")
 # %%
 seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
 rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
-print(f"the snippet: {seconds[1] / seconds[4] / 4:.0%}   samples per second and rank: {rate[4] / 4 / rate[1]:.0%}")
+print(f"the snippet: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
+print(f"samples per second and rank: {rate[4] / 4 / rate[1]:.0%}")
 
 # %% [markdown]
 # Tables of "realistic speed-ups" (7.5 on 8 GPUs, 15 on 16) come without a model, a batch and a network, and mean nothing

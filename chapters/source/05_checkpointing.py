@@ -230,24 +230,20 @@ for turn in range(dist.get_world_size()):
 # name without any care spoil the file, though not the file system, as is sometimes said. Its neighbour is well:
 
 # %%
-# %%ranks 2
+# %%ranks 2 --expect raised
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-if rank == 0:
-    torch.save({"step": 1}, "saved/neighbour.pt")
+torch.save({"step": 1}, f"saved/neighbour{rank}.pt")
 with open("saved/both.pt", "wb", buffering=0) as file:  # BUG: both ranks, one name
     dist.barrier()
     for turn in range(2):
         if rank == turn:
             torch.save({"weights": torch.ones([3000, 2000][rank])}, file)
         dist.barrier()
-for name in ("both", "neighbour"):
-    try:
-        print(f"{name}: {torch.load(f'saved/{name}.pt')}", end="   ")
-    except RuntimeError as error:
-        print(f"{name}: {str(error).split(' (')[0]}", end=" …   ")
+print("its neighbour:", torch.load(f"saved/neighbour{rank}.pt"))
+torch.load("saved/both.pt")
 
 # %% [markdown]
 # ### A barrier between save and load
