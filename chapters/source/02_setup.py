@@ -822,9 +822,9 @@ DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 import inspect
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+methods = DDP.forward, DDP._pre_forward, DDP._post_forward, DDP._run_ddp_forward
 for name in ("device_ids", "output_device"):
-    methods = [getattr(DDP, method) for method in ("forward", "_pre_forward", "_post_forward", "_run_ddp_forward")]
-    print(name, "is used by", [method.__name__ for method in methods if name in inspect.getsource(method)])
+    print(name, "is used by", [one.__name__ for one in methods if name in inspect.getsource(one)])
 
 # %% [markdown]
 # ### Call the wrapper
