@@ -357,7 +357,7 @@ forwards("no_grad", 2)
 # %% [markdown]
 # A forward sends buffers when the forward *before it* was one whose gradients are synchronised. So the first of several
 # forwards under `no_sync` or `no_grad` still does, the others do not, and the first training step after them does not
-# either. `eval()` changes nothing: what counts is `no_grad`.
+# either. `eval()` changes nothing (chapter 3, "An evaluation on rank 0"): what counts is whether gradients are wanted.
 #
 # Two arguments switch it off. They differ, and one of them is on its way out:
 
