@@ -50,7 +50,7 @@ print(Path("four_ranks.py").read_text())
 # - name the ways to train **past** DDP without an error;
 # - show a DDP of your own whose picture looks like the one above.
 #
-# About two hours, of which 75 minutes go to three exercises. You need PyTorch's training loop, and no GPU.
+# About 120 minutes: 45 to read and run, 75 for three exercises. You need PyTorch's training loop, and no GPU.
 #
 # ### How a cell runs ranks
 #
@@ -112,7 +112,7 @@ def story(run, rank=0, lines=None):
 # gathers the outputs on the first GPU. There is no GPU here, so let its source speak:
 
 # %%
-import inspect
+import inspect, re
 import torch
 
 def order_of(function, words):
@@ -256,8 +256,133 @@ assert apart["parameters"] == 0 == apart["running mean, one forward later"] < ap
 
 # %% [markdown]
 # The parameters are equal to the bit after 20 steps: the same mean gradient, the same update. Only the statistics differ,
-# between forwards. `SyncBatchNorm` would compute them over all ranks, at the price of communication in every layer; it
-# needs GPUs, so it was not run here.
+# between forwards. Nodes make no difference. Four ranks on two of them:
+
+# %%
+# %%ranks 4 --nodes 2
+import os
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from spread import spread
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)))
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+for _ in range(20):
+    optimizer.zero_grad()
+    ddp(torch.randn(8, 10) + dist.get_rank()).square().mean().backward()
+    optimizer.step()
+apart = spread(ddp.parameters()) > 0, spread([ddp.module[1].running_mean]) > 0
+print("node", os.environ["GROUP_RANK"], " parameters apart: {}  running mean apart: {}".format(*apart))
+
+# %% [markdown]
+# ### SyncBatchNorm
+#
+# It takes mean and variance over the batches of all ranks. The price is communication in every such layer, in both
+# directions; its source says which:
+
+# %%
+from torch.nn import SyncBatchNorm
+from torch.nn.modules._functions import SyncBatchNorm as inside
+
+def called(function):
+    """The collectives that a function's source calls."""
+    source = inspect.getsource(function)
+    return [name for name in ("all_gather", "all_reduce") if re.search(rf"dist\w*\.{name}\(", source)]
+
+print("forward:", *called(inside.forward), "  backward:", *called(inside.backward))
+for order in ("convert, then move", "move, then convert"):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    for what in order.split(", then "):
+        model = SyncBatchNorm.convert_sync_batchnorm(model) if what == "convert" else model.to("meta")
+    print(f"{order}: {type(model[1]).__name__} on {model[1].weight.device}")
+
+# %% [markdown]
+# `convert_sync_batchnorm` replaces all BatchNorm layers and leaves them where they are, so it may come before or after
+# `.to(device)` (`meta`, a device without values, stands in for a GPU). It has to come before `DDP(...)`, as every change
+# of a model has. And it runs on GPUs only:
+
+# %%
+# %%ranks 1 --expect raised
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: on a CPU
+
+# %% [markdown]
+# When is it worth it? "Below 16 samples a GPU", one reads, "and never from 32 on". What a small batch does to its
+# statistics has no such edge:
+
+# %%
+torch.manual_seed(0)
+for samples in (4, 16, 32, 256):
+    means = torch.randn(2000, samples).mean(1)
+    print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
+
+# %% [markdown]
+# Four times the samples, half of the error, all the way. Where your task stops to care is a question for your task.
+#
+# ### When buffers are sent, to the call
+#
+# "In each forward" is nearly right. Rank 1 writes a 2 into its buffer before each forward, rank 0 a 1. A 1 on rank 1 has
+# come from rank 0:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+layer = torch.nn.Linear(2, 1)
+layer.register_buffer("note", torch.zeros(1))
+ddp = DDP(layer)
+
+def forwards(kind, times):
+    for _ in range(times):
+        layer.note.fill_(1.0 + dist.get_rank())
+        with torch.set_grad_enabled(kind != "no_grad"):
+            loss = ddp(torch.ones(1, 2)).sum()
+        if kind != "no_grad":
+            loss.backward()
+        print(f"{kind} {layer.note.item():.0f}", end="  ")
+
+forwards("train", 2)
+with ddp.no_sync():
+    forwards("no_sync", 2)
+forwards("train", 2)
+forwards("no_grad", 2)
+
+# %% [markdown]
+# A forward sends buffers when the forward *before it* was one whose gradients are synchronised. So the first of several
+# forwards under `no_sync` or `no_grad` still does, the others do not, and the first training step after them does not
+# either. `eval()` changes nothing (chapter 3, "An evaluation on rank 0"): what counts is whether gradients are wanted.
+#
+# Two arguments switch it off. They differ, and one of them is on its way out:
+
+# %%
+# %%ranks 2
+import warnings
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+for options in ({}, {"forward_sync_buffers": False}, {"broadcast_buffers": False}):
+    layer = torch.nn.Linear(2, 1)
+    layer.register_buffer("note", torch.ones(1) + dist.get_rank())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ddp = DDP(layer, **options)
+    made = layer.note.item()
+    layer.note.fill_(1.0 + dist.get_rank())
+    ddp(torch.ones(1, 2))
+    said = [str(one.message).split(".")[0] for one in caught if one.category is FutureWarning]
+    print(options or "default", "after DDP():", made, " after a forward:", layer.note.item(), *said)
+
+# %% [markdown]
+# With `forward_sync_buffers=False` the ranks begin alike and then keep their own. Some programs want that, for the time
+# it saves; the checkpoint of rank 0 then holds rank 0's statistics, as it would otherwise too.
 #
 # What has no buffer is not sent. Dropout draws its mask from each process's random numbers:
 
@@ -345,6 +470,36 @@ story(run)
 # - **From step 1 on there are two**, and the first is small: it is closed by the gradient that brings it to 1 MiB
 #   (1048576 bytes), here with the fourth layer. Later buckets are closed at 25 MiB. A small first bucket gets the network
 #   busy early.
+#
+# That the order is the real one shows where a model registers its layers in another order than it calls them. A
+# **communication hook** takes the place of DDP's all-reduce, so it can say what lies in each bucket:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.first, self.middle = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+def hook(state, bucket):
+    print(*[names[id(parameter)] for parameter in bucket.parameters()], end="; ")
+    return dist.all_reduce(bucket.buffer() / 2, async_op=True).get_future().then(lambda f: f.value()[0])
+
+dist.init_process_group("gloo")
+ddp = DDP(Net(), bucket_cap_mb=0.9)
+names = {id(p): name.split(".")[0] for name, p in ddp.module.named_parameters()}
+ddp.register_comm_hook(None, hook)
+for step in range(2):
+    print(f"step {step}:", end=" ")
+    ddp(torch.randn(2, 512)).sum().backward()
+
+# %% [markdown]
+# Backward meets the last layer first, wherever it was registered.
 #
 # Which parameter belongs to which bucket is fixed from then on. A bucket leaves when the last of *its* gradients is ready,
 # and buckets leave in their order, or the ranks would add up different things.
@@ -475,7 +630,23 @@ assert model.weight.grad.item() == 40000
 
 # %% [markdown]
 # **DDP divides first**, then sums. Many texts say it the other way round. Remember the order when you write your own.
-#
+# Where nothing overflows all ways to the mean agree; gloo knows it as an operation as well:
+
+# %%
+# %%ranks 4
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+gradient = torch.tensor([1.0, 2.0, 4.0]) * (dist.get_rank() + 1)
+every = [torch.empty(3) for _ in range(4)]
+dist.all_gather(every, gradient)
+summed, averaged = gradient / 4, gradient.clone()
+dist.all_reduce(summed)
+dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
+print("stack and mean", torch.stack(every).mean(0).tolist(), " AVG", averaged.tolist())
+assert torch.equal(summed, averaged) and torch.equal(averaged, torch.stack(every).mean(0))
+
+# %% [markdown]
 # ### Is it the gradient of the joined batch?
 #
 # That is what one wants: N ranks with 16 samples each should make the step that one process makes with 16·N. `joined.py`
@@ -833,6 +1004,7 @@ observe("forward, forward, backward, backward", spread(p.grad for p in ddp.param
 
 # %%
 verdict(run)
+assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
 # A forward prepares *one* backward; the second one adds its own gradients on top of the averaged ones, on each rank
@@ -911,6 +1083,9 @@ both = timeline(runs[2], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 print(both)
 both
 
+# %%
+quiz("01_internals/built")
+
 # %% [markdown]
 # ## Take it with you
 #
@@ -926,5 +1101,9 @@ both
 # In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong gradient?".
 # You have measured both.
 #
+# ## What to read next
+#
 # Chapter 2 sets a training up: launchers, process groups, samplers. Chapter 4 takes the buckets up again, to make the step
-# faster. PyTorch's own description of the hooks and buckets is at `pytorch.org/docs/stable/notes/ddp.html`.
+# faster. PyTorch's own description of the hooks and buckets is at `pytorch.org/docs/stable/notes/ddp.html`. The paper:
+# Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020). The ring: Patarasuk
+# and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).

@@ -24,13 +24,13 @@
 # - **report** a loss that is true for all ranks, and **leave** the group in good order;
 # - **launch** the ranks from Python, and over several nodes.
 #
-# About 100 minutes, of which 55 go to three exercises. You need PyTorch's training loop, and from chapter 1 what an
-# all-reduce is. No GPU: ranks here are processes on your CPU, and the backend is gloo. Where a statement is about GPUs
-# it says so, and says that it was not run here.
+# About 105 minutes: 50 to read and run, 55 for three exercises. You need PyTorch's training loop, and from chapter 1
+# what an all-reduce is. No GPU: ranks here are processes on your CPU, and the backend is gloo. Where a statement is
+# about GPUs it says so, and says that it was not run here.
 
 # %%
 # %load_ext lockstep
-import os, subprocess, sys
+import os, re, subprocess, sys
 from pathlib import Path
 import torch
 from lockstep.notebook.contract import contract
@@ -296,6 +296,28 @@ DDP(torch.nn.Linear(2, 1), timeout=60)  # BUG: not DDP's argument
 quiz("02_setup/missing_rank")
 
 # %% [markdown]
+# ### Groups within the group
+#
+# A collective can be restricted to some of the ranks. `new_group` makes such a group, with a timeout of its own. The
+# documentation asks **every** rank to call it, in the same order, also those who will not be members. Here two halves of
+# two ranks each:
+
+# %%
+# %%ranks 4
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+dist.init_process_group("cpu:gloo")
+halves = [dist.new_group(members, timeout=timedelta(seconds=20)) for members in ([0, 1], [2, 3])]
+mine = halves[dist.get_rank() // 2]
+t = torch.tensor(dist.get_rank())
+dist.all_reduce(t, group=mine)
+print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
+
+# %% [markdown]
+# `cpu:gloo` is the long way to say `gloo`: which backend for which device. The next section has the use of it.
+
+# %% [markdown]
 # ### Four programs side by side
 #
 # Now take the program from the start and run it on four ranks, with the group added and nothing else. Lines marked `+`
@@ -381,6 +403,9 @@ print("CrossEntropyLoss():           ", [name for name, _ in plain.named_buffers
 print("CrossEntropyLoss(weight=...): ", [name for name, _ in weighted.named_buffers()])
 assert not list(plain.parameters()) and not list(plain.buffers())  # nothing that .to(device) could move
 
+# %%
+quiz("02_setup/device_of")
+
 # %% [markdown]
 # ## Exercise: implement setup_ddp
 #
@@ -450,6 +475,19 @@ dealt = deal(10, 4, shuffle=False)
 assert sum(map(len, dealt)) == 12 and set(sum(dealt, [])) == set(range(10))
 print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
+
+# %% [markdown]
+# Where the number does divide, every sample has one owner. The loader has a `drop_last` of its own, which is another
+# thing: the ranks have equally many batches without it, and with it all of them leave their last, smaller one out.
+
+# %%
+from torch.utils.data import DataLoader
+
+dealt = deal(1000, 4)
+print("samples of each rank:", *map(len, dealt), "  dealt twice:", 1000 - len(set(sum(dealt, []))))
+for drop_last in (False, True):
+    sizes = [len(batch) for batch in DataLoader(range(1000), 32, sampler=dealt[0], drop_last=drop_last)]
+    print(f"the loader with drop_last={drop_last}: {len(sizes)} batches, the last of {sizes[-1]}")
 
 # %% [markdown]
 # ### Shuffling, and set_epoch
@@ -546,7 +584,27 @@ print("sampler:", [batch.tolist() for batch in loader])
 # an Nth of what one process has.
 #
 # One more thing about loaders: `num_workers` and `pin_memory` work as ever, but each rank starts its own workers. Four
-# ranks with four workers each are twenty processes.
+# ranks with four workers each are twenty processes. By default on Linux they are *forked* from the rank, with its open
+# connections. gloo over TCP bears that; of nccl, and of gloo over InfiniBand, DDP's documentation warns (not run here):
+
+# %%
+words = " ".join(torch.nn.parallel.DistributedDataParallel.__doc__.split())
+print(re.search(r"Unfortunately Gloo .*? not fork safe", words).group(0), "…")
+
+# %% [markdown]
+# If loaders hang on GPUs, start the workers otherwise, and keep them for all epochs:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+dist.init_process_group("gloo")
+data = torch.arange(8)
+loader = DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False), num_workers=1,
+                    multiprocessing_context="forkserver", persistent_workers=True)
+for epoch in range(2):
+    print(f"epoch {epoch}:", *[batch.tolist() for batch in loader], end="  ")
 
 # %%
 quiz("02_setup/sampler_seed")
@@ -597,8 +655,19 @@ assert ddp.module is model  # wrapped, not copied: the same parameters
 
 # %% [markdown]
 # So the ranks need not be seeded alike to start alike. What they do need is the same *architecture*: the same parameters
-# with the same shapes, registered in the same order. Number and shapes are compared when the wrapper is made. The order of
-# equally shaped ones is not, because DDP never sees a name:
+# with the same shapes, registered in the same order. Number and shapes are compared when the wrapper is made:
+
+# %%
+# %%ranks 2 --expect raised
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+labels = [4, 5][dist.get_rank()]  # BUG: the number of classes, counted in this rank's own shard
+DDP(torch.nn.Linear(4, labels))
+
+# %% [markdown]
+# The order of equally shaped ones is not compared, because DDP never sees a name:
 
 # %%
 # %%ranks 2
@@ -744,6 +813,18 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
+
+# %% [markdown]
+# `output_device`, which older examples give as well, dates from the time of several devices in one process. Look who
+# uses it: `device_ids` is read before each forward, `output_device` by nothing that a forward runs.
+
+# %%
+import inspect
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+methods = DDP.forward, DDP._pre_forward, DDP._post_forward, DDP._run_ddp_forward
+for name in ("device_ids", "output_device"):
+    print(name, "is used by", [one.__name__ for one in methods if name in inspect.getsource(one)])
 
 # %% [markdown]
 # ### Call the wrapper
@@ -917,6 +998,11 @@ dist.barrier()  # BUG: after the end
 # it out. What does is to leave without the teardown: flush the output, then `os._exit(0)`. Until that line, nothing
 # about errors changes: an exception still ends the process with status 1 and a traceback.
 #
+
+# %%
+quiz("02_setup/exit_status")
+
+# %% [markdown]
 # ### The whole program
 #
 # Here it is. It saves the weights from rank 0: they are equal everywhere, and several writers can spoil one file. It saves
@@ -1089,7 +1175,20 @@ except dist.DistNetworkError as error:
 # %% [markdown]
 # The parent opens the store and keeps it, so nobody else can take the port in the meantime. That is also what the
 # variable `TORCHELASTIC_USE_AGENT_STORE` in `work` is for: the store is there already, rank 0 joins it like the others.
-#
+# torchrun does the same on one node, so two jobs beside each other do not clash:
+
+# %%
+# %%writefile which_port.py
+import os, sys
+sys.stdout.write(os.environ["MASTER_PORT"] + "\n")
+
+# %%
+command = [sys.executable, *TORCHRUN, "--nproc-per-node=1", "which_port.py"]
+jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+ports = [job.communicate(timeout=55)[0].split()[-1] for job in jobs]
+print("two jobs, two ports:", len(set(ports)) == 2)
+
+# %% [markdown]
 # **A rank that raises ends the launch**, with its traceback in the parent's exception. The other ranks are ended too:
 
 # %%
@@ -1113,7 +1212,11 @@ for line in job.stderr.splitlines():
 
 # %% [markdown]
 # Rank 0 would have slept for ten minutes. The parent did not wait for it.
-#
+
+# %%
+quiz("02_setup/spawn_returns")
+
+# %% [markdown]
 # ## Exercise: implement launch_distributed
 #
 # *Hard, 15 minutes.* Open `exercises/launch_distributed.py`.

@@ -25,7 +25,7 @@
 # - **check** devices, environment and network before a long run, not after it;
 # - **test** the tests: several debugging helpers that circulate on the web do not work, and you will see why.
 #
-# About 120 minutes: 45 to read, 75 for three exercises and your first cases. You need chapter 2. No GPU: where a
+# About 125 minutes: 50 to read and run, 75 for three exercises and your first cases. You need chapter 2. No GPU: where a
 # statement is about GPUs or NCCL, it says so, and says that it was not run here.
 
 # %%
@@ -421,6 +421,100 @@ bad = torch.tensor(float(loss.isnan()))
 dist.all_reduce(bad, op=dist.ReduceOp.MAX)  # one number, and everybody knows
 print("all skip this batch" if bad else "all train on it")
 
+# %% [markdown]
+# ### Uneven numbers of batches
+#
+# The first cause in the list is the commonest. A `barrier` at the end of the epoch does not help: `suspect.py` had one,
+# and hung all the same. Three mends. The sampler pads (chapter 2, "Sharding"). Or the ranks agree on the smallest number
+# before the loop, and leave out what is more:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Linear(1, 1))
+steps = torch.tensor([5, 3][dist.get_rank()])
+dist.all_reduce(steps, op=dist.ReduceOp.MIN)  # +
+for _ in range(steps):
+    ddp(torch.ones(1, 1)).sum().backward()
+print("through after", steps.item(), "steps")
+
+# %% [markdown]
+# Or `ddp.join()`: a rank that is through goes on joining the others' collectives, with nothing. Every sample counts, and
+# what it counts depends on an argument. Each gradient here is 4, rank 0 has five batches and rank 1 three:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+for initial in (True, False):
+    ddp, gradients = DDP(torch.nn.Linear(1, 1, bias=False)), []
+    with ddp.join(divide_by_initial_world_size=initial):  # +
+        for _ in range([5, 3][dist.get_rank()]):
+            ddp.zero_grad()
+            (4 * ddp(torch.ones(1, 1))).sum().backward()
+            gradients.append(ddp.module.weight.grad.item())
+    print(f"divide_by_initial_world_size={initial}:", *gradients, end="   ")
+
+# %% [markdown]
+# By default the divisor stays 2 when only one rank is left: a late sample weighs as much as every other, and the step is
+# half as long. With `False` it is the mean over those who are still there. And where uneven is a *mistake*, let it be
+# one, on all ranks:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Linear(1, 1))
+try:
+    with ddp.join(throw_on_early_termination=True):
+        for _ in range([5, 3][dist.get_rank()]):
+            ddp(torch.ones(1, 1)).sum().backward()
+except RuntimeError as error:
+    print(error)
+
+# %% [markdown]
+# ### An evaluation on rank 0
+#
+# The second cause in its commonest form. There is no backward here, so what is there to wait for? The buffers of
+# BatchNorm, which a forward of the wrapper sends:
+
+# %%
+# %%ranks 2 --expect hang
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+ddp(torch.randn(4, 2)).sum().backward()
+ddp.eval()
+if dist.get_rank() == 0:
+    ddp(torch.randn(4, 2))  # BUG: with buffers, a forward is a collective
+dist.barrier()
+
+# %% [markdown]
+# `ddp.module(...)` is the plain model and sends nothing:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+ddp(torch.randn(4, 2)).sum().backward()
+ddp.eval()
+if dist.get_rank() == 0:
+    ddp.module(torch.randn(4, 2))  # +
+dist.barrier()
+print("through")
+
 # %%
 quiz("03_debugging/never_joined")
 
@@ -440,10 +534,10 @@ dist.all_reduce(torch.ones([4, 8][dist.get_rank()]))  # BUG: the last batch of r
 
 # %% [markdown]
 # Equal sizes: **nothing at all.** Two tensors change places on one rank, and the job goes on with sums of the wrong
-# things.
+# things. `DETAIL` is on, and silent.
 
 # %%
-# %%ranks 2
+# %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
 import torch
 import torch.distributed as dist
 
@@ -727,8 +821,23 @@ print(diagnose(model, x, y))  # everything forgotten on the CPU
 tried("a batch as a dictionary", lambda: diagnose(model, {"x": x}, y))
 
 # %% [markdown]
-# It never compares with the device that was *wanted*, knows no losses, no attributes, no nested batches. Yours will.
-#
+# It never compares with the device that was *wanted*, knows no losses, no attributes, no nested batches. Another one does
+# compare, and looks at the first parameter only:
+
+# %%
+def verify_device(model, wanted):
+    return next(model.parameters()).device == torch.device(wanted)  # BUG: the first of four
+
+half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
+print("right:", verify_device(half, "meta"), "  in truth:", *[p.device for p in half.parameters()])
+
+# %% [markdown]
+# Yours will look at everything.
+
+# %%
+quiz("03_debugging/what_moves")
+
+# %% [markdown]
 # ## Exercise: implement device_report
 #
 # *Easy, 15 minutes.* Open `exercises/device_report.py`.
@@ -828,6 +937,29 @@ except ranks.NotRun as missing:
 # One rank could not reach the ranks' store, at a port that nobody had named. The other waits for the address which
 # that rank would have written there. Neither says "firewall".
 #
+# An error while meeting is an error of all. A helper that catches it, prints, and returns `False` leaves the others
+# alone:
+
+# %%
+# %%ranks 2 --expect hang
+import os
+import torch.distributed as dist
+
+def process_group_is_ready():
+    try:
+        dist.init_process_group("gloo")
+        return True
+    except Exception as error:
+        print("failed:", type(error).__name__)
+        return False  # BUG: this rank goes home, the others wait
+
+if os.environ["RANK"] == "1":
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
+process_group_is_ready()
+
+# %% [markdown]
+# Let it raise: then the launcher ends all ranks.
+#
 # And a connection that breaks later: a peer that is *gone* closes its connections, and the neighbours know within
 # milliseconds. A cable that is *pulled*, or a host that is frozen, closes nothing. Then only the timeout speaks. A
 # stopped process is the nearest thing to that on one machine:
@@ -855,7 +987,7 @@ dist.all_reduce(torch.ones(1))
 # |---|---|
 # | `NCCL_DEBUG=INFO` | the log: versions, interfaces, rings. `WARN` is enough for errors |
 # | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | which parts of it; naming some hides the others, so keep `BOOTSTRAP` and `NET` |
-# | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | a file for each host and process. `%r` is **not** a rank: it is taken literally |
+# | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | a file for each host and process. `%r` is **not** a rank: it is taken literally, so all ranks write one file, and `nccl_rank_0.log` never exists |
 # | `NCCL_SOCKET_IFNAME=eth0` | a prefix; `=eth0` is exact, `^docker` excludes |
 # | `NCCL_IB_DISABLE=1` | no InfiniBand. `=0` is the default and enables nothing |
 # | `NCCL_P2P_DISABLE=1` | no direct traffic between GPUs: for a test, it is slow |
@@ -863,6 +995,14 @@ dist.all_reduce(torch.ones(1))
 # | `TORCH_NCCL_ASYNC_ERROR_HANDLING` | torch's: end the process when a collective fails or times out. On by default |
 # | `TORCH_FR_BUFFER_SIZE`, `TORCH_NCCL_DUMP_ON_TIMEOUT` | torch's: the flight recorder, and its file |
 #
+# In the log look for two lines: `Bootstrap: Using …`, with the interface over which the ranks met, and `NET/Socket` or
+# `NET/IB`, with the one that carries the data. On a cluster with Ethernet only, NCCL finds that out by itself;
+# `NCCL_IB_DISABLE=1` and `NCCL_SOCKET_IFNAME` spell it out.
+
+# %%
+quiz("03_debugging/open_port")
+
+# %% [markdown]
 # ## Preflight
 #
 # All of this can be asked before the first step, in a second, instead of being suffered in the third hour. A
@@ -897,7 +1037,7 @@ contract("preflight")
 #
 # ## Debug the debugger
 #
-# A test is a program, and can be wrong like one. These five helpers are passed around for debugging DDP. Read each,
+# A test is a program, and can be wrong like one. These six helpers are passed around for debugging DDP. Read each,
 # predict what it says of a **correct** job, run it.
 #
 # **1. "Are the gradients synchronized?"**
@@ -992,7 +1132,25 @@ print("the question to ask:", type(dist.is_nccl_available()).__name__, "from dis
 # **5. "First, run it without torchrun."** A program that reads `os.environ["LOCAL_RANK"]` ends there with a
 # `KeyError`. The single process that means something is `torchrun --nproc-per-node=1`.
 #
-# What the five have in common: nobody ever ran them on a job that was broken in the way they look for, *and* on one
+# **6. "Can the ranks talk?"** The sum of the ranks is the right question (chapter 2 begins with it). This is how it is
+# passed around:
+
+# %%
+# %%ranks 2 --expect raised
+import torch
+import torch.distributed as dist
+
+def test_communication():
+    device = torch.device(f"cuda:{int(os.environ['LOCAL_RANK'])}")  # BUG: nobody imported os
+    t = torch.ones(1).to(device) * dist.get_rank()
+    dist.all_reduce(t)
+    return t.item() == sum(range(dist.get_world_size()))
+
+dist.init_process_group("gloo")
+test_communication()
+
+# %% [markdown]
+# What the six have in common: nobody ever ran them on a job that was broken in the way they look for, *and* on one
 # that was not. Do both, with every check that you write.
 
 # %%
@@ -1024,8 +1182,52 @@ print(re.search(r"find_unused_parameters=True was[^.]*\.", flagged.ranks[0].stde
 
 # %% [markdown]
 # The walk costs little in a large model and much in a tiny one. The real cost is another: the flag turns "this layer
-# is never used" from an error into silence. Use it when different steps use different layers, and nowhere else.
-#
+# is never used" from an error into silence. Use it when different steps use different layers, and nowhere else. There it
+# works, even when the branch depends on the rank:
+
+# %%
+# %%writefile branches.py
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Linear(2, 1, bias=False) for _ in range(4)]
+        self.trunk, self.left, self.right, self.spare = layers
+    def forward(self, x, branch):
+        return self.trunk(x) + getattr(self, branch)(x)
+
+def start(**options):
+    dist.init_process_group("gloo")
+    return DDP(Net(), **options), ["left", "right"][dist.get_rank()]
+
+# %%
+# %%ranks 2
+from branches import *
+
+ddp, branch = start(find_unused_parameters=True)
+for step in range(2):
+    ddp.zero_grad()
+    ddp(torch.ones(1, 2), branch).sum().backward()
+for name, parameter in ddp.module.named_parameters():
+    gradient = parameter.grad
+    print(name.split(".")[0], None if gradient is None else gradient[0, 0].item(), end="   ")
+
+# %% [markdown]
+# Each rank's gradient is 1. `left` was used on one of two ranks, so the mean is 0.5; `spare` was used on none, and keeps
+# no gradient at all, which is right. Without the flag the second step fails:
+
+# %%
+# %%ranks 2 --expect raised --quiet
+from branches import *
+
+ddp, branch = start()
+for step in range(2):
+    ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out other layers
+
+# %% [markdown]
 # **"I'll skip the sampler for now."** All ranks then walk through all samples:
 
 # %%
@@ -1051,7 +1253,11 @@ print(len(without), "batches without,", len(shared), "with")
 # wait: a collective's duration includes waiting for the last to come. Measure (chapter 4) before you tune NCCL.
 #
 # **"DataParallel is simpler."** Chapter 2, "Why not DataParallel".
-#
+
+# %%
+quiz("03_debugging/unused")
+
+# %% [markdown]
 # ## The clinic
 #
 # `exercises/clinic` holds jobs that colleagues have brought. Each is a short script with a complaint at its top. Each

@@ -24,13 +24,13 @@
 # - **compress** gradients on the wire, and keep what the cast loses;
 # - **predict** a step on another network, and say when DDP is not enough.
 #
-# About 130 minutes: 55 to read and run, 75 for four exercises. You need chapters 1 and 2. No GPU. Times differ from
+# About 120 minutes: 45 to read and run, 75 for four exercises. You need chapters 1 and 2. No GPU. Times differ from
 # run to run and from machine to machine, so the cells print what can be compared: counts, bytes, and which of two is
 # faster by a clear margin.
 
 # %%
 # %load_ext lockstep
-import os
+import os, subprocess, sys
 from pathlib import Path
 import torch
 from lockstep import cluster, ranks
@@ -79,9 +79,35 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # %% [markdown]
 # Four names to look for. The forward, the matrix products, the optimizer, and the all-reduces: `gloo:all_reduce`
 # here, `nccl:all_reduce` on GPUs. Their `device_time_total` (on a CPU `cpu_time_total`) says how long they took.
-# `cuda_time_total`, which older texts sort by, is a deprecated name for the first. The trace opens in
-# `ui.perfetto.dev`; what used to be `chrome://tracing` reads the same file.
+# `cuda_time_total`, which older texts sort by, is a name of the past:
+
+# %%
+from torch.autograd.profiler_util import FunctionEventAvg
+
+for name in ("device_time_total", "cpu_time_total", "cuda_time_total"):
+    print(f"{name:18} an event has it: {hasattr(FunctionEventAvg(), name)}")
+
+# %% [markdown]
+# The trace opens in `ui.perfetto.dev`; what used to be `chrome://tracing` reads the same file. On NVIDIA's GPUs, Nsight
+# Systems (`nsys profile`) shows the whole machine. `nvprof`, its predecessor, refuses every GPU from Ampere (2020) on
+# (from NVIDIA's documentation; not run here).
 #
+# Leave the beginning out. The first `DDP()` of a process imports torch's compiler, which takes seconds; the second takes
+# milliseconds:
+
+# %%
+program = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+before = "torch._dynamo" in sys.modules
+DDP(torch.nn.Linear(1, 1))
+print("imported before DDP():", before, "  after:", "torch._dynamo" in sys.modules, flush=True)
+os._exit(0)
+"""
+print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)
+
+# %% [markdown]
 # **How long an all-reduce took is not what it costs.** It may run beside the backward, and then it costs nothing. And
 # it contains waiting: here rank 1 is half a second late, and rank 0's profile would show a slow network.
 
@@ -309,8 +335,26 @@ print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
 # It is in `backward` that DDP averages, not in `optimizer.step()`. Texts that place it in `optimizer.step()` make
-# accumulation alone look like a saving.
-#
+# accumulation alone look like a saving. The gradient is the same either way, that of one big batch, provided that each
+# loss is divided by the number of micro-batches:
+
+# %%
+# %%ranks 2
+from accumulated import *
+
+model, micro_batches = start()
+ways = {"one big batch": (1, 1), "no_sync": (4, 4), "every backward": (4, 4), "not divided": (4, 1)}
+gradients = {}
+for way, (parts, divisor) in ways.items():
+    model.zero_grad()
+    for number, x in enumerate(torch.cat(micro_batches).chunk(parts)):
+        with model.no_sync() if way == "no_sync" and number < 3 else nullcontext():
+            (model(x).square().mean() / divisor).backward()
+    gradients[way] = torch.cat([p.grad.flatten() for p in model.parameters()])
+for way, gradient in gradients.items():
+    print(f"{way}: {(gradient / gradients['one big batch']).mean():.2f}", end="   ")
+
+# %% [markdown]
 # `no_sync` has two traps. **The forward belongs inside.** DDP decides in forward whether the coming backward will
 # communicate; a `no_sync` around the backward alone changes nothing:
 
@@ -329,8 +373,29 @@ print("no_sync around backward only:", reductions(late))
 
 # %% [markdown]
 # **And somebody has to be the last.** The usual condition is `(i + 1) % 4 == 0`. With ten batches it is never true
-# for the ninth and the tenth: their gradients are never averaged. If a step is taken with them, the replicas drift
-# apart, silently:
+# for the ninth and the tenth. Their gradients stay where they are, and leak into the first step of the next epoch. Here
+# each micro-batch brings a quarter:
+
+# %%
+# %%ranks 2
+from accumulated import *
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(1, 1, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    print(f"epoch {epoch}:", end=" ")
+    for i in range(10):
+        with nullcontext() if (i + 1) % 4 == 0 else model.no_sync():
+            (model(torch.ones(1, 1)) / 4).sum().backward()
+        if (i + 1) % 4 == 0:  # BUG: the ninth and the tenth wait
+            print(model.module.weight.grad.item(), end=" ")
+            optimizer.step()
+            optimizer.zero_grad()
+
+# %% [markdown]
+# The first step of epoch 1 is made of six micro-batches, of two epochs; the last two of the training are lost. And if a
+# step is taken with such leftovers, the replicas drift apart, silently:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -473,10 +538,57 @@ print("skipped:", model.module.weight.item() == before, " scale now", scaler.get
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# What breaks that is to decide alone: `if not loss.isfinite(): continue` on one rank (chapter 3, "Mismatches").
+# What breaks that is to decide alone: `if not loss.isfinite(): continue` on one rank (chapter 3, "Mismatches"). And a
+# step whose backward was never synchronised, with each rank's own gradients:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(1, 1, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # too much on rank 1
+with model.no_sync():  # BUG: and no backward outside of it before the step
+    scaler.scale(model(x).sum()).backward()
+before = model.module.weight.item()
+scaler.step(optimizer)
+scaler.update()
+print("stepped:", model.module.weight.item() != before, "  scale now", scaler.get_scale())
+
+# %% [markdown]
+# (Where gradients are cut up, as under FairScale's or FSDP's first version, no rank sees them all. `ShardedGradScaler`
+# asks the others; not run here.)
 #
-# `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler`, as in older texts, are deprecated; it is `torch.amp` with
-# the device's name now.
+# Two flaws of examples that circulate. They call `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler`, which are
+# deprecated; it is `torch.amp` with the device's name now:
+
+# %%
+import warnings
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch.cuda.amp.GradScaler(enabled=False)
+    torch.cuda.amp.autocast(enabled=False)
+print(*[one.message for one in caught if one.category is FutureWarning], sep="\n")
+
+# %% [markdown]
+# And their loop has no `zero_grad`, so that each step also repeats all steps before it. A gradient of 4, three times:
+
+# %%
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.0)
+for cleared in (False, True):
+    weight.grad, gradients = None, []
+    for _ in range(3):
+        if cleared:
+            optimizer.zero_grad()
+        (4 * weight).sum().backward()
+        optimizer.step()
+        gradients.append(weight.grad.item())
+    print("with zero_grad:   " if cleared else "without zero_grad:", *gradients)
 
 # %%
 quiz("04_optimization/amp_bytes")
@@ -541,6 +653,20 @@ DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_
 # right that DDP does for you otherwise. In a hook **nothing has been divided yet**, so the mean is your business. And
 # the order matters: 40000 on two ranks is 80000, which float16 does not hold. Divide first.
 #
+# DDP goes by names here, too: the second argument has to be called `bucket`.
+
+# %%
+# %%ranks 2 --expect raised
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def hook(state, gradients):  # BUG: DDP looks for the name "bucket"
+    return dist.all_reduce(gradients.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
+
+dist.init_process_group("gloo")
+DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
+
+# %% [markdown]
 # What does the cast cost in precision? Each step loses a little, always in the same direction if the gradient stays
 # the same. **Error feedback** keeps what was lost and adds it next time. A gradient of 1.001, a hundred times, in
 # bfloat16:
@@ -558,6 +684,34 @@ print(f"exact {100 * gradient:.3f}   cast {plain_sum:.3f}   with error feedback 
 # **PowerSGD** goes further: it sends two thin matrices instead of a large one, and needs error feedback to train
 # well. It is in `ddp_comm_hooks.powerSGD_hook`. On gloo use it with a single bucket (`bucket_cap_mb` at least the
 # model): with several it hung, without any error, in our trials.
+#
+# **Local SGD** communicates less often instead: each rank trains alone for a few steps, then the *parameters* are
+# averaged. `post_localSGD_hook` leaves the gradients to the rank, and a `PeriodicModelAverager` meets every so often:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel as DDP
+from spread import spread
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+alone, _ = dist.new_subgroups(1)  # gradients are averaged within a subgroup, here of one
+state = local.PostLocalSGDState(None, alone, start_localSGD_iter=2)
+model.register_comm_hook(state, local.post_localSGD_hook)
+averager = PeriodicModelAverager(period=3, warmup_steps=2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(4, 4) + dist.get_rank()).square().mean().backward()
+    optimizer.step()
+    averager.average_parameters(model.parameters())
+    print("apart" if spread(model.parameters()) else "equal", end=" ")
+
+# %% [markdown]
+# Equal while it warms up, then every third step. That is another algorithm, not a cheaper way to the same numbers.
 #
 # Is half the bytes half the time? On the slow link, nearly, as long as communication is what you wait for:
 
@@ -620,8 +774,38 @@ contract("compress_gradients", "compress_hook", "register")
 #
 # ## Memory
 #
-# Memory decides the batch, and the batch decides how much computing there is for each byte sent. Levers, from the
-# cheapest:
+# Memory decides the batch, and the batch decides how much computing there is for each byte sent. What fills it beside
+# the parameters are the **activations**, which a forward keeps for its backward. autograd tells what it keeps:
+
+# %%
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+layers = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())])
+own = {parameter.data_ptr() for parameter in layers.parameters()}
+
+def kept(batch, half=False, recompute=False):
+    """Bytes that a forward keeps for its backward, apart from the parameters."""
+    sizes = {}
+    def note(tensor):
+        if tensor.data_ptr() not in own:
+            sizes[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autocast("cpu", enabled=half):
+            x = torch.randn(batch, 256)
+            output = checkpoint(layers, x, use_reentrant=False) if recompute else layers(x)
+    return sum(sizes.values())
+
+# %%
+print("a batch of 4096:                  ", kept(4096) // 1024, "KiB")
+print("four micro-batches, each of 1024: ", kept(1024) // 1024, "KiB")
+print("bfloat16 where autocast takes it: ", kept(4096, half=True) // 1024, "KiB")
+print("recomputed in backward:           ", kept(4096, recompute=True) // 1024, "KiB")
+
+# %% [markdown]
+# So accumulation, mixed precision and checkpointing are the usual cures for "out of memory", once it is sure that not all
+# ranks sit on one GPU. More levers, from the cheapest:
 #
 # **`zero_grad()` frees.** Since torch 2.0 it sets gradients to `None`. `gradient_as_bucket_view=True` saves one copy
 # of the gradients (chapter 1, "Memory").
@@ -644,9 +828,9 @@ class Net(nn.Module):
     def forward(self, x):
         return self.second(checkpoint(self.first, x, use_reentrant=self.reentrant))
 
-def start(reentrant):
+def start(reentrant, **options):
     dist.init_process_group("gloo")
-    return DDP(Net(reentrant)), torch.ones(2, 4)
+    return DDP(Net(reentrant), **options), torch.ones(2, 4)
 
 # %%
 # %%ranks 2
@@ -666,8 +850,59 @@ for step in range(2):
     model(x).sum().backward()
 
 # %% [markdown]
+# Following that message's advice leads to the next error, as soon as the input does need a gradient:
+
+# %%
+# %%ranks 1 --quiet --expect raised
+from checkpointed import start
+
+model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag does not mend it
+model(x.requires_grad_()).sum().backward()
+
+# %% [markdown]
 # **`static_graph=True`** tells DDP that every step uses the same parameters. It then needs no
-# `find_unused_parameters`, and tolerates the reentrant form. If a layer is used later that was not at first, it says
+# `find_unused_parameters`, and tolerates the reentrant form:
+
+# %%
+# %%ranks 2
+from checkpointed import start
+
+model, x = start(reentrant=True, static_graph=True)
+for step in range(2):
+    model(x.requires_grad_()).sum().backward()
+print("first layer has a gradient:", model.module.first.weight.grad is not None)
+
+# %% [markdown]
+# What it costs: while it learns the graph it sends at the end of backward, here in the first two steps. The usual DDP,
+# for comparison, with the flag that it replaces:
+
+# %%
+# %%ranks 2 --into orders --quiet
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import mark
+
+dist.init_process_group("gloo")
+for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256, bias=False) for _ in range(4)])
+    for number, layer in enumerate(model):
+        layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: mark(f"ready {number}"))
+    ddp = DDP(model, bucket_cap_mb=0.2, **options)
+    for step in range(3):
+        loss = ddp(torch.randn(2, 256)).sum()
+        mark(f"{[*options][0]}, step {step}:")
+        loss.backward()
+
+# %%
+report = orders.ranks[0]
+for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number):
+    if hasattr(event, "name"):
+        print(("\n" if event.name.endswith(":") else "") + event.name, end=" ")
+    elif event.inside == "backward" and event.nbytes > 1000:
+        print("ALL-REDUCE", end=" ")
+
+# %% [markdown]
+# If a layer is used later that was not at first, it says
 # so at once. (The other way round it says so one step late, and that step's gradients were not averaged.)
 
 # %%
@@ -725,6 +960,49 @@ print(run.ranks[0].stdout)
 # %% [markdown]
 # Four layers of 1 MiB each: four buckets, four graphs. With one large bucket there are still two: the compiler always
 # counts on a first bucket of 1 MiB, which DDP does not have when you name a size.
+#
+# ### Arguments that are new
+#
+# `DDP(...)` of torch 2.13 has arguments that most texts do not know:
+
+# %%
+import inspect
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+known = ("module device_ids output_device dim broadcast_buffers init_sync process_group bucket_cap_mb"
+         " find_unused_parameters check_reduction gradient_as_bucket_view static_graph").split()
+print(*[name for name in inspect.signature(DDP).parameters if name not in known], sep="\n")
+
+# %% [markdown]
+# `forward_sync_buffers` has replaced `broadcast_buffers` (chapter 1, "When buffers are sent, to the call").
+# `batched_grad_copy` copies all gradients of a bucket in one go: fewer kernels on a GPU, the same numbers.
+# `mixed_precision` keeps parameters in one type and sends gradients in another; `device_mesh` is for use with tensor
+# parallelism; `bucket_cap_mb_list` names a size for each bucket. And `skip_all_reduce_unused_params` does not send what
+# was used on no rank:
+
+# %%
+# %%ranks 2 --into skipped --quiet
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import mark
+
+dist.init_process_group("gloo")
+for skip in (False, True):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(256, 256, bias=False) for name in "ab"})
+    model.forward = lambda x, model=model: model["a"](x)  # b is not used
+    options = {"skip_all_reduce_unused_params": skip, "batched_grad_copy": skip}
+    ddp = DDP(model, find_unused_parameters=True, bucket_cap_mb=0.2, **options)
+    mark(f"skip {skip}")
+    ddp(torch.ones(1, 256)).sum().backward()
+
+# %%
+report = skipped.ranks[0]
+for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number):
+    if hasattr(event, "name"):
+        print("\n" + event.name, end=":")
+    elif event.inside == "backward":
+        print(f" {event.nbytes} bytes", end="")
 
 # %%
 quiz("04_optimization/reentrant")
@@ -761,6 +1039,13 @@ dist.init_process_group("gloo")
 for share in (False, True):
     seen = [int(x) for x in DataLoader(Stream(share), batch_size=None, num_workers=2)]
     print(f"shared out: {share!s:5}  got {len(seen):2} of 12, {len(set(seen))} different")
+
+# %% [markdown]
+# On a machine with several sockets, a rank whose threads and memory lie beside its GPU's socket loads faster; torchrun
+# binds them with `--numa-binding` (in 2.13; needs such a machine, not run here).
+
+# %%
+quiz("04_optimization/workers")
 
 # %% [markdown]
 # ## Batch and learning rate
@@ -803,7 +1088,11 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
 # because they are the ones a large rate can ruin. With Adam, people often take the square root of N instead. Neither
 # is a law: a larger batch is another optimization problem. So when you compare runs on different numbers of ranks,
 # say whether the *global* batch was the same.
-#
+
+# %%
+quiz("04_optimization/fewer_steps")
+
+# %% [markdown]
 # ## Scaling
 #
 # Two questions go by the name of scaling. **Strong**: the same global batch on more ranks; is it done sooner?
@@ -819,6 +1108,16 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
 #
 # A snippet that circulates divides the time of N steps on one GPU by that of N steps on four, and then by four. With
 # the same batch per GPU, perfection gets 25 %. (It also deadlocks: chapter 3, "Debug the debugger".)
+
+# %%
+seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
+rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
+print(f"the snippet: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
+print(f"samples per second and rank: {rate[4] / 4 / rate[1]:.0%}")
+
+# %% [markdown]
+# Tables of "realistic speed-ups" (7.5 on 8 GPUs, 15 on 16) come without a model, a batch and a network, and mean nothing
+# for yours. Nor does "99 % of bad scaling is configuration".
 #
 # "Large models scale well, small ones badly" is folklore too. Both computing and communication grow with the number
 # of parameters; **what decides is how many samples each rank computes for each time it sends**. In numbers, by the
@@ -838,6 +1137,47 @@ for batch in (64, 512, 4096, 32768):
 # %% [markdown]
 # Change `flops` and `bandwidth` to your machine's. It also says what helps: a larger batch per rank, accumulation,
 # compression, a faster link.
+#
+# ### Unequal machines
+#
+# Two kinds of GPU in one job. Does it need a longer timeout, as is sometimes advised? Rank 1 is slower here by a tenth
+# of a second in each step, and the timeout is one second:
+
+# %%
+# %%ranks 2
+import time
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+began, steps = time.perf_counter(), []
+for step in range(15):
+    started = time.perf_counter()
+    time.sleep([0.0, 0.1][dist.get_rank()])  # rank 1's device is slower
+    dist.all_reduce(torch.ones(1))
+    steps.append(time.perf_counter() - started)
+longer = time.perf_counter() - began > 1
+print("longer than the timeout:", longer, "  all of the pace of rank 1:", min(steps[1:]) > 0.09)
+
+# %% [markdown]
+# No. The timeout counts from call to call, not for the whole job. What the slow one does cost is everybody's time: all
+# step at its pace, and its memory limits the batch if all have the same. Give it a smaller batch, then, and weigh the
+# losses by samples (chapter 1, "Is it the gradient of the joined batch?": 26 + 6). Groups of equal machines are no way
+# out, because what is not in the group is not averaged with:
+
+# %%
+# %%ranks 4
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+kinds = [dist.new_group(members) for members in ([0, 1], [2, 3])]  # everybody makes both
+ddp = DDP(torch.nn.Linear(1, 1, bias=False), process_group=kinds[dist.get_rank() // 2])
+ddp(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
+print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weight.grad.item())
+
+# %% [markdown]
+# That is two trainings. (With pipelines, or several models, such groups make sense.)
 #
 # ### Predict, then measure
 #
@@ -888,7 +1228,8 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # | ZeRO-3, FSDP2 | cut | cut | cut | `fully_shard` |
 # | HSDP | cut within a node, whole over nodes | the same | the same | `fully_shard` with a 2-D mesh |
 #
-# FairScale, which older texts name, is no longer developed; its ideas are these. Both of torch's run on CPU and gloo:
+# FairScale, which older texts name, is no longer developed; its ideas are these. (Its `ShardedDDP` cut gradients, not
+# parameters, as is often said: ZeRO-2. By its documentation; not run here.) Both of torch's run on CPU and gloo:
 
 # %%
 # %%ranks 2

@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from .authoring import claims
+
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
@@ -40,7 +42,18 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
             kept.seek(0)
             print(kept.read().decode(errors="replace"), flush=True)
     codes.append(_call([*PYTEST, "--nbval", "chapters", "-q"], root, environment))
+    print(_claims(root), flush=True)
     return max(codes)
+
+
+def _claims(root: Path) -> str:
+    """How many claims are shown, or why that cannot be said. `tests/test_claims.py` is what fails."""
+    try:
+        ledger = claims.read(root)
+        broken = len(claims.problems(ledger, root))
+        return claims.share(ledger) + (f"; {broken} problems, see tests/test_claims.py" if broken else "")
+    except claims.LedgerError as error:
+        return f"Claims: {error}"
 
 
 def _call(command: list[str], root: Path, environment: dict[str, str]) -> int:
