@@ -127,6 +127,14 @@ def test_accommodations_are_one_learners(own: str, days: int, score: Decimal) ->
         assert grades["ada"].most == 8 and "train_ddp does not count for this learner" in grades["ada"].lines
 
 
+def test_what_was_not_asked_for_costs_nothing() -> None:
+    """It is not in the learner's report then; an exercise that was asked for is, with its checks not run."""
+    grade = apply(policy(""), graded(learner("ada", exercise("mini_ddp", 4, 8))))["ada"]
+    assert (grade.score, grade.most, grade.of("train_ddp")) == (4, 8, None)
+    asked = learner("ada", exercise("mini_ddp", 4, 8), exercise("train_ddp", 0, 14, NOT_HANDED_IN))
+    assert apply(policy(""), graded(asked))["ada"].most == 22
+
+
 def test_faults_and_nothing_to_grade() -> None:
     everybody = graded(
         learner("ada", *FULL, faults=("broke",), late=timedelta(days=2)), learner("bob", late=timedelta(days=2))

@@ -129,7 +129,10 @@ class Grades:
 
 
 def apply(policy: Policy, graded: ClassResult) -> Grades:
-    """Everybody's grade. Pure: the same class and the same policy give the same grades."""
+    """Everybody's grade. Pure: the same class and the same policy give the same grades.
+
+    An exercise that was not asked for counts for those who handed it in, and costs the others nothing.
+    """
     known = {learner.id for learner in graded.learners}
     remarks = [
         f"the policy has an accommodation for {name!r}, who is not in this class"
@@ -154,7 +157,9 @@ def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
     own = policy.learners.get(learner.id, Accommodation())
     results = {result.name: result for result in learner.exercises}
     exercises = tuple(
-        _exercise(policy, graded, name, results.get(name)) for name in graded.exercises if name not in own.exempt
+        _exercise(policy, graded, name, results.get(name))
+        for name in graded.exercises
+        if name not in own.exempt and (name in results or learner.outcome is not Outcome.GRADED)
     )
     most = sum((one.most for one in exercises), Decimal(0))
     lines = [f"{name} does not count for this learner" for name in graded.exercises if name in own.exempt]
