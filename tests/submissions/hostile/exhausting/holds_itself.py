@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: exhausting
-# verdict: hang
+# verdict: timed-out
 # without: stub
 # protection: judge
 # why: SIGSTOP: the process is there and does nothing
