@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from lockstep.grading import Grader
-from lockstep.grading.grader import NotRun
+from lockstep.grading.grader import Lacking
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Collective, Mark, Run
 from lockstep.ranks.explain import names
@@ -114,7 +114,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     places = list(found.submodule_search_locations or ()) if found is not None else []
     file = next((path for place in places for path in Path(place).glob("datasets/data/digits.csv.gz")), None)
     if file is None:
-        raise NotRun("scikit-learn, which has the digits, is not installed")
+        raise Lacking("scikit-learn, which has the digits, is not installed")
     with gzip.open(file) as lines:
         table = torch.from_numpy(numpy.loadtxt(lines, delimiter=",", max_rows=IMAGES, dtype=numpy.float32))
     return table[:, :64] / 16, table[:, 64].long()

@@ -23,7 +23,7 @@ from typing import Any
 from lockstep import cluster
 from lockstep.cluster.slurm import Job, Running
 from lockstep.grading import Grader
-from lockstep.grading.grader import OUTPUT_BYTES, NotRun
+from lockstep.grading.grader import OUTPUT_BYTES, Lacking, NotRun
 from lockstep.ranks import processes
 
 DEADLINE_SECONDS = 240.0
@@ -156,10 +156,10 @@ class Batch:
         if self.grader.submission.script is None:
             raise NotRun("there is no train.sbatch beside train.py (./lockstep reset train brings its stub back)")
         if self.grader.tier is not None and self.grader.tier.keeps_apart:
-            raise NotRun("a stranger's batch script is not run: the SLURM cluster stands outside of the sandbox")
+            raise Lacking("a stranger's batch script is not run: the SLURM cluster stands outside of the sandbox")
         missing = cluster.available("slurm")
         if missing is not None:
-            raise NotRun(str(missing))
+            raise Lacking(str(missing))
 
     @cached_property
     def slurm(self) -> cluster.Slurm:

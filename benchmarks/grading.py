@@ -233,7 +233,8 @@ def measure_memory(course: Course, folder: Path, number: int) -> dict[str, Any]:
 
     def look(learner: Learner) -> None:
         engine.append(resident(os.getpid()))
-        workers.append(sum(resident(pid) for pid in descendants(os.getpid())))
+        now = sum(resident(pid) for pid in descendants(os.getpid()))
+        workers.append(now or workers[-1])  # the last one's worker may be gone already
 
     order = bulk.Order(seed=1, allow_unisolated=True)
     life, bulk.LIFE = bulk.LIFE, number + 1  # never a new worker: whatever grows would show

@@ -12,7 +12,7 @@ from typing import Any
 
 from .grading import array, bulk, policy_file, writers
 from .grading.classroom import ClassResult, Learner, Outcome
-from .grading.course import Course
+from .grading.course import Course, CourseError
 from .grading.exports import visible
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
@@ -31,10 +31,18 @@ def grade(
 ) -> int:
     """Grade a class, show how it goes, write its files; returns the exit code.
 
-    0 everybody is graded, 1 somebody's grading broke on our side, 130 interrupted. Raises CourseError for what cannot be.
+    0 everybody is graded, 1 somebody's grading broke on our side or the array ended too early, 130 interrupted. Raises CourseError for what cannot be.
     """
     rules = policy_file.load(course, policy)  # whatever is wrong in it shows before an hour of grading
-    with bulk.opened(course, source, out, order) as grading, _terminated():
+    job = array.at_work(out)
+    if job and not slurm:
+        raise CourseError(
+            f"SLURM job {job} is at work on this grading: wait for it with --slurm, or end it: scancel {job}"
+        )
+    if job and (order.again or order.only):
+        array.cancel(job)
+        job = ""
+    with bulk.opened(course, source, out, order, taken=bool(job)) as grading, _terminated():
         pending = [one for one in grading.pending() if not order.only or one.id in order.only]
         jobs = jobs or (array.TASKS if slurm else bulk.default_jobs())
         done = len(grading.roster) - len(pending)
@@ -46,7 +54,7 @@ def grade(
             if pending:
                 with _shown(len(grading.roster), done) as listen:
                     if slurm:
-                        array.carry_out(grading, pending, jobs, order, listen)
+                        array.carry_out(grading, pending, jobs, listen)
                     else:
                         bulk.carry_out(grading, pending, jobs, listen)
         except KeyboardInterrupt:
@@ -54,13 +62,16 @@ def grade(
             _say(f"Interrupted: {len(grading.roster) - left} of {len(grading.roster)} are graded and kept. "
                  "The same command goes on from there.")  # fmt: skip
             return 130
+        except array.Unfinished as error:
+            print(f"lockstep: {error}", file=sys.stderr)
+            return 1
         graded = grading.result()
         if order.only:
             _tell_of(grading, order.only)
         if graded is None:
             left = sum(grading.known(one) is None for one in grading.roster)
             _say(f"{left} of {len(grading.roster)} are not graded yet: the same command without --only goes on.")
-            return 1 if slurm and not order.only else 0
+            return 0
         _sum_up(graded, writers.write_all(graded, out, course, rules), grading)
         return graded.exit_code
 

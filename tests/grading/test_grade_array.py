@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -60,11 +62,38 @@ def test_a_client_that_was_killed_finds_its_array_again(slurm: cluster.Slurm, ti
     wait_for(out, ["ada-lovelace-1001", "hank-1003", "nobody-1004"])  # the first slice waits for its second learner
     client.kill()
     client.wait(20)
+    with pytest.raises(
+        cluster.ClusterError, match=r"SLURM job \d+ is at work on this grading: wait for it with --slurm"
+    ):
+        slurm.run(*arguments[:-1], cwd=tmp_path, timeout=SECONDS)
+    taken = {path: path.stat().st_mtime_ns for path in (out / "submissions").rglob("*.py")}
+    again = slurm.nodes.run(None, arguments, env=slurm.environment, cwd=tmp_path)
+    while "is still at work" not in again.output:
+        assert again.poll() is None, again.output
+        time.sleep(0.05)
+    (tiny.root / "traps" / "go").touch()
+    assert again.wait(2 * SECONDS) == 0
+    said = again.output
+    assert "tasks, output in" not in said
+    assert {path: path.stat().st_mtime_ns for path in taken} == taken, "what the tasks read is left alone"
+    assert (out / "grades.csv").is_file() and len(files(out)) == 6
+
+
+def test_ctrl_c_cancels_the_array(slurm: cluster.Slurm, tiny: Course, tmp_path: Path) -> None:
+    """No task goes on, and the same command submits a new array for the rest."""
+    (tiny.root / "traps" / "go").unlink(missing_ok=True)
+    source, out = moodle(tmp_path / "all.zip", WAITING), tmp_path / "array"
+    arguments = call(tiny, source, "--out", out, "--seed", 7, "-j", 2)
+    client = slurm.nodes.run(None, arguments, env=slurm.environment, cwd=tmp_path)
+    wait_for(out, ["ada-lovelace-1001", "hank-1003", "nobody-1004"])
+    client.send_signal(signal.SIGINT)
+    assert client.wait(SECONDS) == 130 and "3 of 5 are graded and kept" in client.output
+    number = json.loads((out / "slurm.json").read_text())["job"]
+    first, *others = slurm.jobs(number)
+    assert first.state == "CANCELLED" and all(job.ended for job in others)
     (tiny.root / "traps" / "go").touch()
     said = slurm.run(*arguments, cwd=tmp_path, timeout=2 * SECONDS)
-    assert "is still at work on this grading" in said or "5 graded before" in said
-    assert "tasks, output in" not in said
-    assert (out / "grades.csv").is_file() and len(files(out)) == 6
+    assert "3 graded before" in said and "2 tasks, output in" in said and len(files(out)) == 6
 
 
 def test_where_there_is_no_slurm_it_says_so(tiny: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -466,6 +466,10 @@ def test_broken_archives(tmp_path: Path, take: TakeIn) -> None:
         root = beside_bob(tmp_path, data, name)
         assert only_bob(take(root)).refused, name
         (root / name).unlink()
+    mallory = only_bob(take(beside_bob(tmp_path, tarred(header("train_ddp.py", bytes(3000)))[:2000], "mallory.tar")))
+    assert mallory.refused == (
+        "what was handed in in mallory.tar: it is no tar or zip that can be read (unexpected end of data)",
+    )
     for name, data in [("class.zip", b"PK nothing"), ("class.tar.gz", b"nothing")]:
         put(tmp_path, {name: data})
         with pytest.raises(IntakeError, match=f"{name} .*cannot|{name} is no"):

@@ -15,32 +15,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..ranks.client import SOURCE
-from .bulk import Grading, Listener, Order
+from .bulk import Grading, Listener
 from .course import CourseError
 from .intake import Handed
 from .store import pretty, write
 
 TASKS = 8
 POLL_SECONDS = 2.0
+PATIENCE = 30
+"""So many times in a row squeue may fail: a busy controller is no reason to give a class up."""
 COMMAND_SECONDS = 60.0
 
 
-def carry_out(grading: Grading, pending: Sequence[Handed], tasks: int, order: Order, listen: Listener) -> None:
+class Unfinished(Exception):
+    """The array has ended and has not graded everybody. The message says what its tasks said last."""
+
+
+def carry_out(grading: Grading, pending: Sequence[Handed], tasks: int, listen: Listener) -> None:
     """Have these learners graded by an array of so many tasks, and wait for it; `listen` is told of each as they come.
 
-    An array of an earlier call that is still at work is waited for instead. A KeyboardInterrupt cancels the array. Raises
-    CourseError when SLURM is not there or refuses.
+    An array of an earlier call that is still at work (`at_work`) is waited for instead. A KeyboardInterrupt cancels the array. Raises
+    CourseError when SLURM is not there or refuses, Unfinished when the array ends too early.
     """
     if shutil.which("sbatch") is None:
         raise CourseError(
             "there is no sbatch here: --slurm is for a cluster's login node; without it this machine grades"
         )
-    job = _known(grading)
-    if job and (order.again or order.only):
-        _cancel(job)
-        job = ""
+    job = at_work(grading.store.folder)
     if not job:
         grading.store.forget([handed.id for handed in pending])
         job = _submit(grading, pending, tasks)
@@ -48,8 +52,8 @@ def carry_out(grading: Grading, pending: Sequence[Handed], tasks: int, order: Or
         print(f"SLURM job {job} is still at work on this grading", flush=True)
     try:
         _wait(grading, pending, job, listen)
-    except BaseException:
-        _cancel(job)
+    except KeyboardInterrupt:
+        cancel(job)
         raise
     (grading.store.folder / "slurm.json").unlink(missing_ok=True)
 
@@ -87,26 +91,33 @@ def _submit(grading: Grading, pending: Sequence[Handed], tasks: int) -> str:
     return job
 
 
-def _known(grading: Grading) -> str:
-    """The array that an earlier call has submitted, if it is still at work."""
+def at_work(folder: Path) -> str:
+    """The number of the array that an earlier call has submitted for the grading in this folder; empty when it has
+    ended."""  # fmt: skip
     try:
-        job = str(json.loads((grading.store.folder / "slurm.json").read_bytes())["job"])
+        job = str(json.loads((folder / "slurm.json").read_bytes())["job"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    return job if _alive(job) else ""
+    return job if shutil.which("squeue") and _alive(job) else ""
 
 
 def _wait(grading: Grading, pending: Sequence[Handed], job: str, listen: Listener) -> None:
     left = {handed.id: handed for handed in pending}
+    deaf = 0
     while left:
-        alive = _alive(job)  # asked before the results are looked at: what it wrote last is not missed
+        try:  # asked before the results are looked at: what it wrote last is not missed
+            alive, deaf = _alive(job), 0
+        except CourseError:
+            alive, deaf = True, deaf + 1
+            if deaf > PATIENCE:
+                raise
         for id, handed in list(left.items()):
             learner = grading.known(handed)
             if learner is not None:
                 del left[id]
                 listen(learner)
         if left and not alive:
-            raise CourseError(
+            raise Unfinished(
                 f"SLURM job {job} has ended and {len(left)} are not graded ({_last_words(grading, job)}). "
                 "The same command submits them again"
             )
@@ -133,7 +144,8 @@ def _alive(job: str) -> bool:
         raise
 
 
-def _cancel(job: str) -> None:
+def cancel(job: str) -> None:
+    """End an array, and wait until it has ended."""
     try:
         _call("scancel", job)
         give_up = time.monotonic() + COMMAND_SECONDS

@@ -107,8 +107,9 @@ class Grading:
 
 
 @contextlib.contextmanager
-def opened(course: Course, source: Path, out: Path, order: Order) -> Iterator[Grading]:
-    """Take in the submissions and hold `out` for this grading, begun now or at an earlier time.
+def opened(course: Course, source: Path, out: Path, order: Order, taken: bool = False) -> Iterator[Grading]:
+    """Take in the submissions and hold `out` for this grading, begun now or at an earlier time. `taken` leaves what was
+    taken in then as it is, for others who are reading it.
 
     Raises CourseError when that cannot be: an exercise or learner that is not there, a download that cannot be read, a
     folder that belongs to something else, or a grading in it that was begun otherwise; and Unisolated.
@@ -127,7 +128,8 @@ def opened(course: Course, source: Path, out: Path, order: Order) -> Iterator[Gr
         if known != plan:
             store.begin(plan)
         store.make_folders()
-        roster = tuple(_explained(handed, course) for handed in take_in(source, store.submissions, course))
+        there = store.roster() if taken else take_in(source, store.submissions, course)
+        roster = tuple(_explained(handed, course) for handed in there)
         if not roster:
             raise CourseError(f"nobody's work was found in {source}")
         if not order.again:

@@ -45,6 +45,10 @@ class NotRun(Exception):
     """A check could not be tried; the message says why."""
 
 
+class Lacking(NotRun):
+    """This machine, or the place where it grades, lacks what the check needs: nobody's mistake, and it costs no point."""
+
+
 class Grader:
     """One exercise's submission under test."""
 
@@ -137,7 +141,7 @@ class Grader:
                 environment=self._environment(environment), on_interrupt="raise",
             )  # fmt: skip
         except ranks.NotRun as missing:
-            raise NotRun(str(missing)) from None
+            raise Lacking(str(missing)) from None
         self.output += _printed(result)
         self._endless = result.cause is not None and result.cause.kind in ENDLESS
         return result

@@ -22,7 +22,7 @@ from ..ranks.folder import remove_folder
 from . import course as courses
 from . import isolation
 from .course import Course, CourseError
-from .grader import Failed, Grader, NotRun
+from .grader import Failed, Grader, Lacking, NotRun
 from .isolation import Tier
 from .submission import prepare
 from .verdict import CheckOutcome, CheckResult, ExerciseResult
@@ -59,9 +59,9 @@ class Session:
             done.append(ExerciseResult(name, tuple(checks), sum(check.seconds for check in checks), shown))
         return tuple(done)
 
-    def outcome(self, exercise: str, check: str) -> CheckOutcome | None:
+    def result(self, exercise: str, check: str) -> CheckResult | None:
         """How an earlier check of this exercise ended."""
-        return next((result.outcome for result in self.results.get(exercise, []) if result.id == check), None)
+        return next((result for result in self.results.get(exercise, []) if result.id == check), None)
 
     def close(self) -> None:
         """End what serves this grading alone, and remove the scratch folder."""
@@ -125,9 +125,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     exercise = exercise_of(item)
     for marker in item.iter_markers("needs"):
         for name in marker.args:
-            if session.outcome(exercise, name) is not CheckOutcome.PASSED:
-                title = next((r.name for r in session.results.get(exercise, []) if r.id == name), name)
-                raise NotRun(f"needs “{title}”")
+            premise = session.result(exercise, name)
+            if premise is None or premise.outcome is not CheckOutcome.PASSED:
+                missing = Lacking if premise is not None and premise.lacking else NotRun
+                raise missing(f"needs “{premise.name if premise is not None else name}”")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -173,7 +174,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     if isinstance(error, Failed):
         return result(CheckOutcome.FAILED, diagnosis=error.diagnosis)
     if isinstance(error, NotRun):
-        return result(CheckOutcome.NOT_RUN, reason=str(error))
+        return result(CheckOutcome.NOT_RUN, reason=str(error), lacking=isinstance(error, Lacking))
     if isinstance(error, pytest.skip.Exception):
         return result(CheckOutcome.NOT_RUN, reason=str(error))
     if one is not None and isinstance(error, UNREADABLE) and not _is_ours(error):

@@ -185,18 +185,20 @@ def _exercise(policy: Policy, graded: ClassResult, name: str, result: ExerciseRe
     most = policy.rounding(Fraction(worth))
     if result is None or not result.max_score:
         return ExerciseGrade(name, Decimal(0), most)
-    share = Fraction(result.score, result.max_score)
+    counted = result.max_score - result.lacking
     line = ""
+    if result.lacking:
+        line = f"{result.lacking} of {result.max_score} checks could not be run where this was graded, and do not count"
+    if not counted:
+        return ExerciseGrade(name, Decimal(0), Decimal(0), line)
+    share = Fraction(result.score, counted)
     if share < 1 and not policy.partial.get(name, policy.partial_default):
-        line = (
-            f"{result.score} of {result.max_score} checks passed, and it gives its points for all of them only"
-            if share
-            else ""
-        )
+        if share:
+            line = f"{result.score} of {counted} checks passed, and it gives its points for all of them only"
         share = Fraction(0)
     points = policy.rounding(Fraction(worth) * share)
     if not line and name in policy.points:
-        line = f"{result.score} of {result.max_score} checks passed: {points} of {most} points"
+        line = f"{result.score} of {counted} checks passed: {points} of {most} points"
     return ExerciseGrade(name, points, most, line)
 
 

@@ -94,8 +94,10 @@ class Store:
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise CourseError(f"another grading is at work in {self.folder}: wait for it, or end it") from None
+            except OSError:  # a file system without locks
+                pass
             yield
 
     # What it is made with ----------------------------------------------------------------------------------------
@@ -248,6 +250,7 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
         "name": check.name,
         "outcome": check.outcome.value,
         "reason": check.reason,
+        "lacking": check.lacking,
         "diagnosis": _diagnosis_json(check.diagnosis),
     }
 

@@ -39,7 +39,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check: its name in the learner's words, how it went, and what the ranks printed meanwhile."""
+    """One check: its name in the learner's words, how it went, and what the ranks printed meanwhile.
+
+    `lacking` tells of one that was not run because the grading machine lacks something: a grade does not count it.
+    """
 
     name: str
     id: str
@@ -48,6 +51,7 @@ class CheckResult:
     reason: str = ""
     output: str = ""
     seconds: float = 0.0
+    lacking: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,11 @@ class ExerciseResult:
     def max_score(self) -> int:
         """How many checks there are."""
         return len(self.checks)
+
+    @property
+    def lacking(self) -> int:
+        """How many checks this machine could not run, whatever is handed in."""
+        return sum(check.lacking for check in self.checks)
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
@@ -140,6 +149,7 @@ def check_json(check: CheckResult) -> dict[str, Any]:
         "outcome": check.outcome.value,
         "diagnosis": _diagnosis_json(check.diagnosis),
         "reason": check.reason,
+        "lacking": check.lacking,
         "output": check.output,
         "seconds": round(check.seconds, 3),
     }
@@ -157,6 +167,7 @@ def check_from_json(raw: dict[str, Any]) -> CheckResult:
         raw.get("reason", ""),
         raw["output"],
         raw.get("seconds", 0.0),
+        raw.get("lacking", False),
     )
 
 

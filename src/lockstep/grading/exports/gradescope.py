@@ -52,7 +52,7 @@ def class_results(learner: Learner) -> dict[str, Any]:
 
 def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
     passed = check.outcome is CheckOutcome.PASSED
-    text = check.reason
+    text = f"Not run, and not counted: {check.reason}" if check.lacking else check.reason
     if check.diagnosis is not None:
         found = check.diagnosis
         read = f"Read {found.read}." if found.read else ""
@@ -60,8 +60,8 @@ def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
     return {
         "name": f"{exercise}: {check.name}",
         "score": int(passed),
-        "max_score": 1,
-        "status": "passed" if passed else "failed",
+        "max_score": int(not check.lacking),
+        "status": "passed" if passed or check.lacking else "failed",
         "output": "" if passed else text[:MAX_OUTPUT],
         "output_format": "text",  # never HTML: parts of it come from the submission
         "visibility": "visible",
