@@ -135,6 +135,27 @@ def test_what_was_not_asked_for_costs_nothing() -> None:
     assert apply(policy(""), graded(asked))["ada"].most == 22
 
 
+def test_what_the_machine_lacks_costs_nothing() -> None:
+    """The checks that ran share the points; where none could run, the exercise does not count."""
+
+    def lacking(passed: int, failed: int, absent: int) -> ExerciseResult:
+        ran = exercise("train_ddp", passed, passed + failed).checks
+        missing = [
+            CheckResult(f"host {n}", f"host_{n}", CheckOutcome.NOT_RUN, reason="no hosts", lacking=True)
+            for n in range(absent)
+        ]
+        return ExerciseResult("train_ddp", (*ran, *missing), 1.0)
+
+    grades = apply(
+        Policy(),
+        graded(learner("ada", lacking(12, 0, 2)), learner("bob", lacking(6, 6, 2)), learner("cleo", lacking(0, 0, 14))),
+    )
+    ada, bob, cleo = (grades[name].of("train_ddp") for name in ("ada", "bob", "cleo"))
+    assert ada and (ada.points, ada.most) == (14, 14) and "2 of 14 checks could not be run" in ada.line
+    assert bob and (bob.points, bob.most) == (7, 14)
+    assert cleo and (cleo.points, cleo.most) == (0, 0)
+
+
 def test_faults_and_nothing_to_grade() -> None:
     everybody = graded(
         learner("ada", *FULL, faults=("broke",), late=timedelta(days=2)), learner("bob", late=timedelta(days=2))
