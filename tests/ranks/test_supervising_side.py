@@ -245,7 +245,7 @@ def test_who_attaches_is_asked_of_the_system() -> None:
         supervisor = Supervisor(Channel(ours))
         supervisor.job = Job(2, {"type": "source"})
         supervisor.ranks = [Member("rank", 0, os.getpid()), Member("rank", 1, 1)]
-        supervisor.kwargs, supervisor.blob, supervisor.port = None, b"", 0
+        supervisor.orders, supervisor.port = [(None, b"")], 0
         supervisor._admit(Channel(ours), {"event": "hello", "role": "rank", "rank": 1, "pid": 1})
         assert supervisor.ranks[1].channel is None
         supervisor.selector.close()
