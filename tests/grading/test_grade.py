@@ -24,7 +24,7 @@ from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner, Outc
 from lockstep.grading.course import Course, CourseError
 from lockstep.grading.worker import Worker
 from lockstep.grading.writers import write_all
-from lockstep.ranks.processes import descendants
+from lockstep.ranks.processes import descendants, kill
 
 SECONDS = 300  # for what takes a few on a machine that has nothing else to do
 CLASS = {
@@ -232,7 +232,7 @@ def begun(process: subprocess.Popen[str], out: Path, results: Sequence[str]) -> 
         time.sleep(0.02)
 
 
-def wait_until_gone(pids: Sequence[int], seconds: float = 3.0) -> list[int]:
+def wait_until_gone(pids: Sequence[int], seconds: float) -> list[int]:
     """Those that are still there after so long."""
     give_up = time.monotonic() + seconds
     while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < give_up:
@@ -261,8 +261,10 @@ def test_ended_in_the_middle_it_goes_on_and_gives_the_same(
     time.sleep(0.3)  # the third is at it, or about to be: either way it is not done
     kept = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     process.send_signal(number)
+    left = wait_until_gone(theirs, 10.0)  # before the pipes are read to their end, which whoever stays would hold
+    kill(left)
     code, said, err = finish(process)
-    assert wait_until_gone(theirs) == []
+    assert left == []
     if number == signal.SIGKILL:
         assert code == -9
     else:
