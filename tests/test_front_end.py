@@ -224,7 +224,7 @@ def test_a_cell_that_does_not_end_is_interrupted_and_says_where_everybody_was(be
 
 
 def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab) -> None:
-    wrong = ROOT / "tests" / "submissions" / "wrong" / "average_gradients" / "skips_missing.py"
+    wrong = ROOT / "tests" / "submissions" / "wrong" / "average_gradients" / "touches_frozen.py"
     target = running.course / "exercises" / "average_gradients.py"
     for file in (running.course / ".lockstep").glob("progress*"):
         file.unlink()
