@@ -35,14 +35,14 @@ def faults(page: Any) -> list[str]:
 
 
 # Relative luminance and contrast as WCAG 2 defines them; the background is that of the nearest element that has one.
-CONTRASTS = """() => {
+CONTRASTS = """(top) => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const light = (rgb) => { const [r, g, b] = rgb.slice(0, 3).map((v) => { v /= 255;
     return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4 }); return 0.2126 * r + 0.7152 * g + 0.0722 * b };
   const ground = (at) => { for (; at; at = at.parentElement) { const rgb = parse(getComputedStyle(at).backgroundColor);
     if (rgb.length === 3 || rgb[3] === 1) return rgb } return [255, 255, 255] };
   const worst = {};
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const walker = document.createTreeWalker(top || document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const parent = walker.currentNode.parentElement;
     if (!walker.currentNode.textContent.trim() || /SCRIPT|STYLE/.test(parent.tagName) || !parent.offsetParent) continue;

@@ -27,6 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
 PAGES = ["index", *NAMES]
+# What leaves the window, or is wider than its box and cannot be scrolled there.
+CUT_OFF = """() => [...document.querySelectorAll("main pre, main .wide, main .quiz, main img, main iframe")].filter((one) =>
+  one.getBoundingClientRect().right > innerWidth + 1
+  || (one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX === "visible")).map((one) => one.textContent)"""
 each_page = pytest.mark.parametrize("name", PAGES)
 each_chapter = pytest.mark.parametrize("name", NAMES)
 
@@ -180,6 +184,7 @@ def test_it_reads_on_any_screen_by_day_and_by_night(book: Path, browser: Any, na
     for width in (1280, 760, 380):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(CUT_OFF) == []
     text = page.locator("main p").first.bounding_box()
     assert text["x"] >= 8 and text["x"] + text["width"] <= 380 - 8, "text needs a margin"
     assert errors == [] and asked and all(url.startswith(("file://", "data:", "about:")) for url in asked)

@@ -48,11 +48,12 @@ class Submission:
 
     @property
     def shown(self) -> str:
-        """The original's path, short where it lies below the current folder."""
-        try:
-            return str(self.original.relative_to(Path.cwd()))
-        except ValueError:
-            return str(self.original)
+        """The original's path, short where it lies below the current folder or, in a notebook's, in the course."""
+        course = (place for place in self.original.parents if (place / "autograder" / "course.toml").is_file())
+        for base in (Path.cwd(), *course):
+            if self.original.is_relative_to(base):
+                return str(self.original.relative_to(base))
+        return str(self.original)
 
     def to_original(self, text: str) -> str:
         """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""

@@ -80,10 +80,11 @@ def _chapter(one: ChapterStanding, now: CourseStanding, unfolded: bool) -> str:
     kind = "lockstep-number lockstep-complete" if one.complete else "lockstep-number"
     counts = f"questions {one.answered} of {one.questions} · exercises {one.passed} of {one.exercises}"
     complete = " · complete" if one.complete else ""
+    folded_here = " · you are here" if now.here and now.here[0] == one.outline.name and not unfolded else ""
     sections = "".join(_section(part, now.here == (one.outline.name, part.section.title)) for part in one.sections)
     return (
         f'<li><span class="{kind}">{one.outline.number}</span>{html.escape(one.outline.title)}'
-        f"<small>{counts}{complete}</small>{f'<ol>{sections}</ol>' if unfolded else ''}</li>"
+        f"<small>{counts}{complete}{folded_here}</small>{f'<ol>{sections}</ol>' if unfolded else ''}</li>"
     )
 
 
