@@ -416,6 +416,9 @@ class Supervisor:
                 self._break(member, "too much output")
             elif job.cpu_limit and member.cpu > job.cpu_limit:
                 self._time_out(f"cpu {job.cpu_limit:g}")
+        if job.process_limit and now - self.counted > CROWD_TICK:
+            self.counted = now
+            self._look_at_crowd(job.process_limit)
         if job.deadline and self.elapsed() > job.deadline:
             self._time_out(f"deadline {job.deadline:g}")
         elif job.idle_limit and self.still.seconds() > job.idle_limit and self.failed_at is None:
