@@ -1107,3 +1107,8 @@ quiz("01_internals/built")
 # faster. PyTorch's own description of the hooks and buckets is at `pytorch.org/docs/stable/notes/ddp.html`. The paper:
 # Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020). The ring: Patarasuk
 # and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+
+# %%
+from lockstep.notebook.course_map import course_map
+
+course_map("01_internals")

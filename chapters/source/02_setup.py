@@ -1437,3 +1437,8 @@ quiz("02_setup/fsdp_or_ddp")
 # buckets, accumulation and mixed precision. Of PyTorch's own pages, the notes on DDP
 # (`pytorch.org/docs/stable/notes/ddp.html`) describe the hooks and buckets, and the pages on torchrun
 # (`pytorch.org/docs/stable/elastic/run.html`) its options.
+
+# %%
+from lockstep.notebook.course_map import course_map
+
+course_map("02_setup")

@@ -1333,3 +1333,8 @@ del os.environ["CLINIC_TICKET"]  # from here on, yours again
 # applications" of `pytorch.org/docs/stable/distributed.html`, and the flight recorder's tutorial
 # (`pytorch.org/tutorials/unstable/flight_recorder_tutorial.html`). NCCL's own: "Environment variables" and
 # "Troubleshooting" in NVIDIA's user guide.
+
+# %%
+from lockstep.notebook.course_map import course_map
+
+course_map("03_debugging")

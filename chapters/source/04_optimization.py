@@ -38,6 +38,7 @@ from lockstep.notebook.bars import bars
 from lockstep.notebook.contract import contract
 from lockstep.notebook.quiz import quiz
 
+# %% tags=["needs-bandwidth"]
 missing = cluster.available("bandwidth")
 if missing:
     print("Cells with a slow link will not run here:", missing)
@@ -1320,3 +1321,8 @@ quiz("04_optimization/zero")
 # Rajbhandari et al., "ZeRO" (SC 2020). PyTorch's pages on DDP communication hooks
 # (`pytorch.org/docs/stable/ddp_comm_hooks.html`) and FSDP2
 # (`pytorch.org/docs/stable/distributed.fsdp.fully_shard.html`).
+
+# %%
+from lockstep.notebook.course_map import course_map
+
+course_map("04_optimization")

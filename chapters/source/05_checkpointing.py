@@ -1637,3 +1637,8 @@ else:
 # (`pytorch.org/docs/stable/notes/randomness.html`). SLURM's page on preemption (`slurm.schedmd.com/preempt.html`) and
 # the manual of `sbatch`. On files: the paper "All File Systems Are Not Created Equal" (Pillai and others, OSDI 2014) on
 # what survives a crash, and J. W. Young's "A first order approximation to the optimum checkpoint interval" (1974).
+
+# %%
+from lockstep.notebook.course_map import course_map
+
+course_map("05_checkpointing")
