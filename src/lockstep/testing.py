@@ -1,6 +1,6 @@
 """`lockstep test`: everything that proves the course, in as little time as two cores allow.
 
-The grader's own exam (`tests/grading`: hundreds of submissions, each mostly waiting for its ranks) runs beside the other
+The grader's own exam (`test_bank.py`: hundreds of submissions, each mostly waiting for its ranks) runs beside the other
 tests; its output is kept and shown when they are through. The chapters come last and alone, since some of their cells
 compare what they measure.
 """
@@ -24,11 +24,11 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     if any(not option.startswith("-") for option in options):
         return _call([*PYTEST, *options], root, environment)
-    exam = root / "tests" / "grading"
-    rest = [*PYTEST, *options, "tests", f"--ignore={exam}"] if exam.is_dir() else [*PYTEST, *options, "tests"]
+    exam = root / "tests" / "grading" / "test_bank.py"
+    rest = [*PYTEST, *options, "tests", f"--ignore={exam}"] if exam.is_file() else [*PYTEST, *options, "tests"]
     with tempfile.TemporaryFile() as kept:
         beside = None
-        if exam.is_dir():
+        if exam.is_file():
             command = [*PYTEST, *options, str(exam)]
             beside = subprocess.Popen(command, cwd=root, env=environment, stdout=kept, stderr=kept)
         try:
