@@ -92,6 +92,17 @@ def test_our_own_fault_is_exit_3(lockstep: CommandLine, course: Course, tmp_path
     assert ours["outcome"] == "not run" and ours["diagnosis"] is None and "ours" in ours["reason"]
 
 
+def test_checks_that_cannot_be_read_are_our_fault(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:
+    """A check file that cannot be imported is exit 3 with its reason, not taken for an interrupt."""
+    copy = tmp_path / "course"
+    for folder in ("autograder", "solutions"):
+        shutil.copytree(course.root / folder, copy / folder)
+    (copy / "autograder" / "test_setup_ddp.py").write_text("import nothing_of_this_name\n")
+    done = lockstep("check", "setup_ddp", "--submission", str(course.solutions), "--json", LOCKSTEP_COURSE=str(copy))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "nothing_of_this_name" in only(done.stdout)["faults"][0]
+
+
 def test_plain_pytest_grades_too(course: Course, tmp_path: Path) -> None:
     """`pytest autograder` works by itself, and shows the diagnosis instead of our frames."""
     import os

@@ -177,7 +177,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
         return result(CheckOutcome.NOT_RUN, reason=str(error), lacking=isinstance(error, Lacking))
     if isinstance(error, pytest.skip.Exception):
         return result(CheckOutcome.NOT_RUN, reason=str(error))
-    if one is not None and isinstance(error, UNREADABLE) and not _is_ours(error):
+    if one is not None and isinstance(error, UNREADABLE) and not (_is_ours(error) or _breaks_anyway(item, session)):
         return result(CheckOutcome.FAILED, diagnosis=one.unreadable(error))
     return None
 
@@ -186,6 +186,34 @@ def _is_ours(error: BaseException) -> bool:
     """True when the error came while a run was ordered or a diagnosis written, and not from looking at what was seen."""
     ours = {Grader.attempt.__code__, Grader.diagnosis.__code__}
     return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _breaks_anyway(item: pytest.Item, session: Session) -> bool:
+    """True when the same check breaks on the reference as well: then it is the check's own doing.
+
+    The reference runs apart from the submission, in a process and a folder of its own. False where there is none.
+    """
+    exercise = exercise_of(item)
+    reference = session.course.solutions / f"{exercise}.py"
+    if not reference.is_file():
+        return False
+    with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder, ranks.served_by(ranks.client.Server()):
+        scratch = Path(folder)
+        submission = prepare(session.course, exercise, reference, scratch)
+        control = Grader(session.course, submission, scratch, session.seed, session.device)
+        try:
+            item.obj(**{**_given(item), "grader": control})  # type: ignore[attr-defined]
+        except (Failed, NotRun, pytest.skip.Exception):
+            return False
+        except Exception:
+            return True
+    return False
+
+
+def _given(item: pytest.Item) -> dict[str, Any]:
+    """What pytest passed to the check."""
+    arguments: dict[str, Any] = item.funcargs  # type: ignore[attr-defined]
+    return {name: arguments[name] for name in item._fixtureinfo.argnames}  # type: ignore[attr-defined]
 
 
 def title(item: pytest.Item) -> str:

@@ -27,6 +27,11 @@ class _Witness:
         self.progress = progress
         self.session: Session | None = None
         self.told = 0
+        self.uncollected: list[str] = []
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:  # a check file of ours that cannot be imported: pytest says "interrupted" after that
+            self.uncollected.append(f"{report.nodeid} cannot be collected: {report.longreprtext}")
 
     def pytest_sessionstart(self, session: Any) -> None:
         self.session = session.config.stash[SESSION]
@@ -55,8 +60,7 @@ def grade(
 
     `isolation` names the tier in which the submission's ranks run (`isolation.TIERS`); None is for one's own code.
     `checks` restricts it to those whose ids contain this. `progress(exercise, check)` is called as checks conclude.
-    Raises CourseError for an exercise that is not in the
-    course. What breaks on our side comes back in `Report.faults`.
+    Raises CourseError for an exercise that is not in the course. What breaks on our side comes back in `Report.faults`.
     """
     import pytest
 
@@ -75,10 +79,10 @@ def grade(
     witness = _Witness(progress)
     status, said = _pytest(course, names, arguments, witness)
     session = witness.session
-    faults = list(session.faults) if session else []
-    if status == pytest.ExitCode.INTERRUPTED:
+    faults = [*(session.faults if session else ()), *witness.uncollected]
+    if status == pytest.ExitCode.INTERRUPTED and not witness.uncollected:
         raise KeyboardInterrupt
-    if (
+    if not witness.uncollected and (
         session is None
         or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         or (status == pytest.ExitCode.TESTS_FAILED and not session.results and not faults)
