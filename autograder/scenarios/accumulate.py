@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lockstep.grading.on_rank import rank
+from lockstep.grading.on_rank import join, rank
 from lockstep.ranks import mark, observe
 
 State = dict[str, torch.Tensor]
@@ -50,16 +49,6 @@ class Noting(nn.Module):
 def smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean over the samples of a loss that no submission will have guessed."""
     return nn.functional.cross_entropy(logits, targets, label_smoothing=0.3)
-
-
-def join() -> torch.device:
-    """Make the process group, and say where this rank works."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank() % torch.cuda.device_count())
-        dist.init_process_group("nccl")
-        return torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 def parameters(model: nn.Module) -> State:

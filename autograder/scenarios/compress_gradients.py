@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import rank, world_size
+from lockstep.grading.on_rank import join, rank, world_size
 from lockstep.ranks import mark, observe
 
 Gradients = dict[str, torch.Tensor]
@@ -47,16 +47,6 @@ def before() -> None:
     future.wait = marked_wait_future
     future.then = calls_back(future.then)
     future.add_done_callback = calls_back(future.add_done_callback)
-
-
-def join() -> torch.device:
-    """Make the process group, and say where this rank works."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank() % torch.cuda.device_count())
-        dist.init_process_group("nccl")
-        return torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 class Given(nn.Module):

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import rank
+from lockstep.grading.on_rank import join, rank
 from lockstep.ranks import mark, observe
 
 
@@ -40,16 +39,6 @@ class Zoo(nn.Module):
         self.register_buffer("odd", torch.tensor([float("nan"), float("inf"), 1.0]))
         self.register_buffer("zeros", torch.zeros(4))
         self.register_buffer("precise", torch.ones(3, dtype=torch.float64), persistent=False)
-
-
-def join() -> torch.device:
-    """Make the process group, and say where this rank works."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank() % torch.cuda.device_count())
-        dist.init_process_group("nccl")
-        return torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 def build(seed: int) -> tuple[Zoo, torch.optim.Optimizer]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import rank
+from lockstep.grading.on_rank import join, rank
 from lockstep.ranks import mark, observe
 
 CLEARING, MEETING = 0.5, 0.25  # seconds of the scripted clock that zero_grad and a barrier take
@@ -39,16 +39,6 @@ def before() -> None:
         return barrier(*args, **kwargs)
 
     dist.barrier = slow_barrier
-
-
-def join() -> torch.device:
-    """Make the process group, and say where this rank works."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank() % torch.cuda.device_count())
-        dist.init_process_group("nccl")
-        return torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 class Counting(nn.Module):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import rank
+from lockstep.grading.on_rank import join, rank
 from lockstep.ranks import mark, observe
 
 WIDTH = 32
@@ -25,16 +25,6 @@ def before() -> None:
         return wait(self, *args, **kwargs)
 
     dist.Work.wait = marked_wait
-
-
-def join() -> torch.device:
-    """Make the process group, and say where this rank works."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank() % torch.cuda.device_count())
-        dist.init_process_group("nccl")
-        return torch.device("cuda", torch.cuda.current_device())
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 class Awkward(nn.Module):

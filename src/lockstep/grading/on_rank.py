@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..ranks.rank import load
+
+if TYPE_CHECKING:
+    import torch
 
 
 def play(scenario_file: str, scenario: str, submission: str, kwargs: dict[str, Any]) -> Any:
@@ -21,6 +24,22 @@ def play(scenario_file: str, scenario: str, submission: str, kwargs: dict[str, A
         stage.before()
     module = load(submission)
     return getattr(stage, scenario)(module, **kwargs)
+
+
+def join() -> torch.device:
+    """Make the process group, and say where this rank works: on a GPU of its own over nccl; where ranks share GPUs, or
+    have none, over gloo.
+    """
+    import torch
+    import torch.distributed as dist
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    torch.cuda.set_device(rank() % gpus)
+    dist.init_process_group("nccl" if world_size() <= gpus else "gloo")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def rank() -> int:

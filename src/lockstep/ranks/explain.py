@@ -119,31 +119,12 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
             return _exited(run, first)
         case Outcome.CRASHED:
             return _crashed(run, first, causes)
-        case Outcome.OUT_OF_MEMORY:
-            return Cause(
-                "out of memory",
-                f"{rank} was stopped when it held {size(first.peak_memory)} of memory.",
-                (first.rank,),
-                place(first),
-                read=FAILURES,
-            )
-        case Outcome.TOO_MUCH_OUTPUT:
-            return Cause(
-                "too much output",
-                f"{rank} was stopped because it printed or reported without end.",
-                (first.rank,),
-                place(first),
-                read=FAILURES,
-            )
-        case Outcome.TOO_MANY_PROCESSES:
-            return Cause(
-                "too many processes",
-                f"{rank} and what it started were stopped: they were becoming too many processes.",
-                (first.rank,),
-                place(first),
-                read=FAILURES,
-            )
-    return Cause(first.outcome.value, f"{rank}: {first.outcome.value}.", (first.rank,), place(first))
+    said = {
+        Outcome.OUT_OF_MEMORY: f"{rank} was stopped when it held {size(first.peak_memory)} of memory.",
+        Outcome.TOO_MUCH_OUTPUT: f"{rank} was stopped because it printed or reported without end.",
+        Outcome.TOO_MANY_PROCESSES: f"{rank} and what it started were stopped: they were becoming too many processes.",
+    }.get(first.outcome, f"{rank}: {first.outcome.value}.")
+    return Cause(first.outcome.value, said, (first.rank,), place(first), read=FAILURES)
 
 
 def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
