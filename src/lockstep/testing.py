@@ -1,7 +1,7 @@
 """`lockstep test`: everything that proves the course, in as little time as two cores allow.
 
-The grader's own exam (`test_bank.py`: hundreds of submissions, each mostly waiting for its ranks) runs beside the other
-tests; its output is kept and shown when they are through. The chapters come last and alone, since some of their cells
+The grader's own exam (hundreds of submissions, wrong, right and hostile, each mostly waiting for its ranks) runs beside
+the other tests; its output is kept and shown when they are through. The chapters come last and alone, since some of their cells
 compare what they measure.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .authoring import claims
 
+EXAM = ("test_bank.py", "test_hostile.py")
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
@@ -24,12 +25,12 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     if any(not option.startswith("-") for option in options):
         return _call([*PYTEST, *options], root, environment)
-    exam = root / "tests" / "grading" / "test_bank.py"
-    rest = [*PYTEST, *options, "tests", f"--ignore={exam}"] if exam.is_file() else [*PYTEST, *options, "tests"]
+    exam = [path for name in EXAM if (path := root / "tests" / "grading" / name).is_file()]
+    rest = [*PYTEST, *options, "tests", *(f"--ignore={path}" for path in exam)]
     with tempfile.TemporaryFile() as kept:
         beside = None
-        if exam.is_file():
-            command = [*PYTEST, *options, str(exam)]
+        if exam:
+            command = [*PYTEST, *options, *map(str, exam)]
             beside = subprocess.Popen(command, cwd=root, env=environment, stdout=kept, stderr=kept)
         try:
             codes = [_call(rest, root, environment)]

@@ -49,9 +49,13 @@ def _nobody_cannot() -> str:
     if os.getuid():
         return "this is an ordinary user already"
     code = "import torch, lockstep.ranks"
-    tried = subprocess.run([sys.executable, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/",
-                           env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)  # fmt: skip
-    return "" if tried.returncode == 0 else "an ordinary user cannot read this Python, or this checkout"
+    try:
+        tried = subprocess.run([sys.executable, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/",
+                               env={"PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True)  # fmt: skip
+        can = tried.returncode == 0
+    except OSError:
+        can = False
+    return "" if can else "an ordinary user cannot read this Python, or this checkout"
 
 
 @pytest.fixture(params=["this user", "an ordinary user"])

@@ -133,7 +133,8 @@ def test_same_seed_same_verdict(worker: Worker, course: Course, tmp_path: Path) 
 
     seed, first = words(None)
     assert words(seed) == (seed, first)
-    assert words(seed + 1)[1] != first, "the inputs do not depend on the seed"
+    others = [words(seed + more)[1] for more in (1, 2, 3)]  # one may say the same, rounded
+    assert any(other != first for other in others), "the inputs do not depend on the seed"
 
 
 def test_broken_dependency_is_not_charged_twice(worker: Worker, course: Course, tmp_path: Path) -> None:

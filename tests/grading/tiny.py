@@ -54,7 +54,7 @@ def spring(trap: str) -> None:
         (TRAPS / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     if trap == "raises":
-        raise RuntimeError("a mistake of ours")
+        raise OSError("a mistake of ours")
     while trap == "waits" and not (TRAPS / "go").exists():
         time.sleep(0.01)
 '''
