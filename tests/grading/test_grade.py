@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner, Outc
 from lockstep.grading.course import Course, CourseError
 from lockstep.grading.worker import Worker
 from lockstep.grading.writers import write_all
+from lockstep.ranks.client import SOURCE
 from lockstep.ranks.processes import descendants, kill
 
 SECONDS = 300  # for what takes a few on a machine that has nothing else to do
@@ -192,12 +194,13 @@ def test_a_terminal_gets_a_bar(tiny: Course, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "LOCKSTEP_COURSE": str(tiny.root),
+        "PYTHONPATH": SOURCE,
         "COLUMNS": "120",
         "TERM": "xterm",
         "LOCKSTEP_ISOLATION": "none",
     }
     process = subprocess.Popen(
-        ["python", "-m", "lockstep", "grade", str(source), "--out", str(tmp_path / "graded"), "--allow-unisolated"],
+        [sys.executable, "-m", "lockstep", "grade", str(source), "--out", str(tmp_path / "graded"), "--allow-unisolated"],
         stdout=theirs, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)

@@ -40,11 +40,22 @@ def available(name: str) -> isolation.Tier:
     return tier
 
 
+@pytest.fixture(scope="module", autouse=True)
+def open_temporary_folder() -> Iterator[None]:
+    """Other tests' temporary folders are closed to other users."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", "/tmp")
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
 @pytest.fixture(scope="module", params=["sandbox", "user"])
-def apart(request: pytest.FixtureRequest) -> Iterator[isolation.Tier]:
+def apart(request: pytest.FixtureRequest, open_temporary_folder: None) -> Iterator[isolation.Tier]:
     """A tier in which the runs of this module are served, with a scratch folder that holds a submission."""
     tier = available(request.param)
-    scratch = Path(tempfile.mkdtemp(prefix="lockstep-apart-"))  # pytest's own folders are closed to other users
+    scratch = Path(
+        tempfile.mkdtemp(prefix="lockstep-apart-", dir="/tmp")
+    )  # pytest's own folders are closed to other users
     (scratch / "submission.py").write_text("x = 1\n")
     os.environ["A_SECRET"] = SECRET
     try:

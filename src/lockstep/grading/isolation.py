@@ -118,7 +118,10 @@ def works(one: Tier) -> bool:
         scratch = Path(folder)
         scratch.chmod(0o755)
         (scratch / "seen").touch()
-        looks = "import os, sys, lockstep.ranks.channel; sys.exit(os.path.exists(sys.argv[1]) and os.getuid() != 65534)"
+        looks = (
+            "import os, sys, lockstep.ranks.channel\n"
+            f"sys.exit(not (os.path.exists(sys.argv[1]) and os.getuid() == {NOBODY}))"
+        )
         command = [*one.command(scratch), sys.executable, "-c", looks, str(scratch / "seen")]
         try:
             tried = subprocess.run(

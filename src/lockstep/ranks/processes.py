@@ -148,7 +148,7 @@ def end_all(root: int, statuses: dict[int, int], patience: float = 2.5) -> list[
     began = time.monotonic()
     while True:
         reap(statuses)
-        left = descendants(root)
+        left = descendants(root) or descendants(root)  # in the first, one whose parent died meanwhile may be missing
         waited = time.monotonic() - began
         if not left:
             return []
