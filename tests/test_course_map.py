@@ -85,7 +85,7 @@ def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
     assert progress.load(course)["chapters"] == {"02_setup": "complete"} and "complete" in shown(box)
     progress.update("quizzes", "01_internals/dp_or_ddp", "wrong", course)
     box._refresh.click()
-    assert "questions 0 of 8" in shown(box)
+    assert re.search(r"How DDP works inside questions 0 of \d+ ", shown(box))
     assert course_map("02_setup")._complete.value is True
     box._complete.value = False
     assert course_map("02_setup")._complete.value is False
@@ -109,7 +109,7 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     mark(course, "01_internals", complete=True)
     show_status(course)
     lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"✓ +1 How DDP works inside +questions 0/8 +exercises 0/3", lines[0])
+    assert re.match(r"✓ +1 How DDP works inside +questions 0/\d+ +exercises 0/3", lines[0])
     assert lines[len(course.chapters)] == "You are in chapter 2, “Launchers and the environment”."
     assert any("average_gradients" in line for line in lines[len(course.chapters) :])
 
