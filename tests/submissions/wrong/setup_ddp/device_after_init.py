@@ -1,6 +1,5 @@
 # diagnosis: device-after-init
 # why: makes the group first and selects the device afterwards
-# needs: stand-in device
 from __future__ import annotations
 
 import dataclasses

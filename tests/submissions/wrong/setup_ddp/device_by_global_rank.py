@@ -1,6 +1,5 @@
 # diagnosis: device-by-global-rank
 # why: uses the global rank for the device, which the second node does not have
-# needs: stand-in device
 from __future__ import annotations
 
 import dataclasses

@@ -1,6 +1,5 @@
 # diagnosis: hard-coded-backend
 # why: takes gloo also where every rank has a GPU of its own
-# needs: stand-in device
 import os
 from datetime import timedelta
 

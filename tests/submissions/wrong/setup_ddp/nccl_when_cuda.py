@@ -1,6 +1,5 @@
 # diagnosis: hard-coded-backend
 # why: takes nccl as soon as there is one GPU, also when several ranks have to share it
-# needs: stand-in device
 from __future__ import annotations
 
 import dataclasses

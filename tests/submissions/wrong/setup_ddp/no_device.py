@@ -1,6 +1,5 @@
 # diagnosis: no-device
 # why: joins over nccl without ever selecting a device
-# needs: stand-in device
 import os
 import torch
 import torch.distributed as dist
