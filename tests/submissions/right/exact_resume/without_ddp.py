@@ -7,9 +7,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from average_gradients import average_gradients
 from checkpoint import load_latest, save_checkpoint
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+
+def average_gradients(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad)
 
 
 def generators():
