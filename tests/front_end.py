@@ -140,7 +140,11 @@ class Notebook:
         def through() -> list[Any] | None:
             self.page.keyboard.press("Control+s")
             self.page.wait_for_timeout(2000)
-            cells = [one for one in nbformat.read(self.file, as_version=4).cells if one.cell_type == "code"]
+            try:
+                notebook = nbformat.read(self.file, as_version=4)
+            except nbformat.reader.NotJSONError:
+                return None  # JupyterLab is in the middle of writing it
+            cells = [one for one in notebook.cells if one.cell_type == "code"]
             failed = [one for one in cells if any(output.output_type == "error" for output in one.outputs)]
             done = all(one.execution_count for one in cells)
             return cells if done or failed else None

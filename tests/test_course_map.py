@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,15 @@ def test_a_broken_chapter_is_named(course: Course) -> None:
     (course.root / "chapters" / "02_setup.ipynb").write_text(json.dumps({"no": "cells"}))
     with pytest.raises(CourseError, match=r"02_setup\.ipynb cannot be read.*git checkout"):
         standing(course)
+
+
+def test_a_chapter_that_is_being_saved_is_waited_for(course: Course) -> None:
+    chapter = course.root / "chapters" / "02_setup.ipynb"
+    whole = chapter.read_text(encoding="utf-8")
+    chapter.write_text("")
+    saved = threading.Timer(0.3, chapter.write_text, (whole,))
+    saved.start()
+    try:
+        assert standing(course).chapters[1].outline.name == "02_setup"
+    finally:
+        saved.join()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ FENCE = re.compile(r"^(```|~~~)")
 MINUTES = re.compile(r"\babout ((?:\w+ )?[\w–-]+ (?:minutes|hours?))\b", re.IGNORECASE)
 NEEDS = re.compile(r"\bYou need (.+?)\.(?=\s|$)", re.DOTALL)
 EFFORT = re.compile(r"^\*((?:Easy|Medium|Hard)\b[^*]*?)\.?\*", re.MULTILINE)
+
+SAVING = 3.0
+"""Seconds that a notebook may take to be saved."""
 
 
 @dataclass
@@ -95,12 +99,25 @@ def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
     )
 
 
+def _read(file: Path) -> list[dict[str, Any]]:
+    """The notebook's cells. JupyterLab writes a notebook in place, so one that it is saving may be read in pieces: a
+    file that makes no sense is read again until it has made none for `SAVING` seconds.
+    """
+    until = time.monotonic() + SAVING
+    while True:
+        try:
+            cells: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["cells"]
+            return cells
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if time.monotonic() > until or isinstance(error, OSError):
+                raise CourseError(
+                    f"{file.name} cannot be read ({error}): restore it with git checkout -- chapters"
+                ) from None
+        time.sleep(0.05)
+
+
 def _cells(file: Path) -> Iterator[tuple[str, str]]:
-    try:
-        cells: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError) as error:
-        raise CourseError(f"{file.name} cannot be read ({error}): restore it with git checkout -- chapters") from None
-    for cell in cells:
+    for cell in _read(file):
         source = cell.get("source", "")
         yield cell.get("cell_type", ""), source if isinstance(source, str) else "".join(source)
 

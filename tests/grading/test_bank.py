@@ -9,13 +9,13 @@ where this machine has SLURM. A Python file whose mistake shows on several hosts
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from lockstep import cluster
+from lockstep.authoring.bank import said
 from lockstep.authoring.stubs import SCRIPT, make_stub
 from lockstep.grading.course import Course
 from lockstep.grading.text import report_text
@@ -28,12 +28,6 @@ WRONG = sorted(path for path in BANK.glob("wrong/**/*.py"))
 RIGHT = sorted(path for path in BANK.glob("right/**/*.py"))
 WRONG_SCRIPTS = sorted(BANK.glob(f"wrong/**/*{SCRIPT}"))
 RIGHT_SCRIPTS = sorted(BANK.glob(f"right/**/*{SCRIPT}"))
-
-
-def said(path: Path, key: str) -> list[str]:
-    """What the file's head says under this key, split at commas."""
-    found = re.search(rf"^# {key}: *(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return [item.strip() for item in found.group(1).split(",")] if found else []
 
 
 def exercise(path: Path) -> str:

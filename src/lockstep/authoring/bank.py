@@ -16,6 +16,12 @@ IN_A_GROUP = (3, 1)
 """How many an exercise must have at least. A case of a group is smaller, and there are many of them."""
 
 
+def said(path: Path, key: str) -> list[str]:
+    """What the file's head says under this key, split at commas."""
+    found = re.search(rf"^# {key}: *(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return [item.strip() for item in found.group(1).split(",")] if found else []
+
+
 @dataclass(frozen=True)
 class Entry:
     """One submission of the bank."""
@@ -30,9 +36,8 @@ class Entry:
         return f"{self.exercise}/{self.path.stem}"
 
     def said(self, key: str) -> list[str]:
-        """What the file's head says under this key, split at commas."""
-        found = re.search(rf"^# {key}: *(.+)$", self.path.read_text(encoding="utf-8"), re.MULTILINE)
-        return [item.strip() for item in found.group(1).split(",")] if found else []
+        """As the function of this name, of this submission."""
+        return said(self.path, key)
 
 
 def entries(root: Path) -> list[Entry]:

@@ -53,17 +53,20 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
     return "\n".join(lines)
 
 
-def harmless(text: str) -> str:
-    """Without escape sequences, and with every other character that acts instead of being seen written as its code."""
-    text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
+def visible(text: str, keep: str = "") -> str:
+    """The text with control, direction and undecodable characters escaped, but for those in `keep`."""
+    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
     return "".join(
-        c if c in "\n\t" or unicodedata.category(c) not in _ACTIVE else c.encode("unicode_escape").decode()
-        for c in text
+        c if c in keep or unicodedata.category(c) not in hidden else c.encode("unicode_escape").decode() for c in text
     )
 
 
+def harmless(text: str) -> str:
+    """Without escape sequences, and with every other character that acts instead of being seen written as its code."""
+    return visible(_SEQUENCES.sub("", text.replace("\r\n", "\n")), keep="\n\t")
+
+
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_ACTIVE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def cut(text: str, most: int) -> str:

@@ -430,7 +430,8 @@ class Supervisor:
 
     def _look_at_crowd(self, most: int) -> None:
         """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
-        everybody = processes.descendants(os.getpid())
+        parents = processes.parents()
+        everybody = processes.descendants(os.getpid(), parents)
         known = {member.pid for member in self.members}
         busy = sum(processes.cpu_seconds(pid) for pid in everybody if pid not in known)
         at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
@@ -444,7 +445,7 @@ class Supervisor:
             self._time_out(f"cpu {self.job.cpu_limit:g}")
         if not outcome:
             return
-        among = {member.pid: len(processes.descendants(member.pid)) for member in self.unfinished()}
+        among = {member.pid: len(processes.descendants(member.pid, parents)) for member in self.unfinished()}
         for member in sorted(self.unfinished(), key=lambda member: -among[member.pid])[:1]:
             self._break(member, outcome)
         processes.kill(pid for pid in everybody if pid not in known)

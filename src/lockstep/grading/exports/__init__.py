@@ -6,12 +6,6 @@ program that opens its output.
 
 from __future__ import annotations
 
-import unicodedata
+from ..text import visible
 
-
-def visible(text: str, keep: str = "") -> str:
-    """The text with control, direction and undecodable characters escaped, but for those in `keep`."""
-    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    return "".join(
-        c if c in keep or unicodedata.category(c) not in hidden else c.encode("unicode_escape").decode() for c in text
-    )
+__all__ = ["visible"]

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..classroom import Learner
 from ..course import Course, CourseError, find, leaf
+from ..store import write
 from ..verdict import CheckOutcome, CheckResult, Report, from_json
 
 SECONDS = 30 * 60
@@ -107,10 +108,8 @@ def graded_apart(course: Course, submission: Path) -> Report:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """A whole file or none: it is written beside and then put in its place."""
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    """A whole file or none."""
+    write(path, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":
