@@ -108,7 +108,8 @@ def play(grader: Grader, purpose: str, sizes: list[list[list[int]]], once: bool 
         world, 1, 1, 1, generator=generator
     )
     y = torch.randint(0, CLASSES, (world, count, most), generator=generator)
-    run = grader.run("steps", world, initial=initial, lr=LR, stale=STALE, x=x, y=y, sizes=sizes, once=once)
+    each = [{"x": x[rank], "y": y[rank], "sizes": sizes[rank]} for rank in range(world)]
+    run = grader.run("steps", world, each=each, initial=initial, lr=LR, stale=STALE, once=once)
     return Played(run, x, y, sizes)
 
 

@@ -17,7 +17,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy
 import pytest
@@ -67,7 +67,12 @@ def draw(grader: Grader, purpose: str, world: int = WORLD) -> list[Gradients]:
 def reduce(grader: Grader, **options: object) -> tuple[Run, list[list[Gradients]]]:
     """Several steps without error feedback; the last two have the same gradients."""
     steps = [draw(grader, f"step {min(step, STEPS - 2)}") for step in range(STEPS)]
-    return grader.run("reduces", WORLD, gradients=steps, cap=CAP, **options), steps
+    return grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options), steps
+
+
+def by_rank(steps: list[list[Gradients]]) -> list[dict[str, Any]]:
+    """What each rank is given of `steps[step][rank]`: its own gradients, and nobody else's."""
+    return [{"gradients": own} for own in map(list, zip(*steps, strict=True))]
 
 
 def owing(grader: Grader, sizes: list[float]) -> Owing:
@@ -103,8 +108,9 @@ def feed_back(grader: Grader, cap: float) -> tuple[Run, list[Owing]]:
     """Several steps with error feedback, in two models of other sizes."""
     sizes = [16.0**number for number in range(len(SHAPES))]
     drawn = [owing(grader, sizes), owing(grader, sizes[::-1])]
-    gradients = [[split(step) for step in shares] for shares, _ in drawn]
-    run = grader.run("two_models", WORLD, gradients=gradients, cap=cap, dtype="bfloat16", error_feedback=True)
+    given = [[split(step) for step in shares] for shares, _ in drawn]
+    each = [{"gradients": [[step[rank] for step in steps] for steps in given]} for rank in range(WORLD)]
+    run = grader.run("two_models", WORLD, each=each, cap=cap, dtype="bfloat16", error_feedback=True)
     return run, drawn
 
 
@@ -458,7 +464,7 @@ def test_overflow(grader: Grader) -> None:
     for rank, own in enumerate(given):
         own["a"] = torch.full(SHAPES["a"], 40000.0)
         own["c"] = torch.full(SHAPES["c"], 150000.0 if rank == 1 else 0.0)
-    run = grader.run("reduces", WORLD, gradients=[given], cap=CAP)
+    run = grader.run("reduces", WORLD, each=by_rank([given]), cap=CAP)
     for rank, (seen,) in enumerate(run.observed("seen")):
         if not close(seen["a"], mean_of(given, "a"), given, "a", torch.float16):
             grader.fail(
@@ -483,7 +489,7 @@ def test_group(grader: Grader) -> None:
     """a model that was wrapped for some of the ranks is averaged over these"""
     world, size = 4, 2
     given = draw(grader, "groups", world)
-    run = grader.run("in_groups", world, gradients=given, size=size)
+    run = grader.run("in_groups", world, each=[{"gradients": own} for own in given], size=size)
     for rank, seen in enumerate(run.observed("seen")):
         members = list(range(rank % (world // size), world, world // size))
         for name in SHAPES:
@@ -531,17 +537,37 @@ def test_rebuilt_order(grader: Grader) -> None:
     judge_feedback(grader, *feed_back(grader, ONE_BUCKET))
 
 
+def train_plainly(pixels: torch.Tensor, classes: torch.Tensor) -> list[list[float]]:
+    """The loss of each rank in each step of the same training without a hook: the two halves are equally large, so the
+    mean of their gradients is that of all images.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    losses: list[list[float]] = [[], []]
+    for _ in range(EPOCHS):
+        optimizer.zero_grad()
+        each = torch.nn.functional.cross_entropy(model(pixels), classes, reduction="none")
+        for rank, own in enumerate(losses):
+            own.append(each[rank::2].mean().item())
+        each.mean().backward()
+        optimizer.step()
+    return losses
+
+
 @pytest.mark.needs("test_rebuilt_order")
 def test_digits(grader: Grader) -> None:
     """training on digits gets as far as plain DDP, also when the loss scale overflows at first"""
     pixels, classes = digits()
-    run = grader.run(
-        "trains", 2, pixels=pixels, classes=classes, steps=EPOCHS, scale=SCALE, dtype="float16", error_feedback=True
-    )
-    plain, seen = run.observed("plain"), run.observed("compressed")
+    each = [{"pixels": pixels[rank::2], "classes": classes[rank::2]} for rank in range(2)]
+    run = grader.run("trains", 2, each=each, steps=EPOCHS, scale=SCALE, dtype="float16", error_feedback=True)
+    plain, seen = train_plainly(pixels, classes), run.observed("compressed")
     for rank in range(2):
         losses, scale = seen[rank]["losses"], seen[rank]["scale"]
-        what = f"After {EPOCHS} steps the loss on rank {rank} is {losses[-1]:.3f}, with plain DDP {plain[rank]['losses'][-1]:.3f}."
+        what = (
+            f"After {EPOCHS} steps the loss on rank {rank} is {losses[-1]:.3f}, with plain DDP {plain[rank][-1]:.3f}."
+        )
         if scale < 1:
             grader.fail(
                 "residual-poisoned",
@@ -559,7 +585,7 @@ def test_digits(grader: Grader) -> None:
                 at=r"nan_to_num\(.*value || clamp || clip || nan_to_num || " + CAST,
             )
         skipped = round(math.log2(SCALE / scale))
-        wanted = plain[rank]["losses"][-1 - skipped]
+        wanted = plain[rank][-1 - skipped]
         if not losses[-1] <= 1.5 * wanted + 0.01:
             grader.fail(
                 "does-not-converge",

@@ -9,10 +9,13 @@ last bit. That it overlaps is read from the order of what happened: gradients re
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, linear
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
@@ -34,25 +37,103 @@ DIVIDE = r"/= || div || / || AVG || " + REDUCE
 BUCKET = r"cap || bucket || " + CLASS
 MISSING = r"grad is None || is not None || " + FINISH
 
-Step = dict[str, dict[str, torch.Tensor]]
+Tensors = dict[str, torch.Tensor]
+Step = dict[str, Tensors]
+PARAMETERS = {
+    "embedding.weight": (11, 6), "never.weight": (2, 6), "never.bias": (2,), "huge.weight": (300, 6), "huge.bias": (300,),
+    "back.weight": (6, 300), "back.bias": (6,), "frozen.weight": (6, 6), "frozen.bias": (6,), "side.weight": (6, 6),
+    "side.bias": (6,),
+}  # fmt: skip
 
 
 # The runs ------------------------------------------------------------------------------------------------------------
 
 
-def train(grader: Grader, purpose: str, sides: list[list[bool]], micro: int = 1, world: int = WORLD) -> Run:
+@dataclass(frozen=True)
+class Trained:
+    """A run beside DDP, and what each rank was given: its weights, its batches `tokens[step, rank]`, and whether it went
+    through the side branch, `sides[step][rank]`.
+    """
+
+    run: Run
+    initial: list[Tensors]
+    tokens: torch.Tensor
+    sides: list[list[bool]]
+    micro: int
+
+    @property
+    def steps(self) -> list[list[Step]]:
+        """The gradients that each rank saw in each step. Raises ValueError when those of DDP, which runs on the ranks, are
+        not what DDP gives: then somebody has had a hand in it.
+        """
+        found: list[list[Step]] = self.run.observed("gradients")
+        for step, wanted in enumerate(self._replayed()):
+            for rank, seen in enumerate(found):
+                theirs = seen[step]["theirs"]
+                if set(theirs) != set(wanted) or not all(
+                    (theirs[name].double().cpu() - one).abs().max() <= 1e-4 * one.abs().max() + 1e-6
+                    for name, one in wanted.items()
+                ):
+                    raise ValueError(f"in step {step} DDP's gradients on rank {rank} are not DDP's")
+        return found
+
+    def _replayed(self) -> Iterator[Tensors]:
+        """DDP's gradients in each step, computed here: the mean over the ranks of what each has, from rank 0's weights."""
+        weights = {name: value.double() for name, value in self.initial[0].items()}
+        learned = [name for name in PARAMETERS if not name.startswith("frozen.")]
+        momentum: Tensors = {}
+        for tokens, sides in zip(self.tokens, self.sides, strict=True):
+            own = {name: weights[name].clone().requires_grad_() for name in learned}
+            losses = [
+                loss_of(weights | own, piece, side)
+                for batch, side in zip(tokens, sides, strict=True)
+                for piece in batch.chunk(self.micro)
+            ]
+            total = torch.stack(losses).sum() / len(sides)
+            gradients = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+            mean = {name: one for name, one in zip(learned, gradients, strict=True) if one is not None}
+            yield mean
+            for name, gradient in mean.items():
+                momentum[name] = gradient + 0.9 * momentum[name] if name in momentum else gradient
+                weights[name] = weights[name] - 0.1 * momentum[name]
+
+
+def loss_of(weights: Tensors, tokens: torch.Tensor, side: bool) -> torch.Tensor:
+    """The loss of one micro-batch, as the scenario's model has it."""
+    layer = lambda name, x: linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])  # noqa: E731
+    x = weights["embedding.weight"][tokens] * weights["unsaved"] + weights["offset"]
+    x = layer("frozen", x + layer("back", torch.tanh(layer("huge", x))))
+    return cross_entropy((x + layer("side", x) if side else x) @ weights["embedding.weight"].T, tokens.flip(0))
+
+
+def train(grader: Grader, purpose: str, sides: list[list[bool]], micro: int = 1) -> Trained:
     """Train beside DDP; `sides[step][rank]` says who goes through the side branch."""
     generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
-    tokens = torch.randint(0, 11, (len(sides), world, BATCH), generator=generator)
-    return grader.run("trains", world, tokens=tokens, sides=sides, cap=CAP, micro=micro)
+    tokens = torch.randint(0, 11, (len(sides), WORLD, BATCH), generator=generator)
+    initial: list[Tensors] = []
+    for rank in range(WORLD):
+        parameters = {
+            name: torch.randn(shape, generator=generator) / (2 * shape[-1] ** 0.5) for name, shape in PARAMETERS.items()
+        }
+        buffers = {
+            "offset": torch.randn(6, generator=generator),
+            "unsaved": torch.rand(6, generator=generator) + 0.5,
+            "count": torch.tensor(rank),
+        }
+        initial.append(parameters | buffers)
+    each = [
+        {"initial": own, "tokens": tokens[:, rank], "sides": [step[rank] for step in sides]}
+        for rank, own in enumerate(initial)
+    ]
+    return Trained(grader.run("trains", WORLD, each=each, cap=CAP, micro=micro), initial, tokens, sides, micro)
 
 
-def main_run(grader: Grader) -> Run:
+def main_run(grader: Grader) -> Trained:
     """Every rank uses everything that is ever used."""
     return train(grader, "main", [[True, True]] * STEPS)
 
 
-def unused_run(grader: Grader) -> Run:
+def unused_run(grader: Grader) -> Trained:
     """The side branch is used by rank 0, by rank 1, by nobody, by both."""
     return train(grader, "unused", [[True, False], [False, True], [False, False], [True, True]])
 
@@ -119,12 +200,12 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def judge_gradients(grader: Grader, run: Run) -> None:
+def judge_gradients(grader: Grader, trained: Trained) -> None:
     """Every gradient of every step against DDP's; fails with what it is instead."""
-    met = run.silent_mismatch
+    met = trained.run.silent_mismatch
     if met:
         grader.fail("order-differs", f"In one all-reduce {say_mismatch(met)}.", of=met, at=HOOK)
-    steps: list[list[Step]] = run.observed("gradients")
+    steps = trained.steps
     for step in range(len(steps[0])):
         for name in steps[0][step]["theirs"]:
             for rank in range(WORLD):
@@ -206,9 +287,9 @@ def judge_parameters(grader: Grader, run: Run) -> None:
 
 def test_construction(grader: Grader) -> None:
     """at construction rank 0's parameters and buffers come to all ranks"""
-    run = main_run(grader)
-    original: list[dict[str, Any]] = run.observed("original")
-    constructed = run.observed("constructed")
+    trained = main_run(grader)
+    original = trained.initial
+    constructed = trained.run.observed("constructed")
     wrong = [
         (rank, name)
         for name in original[0]
@@ -235,17 +316,17 @@ def test_construction(grader: Grader) -> None:
 @pytest.mark.needs("test_construction")
 def test_matches_ddp(grader: Grader) -> None:
     """gradients and parameters are those of torch's DDP, to the last bit"""
-    run = main_run(grader)
-    judge_gradients(grader, run)
-    judge_parameters(grader, run)
+    trained = main_run(grader)
+    judge_gradients(grader, trained)
+    judge_parameters(grader, trained.run)
 
 
 @pytest.mark.needs("test_matches_ddp")
 def test_unused(grader: Grader) -> None:
     """a branch that is used on some ranks, or on none, is handled as DDP does"""
-    run = unused_run(grader)
-    judge_gradients(grader, run)
-    judge_parameters(grader, run)
+    trained = unused_run(grader)
+    judge_gradients(grader, trained)
+    judge_parameters(grader, trained.run)
 
 
 @pytest.mark.needs("test_matches_ddp")
@@ -320,8 +401,8 @@ def test_buckets(grader: Grader) -> None:
 @pytest.mark.needs("test_matches_ddp")
 def test_no_sync(grader: Grader) -> None:
     """no_sync() exchanges nothing, and the next backward exchanges the sums"""
-    run = train(grader, "no_sync", [[True, True]] * 2, micro=3)
-    for rank, report in enumerate(run.ranks):
+    trained = train(grader, "no_sync", [[True, True]] * 2, micro=3)
+    for rank, report in enumerate(trained.run.ranks):
         marks = sorted(report.marks, key=lambda mark: mark.number)
         begin = 0
         for mark in marks:
@@ -338,7 +419,7 @@ def test_no_sync(grader: Grader) -> None:
                     of=[rank],
                     at=r"def no_sync || " + HOOK,
                 )
-    steps: list[list[Step]] = run.observed("gradients")
+    steps = trained.steps
     for rank in range(WORLD):
         for name, wanted in steps[rank][0]["theirs"].items():
             got = steps[rank][0]["mine"].get(name)

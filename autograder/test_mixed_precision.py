@@ -120,7 +120,9 @@ def draw(grader: Grader, purpose: str, dtype: str, max_norms: list[float]) -> di
 
 def play(grader: Grader, drawn: dict[str, Any]) -> Played:
     """Call the submission once a step."""
-    run = grader.run("steps", WORLD, **drawn)
+    own = ("x", "y", "sizes")
+    each = [{name: drawn[name][rank] for name in own} for rank in range(WORLD)]
+    run = grader.run("steps", WORLD, each=each, **{name: value for name, value in drawn.items() if name not in own})
     return Played(run, drawn["dtype"], drawn["x"], drawn["y"], drawn["sizes"], drawn["max_norms"])
 
 

@@ -74,6 +74,7 @@ def test_sealing_and_opening_lose_nothing(file: Path, tmp_path: Path) -> None:
     assert quizfile.read(other) == before
     other.write_text(quizfile.seal(before))
     assert quizfile.read(other) == before
+    assert other.read_text() == file.read_text(), "sealing again changed what nobody had edited"
 
 
 def test_a_choice_changed_after_sealing_is_refused(course: Path) -> None:

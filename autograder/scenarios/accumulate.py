@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lockstep.grading.on_rank import join, rank
+from lockstep.grading.on_rank import join
 from lockstep.ranks import mark, observe
 
 State = dict[str, torch.Tensor]
@@ -104,20 +104,20 @@ def steps(
     stale: float,
     x: torch.Tensor,
     y: torch.Tensor,
-    sizes: list[Sizes],
+    sizes: Sizes,
     once: bool,
 ) -> None:
-    """Some steps. `x[rank, step]` has the samples, `sizes[rank][step]` the micro-batches; `once`: as a generator.
+    """Some steps. `x[step]` has this rank's samples, `sizes[step]` its micro-batches; `once`: as a generator.
 
     Before the first step every gradient holds the number `stale`.
     """
-    observe("held", sizes[rank()])
+    observe("held", sizes)
     step = Step(submission, initial, lr)
     for parameter in step.inner.parameters():
         parameter.grad = torch.full_like(parameter, stale)
     found = []
-    for number, own in enumerate(sizes[rank()]):
-        batches = split((x[rank(), number], y[rank(), number]), own, step.device)
+    for number, own in enumerate(sizes):
+        batches = split((x[number], y[number]), own, step.device)
         found.append(step.take((pair for pair in batches) if once else batches))
         observe("steps", found)
 

@@ -98,10 +98,10 @@ def one_step(ddp_model: DistributedDataParallel, gradients: Gradients, title: st
     return {name: parameter.grad.detach().clone() for name, parameter in ddp_model.module.named_parameters()}
 
 
-def reduces(submission, gradients: list[list[Gradients]], cap: float, **options) -> None:
-    """Some steps with plain DDP, then the same with the hook. `gradients[step][rank]` is what that rank has."""
+def reduces(submission, gradients: list[Gradients], cap: float, **options) -> None:
+    """Some steps with plain DDP, then the same with the hook. `gradients[step]` is what this rank has."""
     device = join()
-    own = [{name: gradient.to(device) for name, gradient in step[rank()].items()} for step in gradients]
+    own = [{name: gradient.to(device) for name, gradient in step.items()} for step in gradients]
     shapes = {name: tuple(gradient.shape) for name, gradient in own[0].items()}
     plain, compressed = wrap(shapes, device, cap), wrap(shapes, device, cap)
     register(submission, compressed, **options)
@@ -109,13 +109,10 @@ def reduces(submission, gradients: list[list[Gradients]], cap: float, **options)
     observe("seen", [one_step(compressed, step, "compressed") for step in own])
 
 
-def two_models(submission, gradients: list[list[list[Gradients]]], cap: float, **options) -> None:
-    """Two models in turn, each with a hook of its own. `gradients[model][step][rank]` is what that rank has."""
+def two_models(submission, gradients: list[list[Gradients]], cap: float, **options) -> None:
+    """Two models in turn, each with a hook of its own. `gradients[model][step]` is what this rank has."""
     device = join()
-    own = [
-        [{name: gradient.to(device) for name, gradient in step[rank()].items()} for step in steps]
-        for steps in gradients
-    ]
+    own = [[{name: gradient.to(device) for name, gradient in step.items()} for step in steps] for steps in gradients]
     shapes = {name: tuple(gradient.shape) for name, gradient in own[0][0].items()}
     models = [wrap(shapes, device, cap) for _ in own]
     for model in models:
@@ -127,39 +124,36 @@ def two_models(submission, gradients: list[list[list[Gradients]]], cap: float, *
     observe("seen", seen)
 
 
-def in_groups(submission, gradients: list[Gradients], size: int, **options) -> None:
-    """One step of a model that is replicated within groups of `size` ranks. `gradients[rank]` is what that rank has."""
+def in_groups(submission, gradients: Gradients, size: int, **options) -> None:
+    """One step of a model that is replicated within groups of `size` ranks."""
     device = join()
     count = world_size() // size
     groups = [dist.new_group(list(range(first, world_size(), count))) for first in range(count)]
-    own = {name: gradient.to(device) for name, gradient in gradients[rank()].items()}
+    own = {name: gradient.to(device) for name, gradient in gradients.items()}
     model = wrap({name: tuple(gradient.shape) for name, gradient in own.items()}, device, 1.0, groups[rank() % count])
     register(submission, model, **options)
     observe("seen", one_step(model, own, "compressed"))
 
 
 def trains(submission, pixels: torch.Tensor, classes: torch.Tensor, steps: int, scale: float, **options) -> None:
-    """Train a small network on this rank's part of the images, with the hook and without, from the same start.
+    """Train a small network on these images, this rank's part.
 
     With a scale the loss is multiplied by it, and a gradient scaler skips what overflows.
     """
     device = join()
-    mine = slice(rank(), None, world_size())
-    pixels, classes = pixels[mine].to(device), classes[mine].to(device)
-    for name in ("plain", "compressed"):
-        torch.manual_seed(5)
-        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
-        ddp_model = DistributedDataParallel(model, bucket_cap_mb=0.004)
-        if name == "compressed":
-            register(submission, ddp_model, **options)
-        optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.2, momentum=0.9)
-        scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=bool(scale))
-        losses = []
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(ddp_model(pixels), classes)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            losses.append(loss.item())
-        observe(name, {"losses": losses, "scale": scaler.get_scale(), "weight": model[0].weight.detach()})
+    pixels, classes = pixels.to(device), classes.to(device)
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(device)
+    ddp_model = DistributedDataParallel(model, bucket_cap_mb=0.004)
+    register(submission, ddp_model, **options)
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.2, momentum=0.9)
+    scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=bool(scale))
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(ddp_model(pixels), classes)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    observe("compressed", {"losses": losses, "scale": scaler.get_scale(), "weight": model[0].weight.detach()})

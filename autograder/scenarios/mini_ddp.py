@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import join, rank
+from lockstep.grading.on_rank import join
 from lockstep.ranks import mark, observe
 
 WIDTH = 32
@@ -33,7 +33,7 @@ class Awkward(nn.Module):
     `side` is used when the caller says so, `never` by nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, initial: dict[str, torch.Tensor]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, 6)
         self.never = nn.Linear(6, 2)
@@ -44,9 +44,12 @@ class Awkward(nn.Module):
         self.side = nn.Linear(6, 6)
         self.head = nn.Linear(6, 11, bias=False)
         self.head.weight = self.embedding.weight
-        self.register_buffer("offset", torch.randn(6))
-        self.register_buffer("unsaved", torch.rand(6) + 0.5, persistent=False)
-        self.register_buffer("count", torch.tensor(rank()))
+        self.register_buffer("offset", torch.zeros(6))
+        self.register_buffer("unsaved", torch.zeros(6), persistent=False)
+        self.register_buffer("count", torch.tensor(0))
+        with torch.no_grad():
+            for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+                tensor.copy_(initial[name])
 
     def forward(self, tokens: torch.Tensor, *, side: bool) -> torch.Tensor:
         """(B,) → (B, 11)."""
@@ -71,19 +74,19 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, side:
     return nn.functional.cross_entropy(model(tokens, side=side), targets)
 
 
-def trains(submission, tokens: torch.Tensor, sides: list[list[bool]], cap: float, micro: int) -> None:
+def trains(
+    submission, initial: dict[str, torch.Tensor], tokens: torch.Tensor, sides: list[bool], cap: float, micro: int
+) -> None:
     """Some steps with MiniDDP and with torch's DDP, from the same start, on the same batches.
 
-    `tokens[step][rank]` is a batch; `sides[step][rank]` says whether that rank uses the side branch. A step has `micro`
-    micro-batches, and all but the last are in no_sync.
+    `initial` are other weights on every rank; only rank 0's may count. `tokens[step]` is a batch of this rank;
+    `sides[step]` says whether it uses the side branch. A step has `micro` micro-batches, and all but the last are in
+    no_sync.
     """
     device = join()
-    torch.manual_seed(1000 + rank())  # other weights on every rank; only rank 0's may count
-    model = Awkward().to(device)
-    original = state(model)
+    model = Awkward(initial).to(device)
     wrapped = submission.MiniDDP(copy.deepcopy(model), bucket_cap_mb=cap)
     inner = wrapped.module if isinstance(getattr(wrapped, "module", None), nn.Module) else wrapped
-    observe("original", original)
     observe("constructed", state(inner))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,9 +94,8 @@ def trains(submission, tokens: torch.Tensor, sides: list[list[bool]], cap: float
     mine_steps = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     their_steps = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9)
     found: list[dict[str, dict[str, torch.Tensor]]] = []
-    for step, batches in enumerate(tokens):
-        pieces = batches[rank()].to(device).chunk(micro)
-        side = sides[step][rank()]
+    for batch, side in zip(tokens, sides, strict=True):
+        pieces = batch.to(device).chunk(micro)
         alone = copy.deepcopy(theirs.module)
         alone.zero_grad()
         for optimizer in (mine_steps, their_steps):

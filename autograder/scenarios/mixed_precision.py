@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lockstep.grading.on_rank import join, rank
+from lockstep.grading.on_rank import join
 from lockstep.ranks import mark, observe
 
 State = dict[str, torch.Tensor]
@@ -105,7 +105,7 @@ def steps(
     sizes: torch.Tensor,
     max_norms: list[float],
 ) -> None:
-    """Some steps. `x[rank, step]` and `y[rank, step]` are batches, `sizes[rank, step]` says how large the loss is.
+    """Some steps. `x[step]` and `y[step]` are this rank's batches, `sizes[step]` says how large the loss is.
 
     A `scale` of 0 means that the scaler is not enabled; otherwise it begins with this and doubles it after two good
     steps. Before the first step every gradient holds the number `stale`.
@@ -125,10 +125,10 @@ def steps(
     for number, max_norm in enumerate(max_norms):
         observe("step", number)
         used.clear()
-        loss_fn = Loss(float(sizes[rank(), number]))
+        loss_fn = Loss(float(sizes[number]))
         forwards = inner.forwards
         start, before_scale = parameters(inner), scaler.get_scale()
-        batch = (x[rank(), number].to(device), y[rank(), number].to(device))
+        batch = (x[number].to(device), y[number].to(device))
         mark("call")
         result = submission.train_step(
             wrapped, *batch, loss_fn, optimizer, scaler, dtype=DTYPES[dtype], max_norm=max_norm

@@ -76,6 +76,9 @@ for epoch in range(3):
     total, count = train_epoch(model, loader, optimizer)
     print(f"epoch {epoch}: loss {total / count:.2f} over {count:.0f} samples, {len(loader)} steps")
 
+# %%
+quiz("02_setup/sum_and_count")
+
 # %% [markdown]
 # ## Launchers and the environment
 #

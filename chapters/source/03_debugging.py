@@ -1296,7 +1296,11 @@ del os.environ["CLINIC_TICKET"]  # from here on, yours again
 # Some cases fail loudly, most do not. For those that only lie, look at numbers: `--watch-replicas`, your
 # `find_divergence`, the record of collectives (`%%ranks 2 --into run`, then `run.collectives`), the samples that each
 # rank has seen.
-#
+
+# %%
+quiz("03_debugging/longer_timeout")
+
+# %% [markdown]
 # ## Checklist
 #
 # **Before.** A preflight. `@record` on `main`. A process-group timeout that fits the longest thing one rank does

@@ -1598,7 +1598,11 @@ else:
 # And three numbers to write down: seconds a save takes (against the timeout of the process group and the grace of the
 # scheduler), bytes a save takes times how many are kept, plus one (against the quota), and steps that a kill costs at
 # most.
-#
+
+# %%
+quiz("05_checkpointing/rehearsal")
+
+# %% [markdown]
 # ## Checklist
 #
 # **The state.** Model with its buffers, optimizer, scheduler, scaler, finished steps, random states of every rank, your

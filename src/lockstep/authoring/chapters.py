@@ -119,8 +119,10 @@ def source_text(notebook: NotebookNode) -> str:
     return HEADER + re.sub(r"\A# ---\n.*?\n# ---\n\n", "", body, flags=re.DOTALL)
 
 
-def execute(notebook: NotebookNode, root: Path = ROOT) -> None:
-    """Run all cells in one kernel whose folder is `chapters/`, as JupyterLab does. The outputs land in the notebook."""
+def execute(notebook: NotebookNode, root: Path = ROOT, timing: bool = False) -> None:
+    """Run all cells in one kernel whose folder is `chapters/`, as JupyterLab does. The outputs land in the notebook, with
+    `timing` also when each cell began and ended.
+    """
     environment = dict(os.environ)
     os.environ.update(reference_environment(root))
     try:
@@ -129,7 +131,7 @@ def execute(notebook: NotebookNode, root: Path = ROOT) -> None:
             timeout=CELL_TIMEOUT_SECONDS,
             kernel_name=KERNEL["name"],
             store_widget_state=False,
-            record_timing=False,
+            record_timing=timing,
             resources={"metadata": {"path": str(root / "chapters")}},
         ).execute()
     finally:

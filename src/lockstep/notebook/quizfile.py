@@ -21,7 +21,6 @@ import base64
 import hashlib
 import html
 import json
-import secrets
 import sys
 import zlib
 from dataclasses import dataclass
@@ -116,7 +115,8 @@ def _write(questions: dict[str, Question], sealed: bool) -> str:
         for choice in question.choices:
             lines += [f"[[{name}.choices]]", f"text = {_quoted(choice.text)}"]
             if sealed:
-                salt = secrets.token_hex(4)
+                # From the words, so that sealing again changes nothing but what was edited.
+                salt = hashlib.sha256(f"{question.key}|{choice.text}|{choice.because}".encode()).hexdigest()[:8]
                 packed = base64.b85encode(zlib.compress(choice.because.encode(), 9)).decode()
                 lines += [
                     f'mark = "{salt}:{_digest(salt, question.key, choice.text, choice.is_right)}"',

@@ -47,3 +47,21 @@ class Member:
         """Its code is ended from outside, `at` seconds into the run, where it stood when it was last asked."""
         self.outcome, self.ended = outcome, at
         self.stack = self.sample
+
+    def report(self, fault: str) -> dict[str, Any]:
+        """What the client is told of it at the end; `fault` is what Python's fault handler has left of it."""
+        return {
+            "role": self.role,
+            "rank": self.rank,
+            "pid": self.pid,
+            "outcome": self.outcome,
+            "code": self.code,
+            "error": self.error,
+            "frames": self.frames,
+            "stack": self.stack,
+            "stopped": self.stopped,
+            "fault": fault,
+            "peak_memory": self.peak_memory,
+            "cpu": self.cpu,
+            "ended": self.ended,
+        }

@@ -36,6 +36,7 @@ from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_folder
 from .job import Job
+from .limits import Limits
 from .member import Member
 from .output import Printer
 from .stillness import TICK, Stillness
@@ -48,7 +49,6 @@ USUAL_MESSAGE = 4 << 10
 """Bytes. A rank may tell of any number of collectives, but not of any number of books."""
 ALIVE_SECONDS = 1.0
 WORK = "work"
-CROWD_TICK = 0.5
 
 
 class Supervisor:
@@ -69,9 +69,10 @@ class Supervisor:
         self.network = network.Network()
         self.began = time.monotonic()
         self.last_word = self.began
-        self.measured = self.counted = self.said_alive = 0.0
+        self.said_alive = 0.0
         self.failed_at: float | None = None
         self.still = Stillness(self)
+        self.limits = Limits(self)
 
     # The course of a run ---------------------------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class Supervisor:
             self._say_alive()
             self.hear(TICK)
             self._look_at_ends()
-            self._look_at_limits()
+            self.limits.look()
             if self.reason:
                 continue
             if self.failed_at is not None:
@@ -320,15 +321,15 @@ class Supervisor:
                         blob,
                     )
             case "returned":
-                self._end(member, "returned", 0)
+                self.end(member, "returned", 0)
             case "raised":
                 member.error = leavings.cut(message)
-                self._end(member, "raised", 1)
+                self.end(member, "raised", 1)
             case "exit":
                 cut = leavings.cut(message)
                 member.frames = cut["frames"]
                 member.error = cut if cut["message"] else None
-                self._end(member, "exited", int(message["code"]))
+                self.end(member, "exited", int(message["code"]))
 
     def _hear_client(self) -> None:
         messages = self.client.receive()
@@ -357,7 +358,8 @@ class Supervisor:
 
     # How they end ----------------------------------------------------------------------------------------------
 
-    def _end(self, member: Member, outcome: str, code: int | None) -> None:
+    def end(self, member: Member, outcome: str, code: int | None) -> None:
+        """Note how a member's code has ended, the first time that this is said."""
         if member.outcome:
             return
         member.outcome, member.code, member.ended = outcome, code, self.elapsed()
@@ -376,7 +378,7 @@ class Supervisor:
             member.gone = True
             self._drain(member)
             if not member.outcome:
-                self._end(member, "crashed" if code is not None and code < 0 else "exited", code)
+                self.end(member, "crashed" if code is not None and code < 0 else "exited", code)
             elif member.outcome == "returned":
                 member.code = code
             self.moved()
@@ -396,79 +398,6 @@ class Supervisor:
             printer = getattr(key.data, "__self__", None)
             if isinstance(printer, Printer) and printer.member is member:
                 printer.read()
-
-    def _look_at_limits(self) -> None:
-        now = time.monotonic()
-        if now - self.measured < TICK:
-            return
-        self.measured = now
-        job = self.job
-        for member in self.members:
-            if member.gone:
-                continue
-            member.peak_memory = max(member.peak_memory, processes.private_memory(member.pid))
-            member.cpu = processes.cpu_seconds(member.pid) or member.cpu
-            if member.done:
-                continue
-            if job.memory_limit and member.peak_memory > job.memory_limit:
-                self._break(member, "out of memory")
-            elif member.says_too_much or (job.output_limit and member.printed > job.output_limit):
-                self._break(member, "too much output")
-            elif job.cpu_limit and member.cpu > job.cpu_limit:
-                self._time_out(f"cpu {job.cpu_limit:g}")
-        if job.process_limit and now - self.counted > CROWD_TICK:
-            self.counted = now
-            self._look_at_crowd(job.process_limit)
-        if job.deadline and self.elapsed() > job.deadline:
-            self._time_out(f"deadline {job.deadline:g}")
-        elif job.idle_limit and self.still.seconds() > job.idle_limit and self.failed_at is None:
-            if self.still.look_once_more():
-                self.still.mark()
-                self.reason = "hang"
-            else:
-                self._time_out(f"idle {job.idle_limit:g}")
-
-    def _look_at_crowd(self, most: int) -> None:
-        """All that the ranks have started: how many processes there are, and what those hold that are no ranks."""
-        parents = processes.parents()
-        everybody = processes.descendants(os.getpid(), parents)
-        known = {member.pid for member in self.members}
-        busy = sum(processes.cpu_seconds(pid) for pid in everybody if pid not in known)
-        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
-        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
-        outcome = ""
-        if len(everybody) > most:
-            outcome = "too many processes"
-        elif self.job.memory_limit and held > self.job.memory_limit:
-            outcome = "out of memory"
-        elif self.job.cpu_limit and busy > self.job.cpu_limit and not self.job.launcher:  # its processes are its ranks
-            self._time_out(f"cpu {self.job.cpu_limit:g}")
-        if not outcome:
-            return
-        among = {member.pid: len(processes.descendants(member.pid, parents)) for member in self.unfinished()}
-        for member in sorted(self.unfinished(), key=lambda member: -among[member.pid])[:1]:
-            self._break(member, outcome)
-        processes.kill(pid for pid in everybody if pid not in known)
-
-    def _break(self, member: Member, outcome: str) -> None:
-        if not member.done:
-            self.still.ask([member])
-        member.stack = member.sample
-        self._end(member, outcome, None)
-        if member.role == "worker":  # The launcher is told by its own means, but the limit is the cause.
-            self.failed_at = self.failed_at or time.monotonic()
-        processes.kill([member.pid])
-
-    def _time_out(self, why: str) -> None:
-        if self.reason or self.failed_at is not None:
-            return
-        waiting = self.unfinished()
-        self.still.ask(waiting)
-        for member in waiting:
-            if not member.done:
-                member.stop_here("timed out", self.elapsed())
-                member.stopped = processes.is_stopped(member.pid)
-        self.reason = why
 
     # The end of it all -----------------------------------------------------------------------------------------
 
@@ -549,24 +478,7 @@ class Supervisor:
                 "temporary": temporary,
                 "immortal": immortal,
                 "replicas": self.comparison.to_json(),
-                "members": [
-                    {
-                        "role": member.role,
-                        "rank": member.rank,
-                        "pid": member.pid,
-                        "outcome": member.outcome,
-                        "code": member.code,
-                        "error": member.error,
-                        "frames": member.frames,
-                        "stack": member.stack,
-                        "stopped": member.stopped,
-                        "fault": faults[member.pid],
-                        "peak_memory": member.peak_memory,
-                        "cpu": member.cpu,
-                        "ended": member.ended,
-                    }
-                    for member in self.members
-                ],
+                "members": [member.report(faults[member.pid]) for member in self.members],
             })  # fmt: skip
 
 
