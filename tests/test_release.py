@@ -245,6 +245,19 @@ def test_gradescope_from_zip_to_results(course, tmp_path):
     assert all(test["output"] for test in missing)
 
 
+def test_gradescope_takes_a_batch_script_too(course, copy, tmp_path):
+    handed_in = tmp_path / "submission"
+    (handed_in / "exercises").mkdir(parents=True)
+    (handed_in / "exercises" / "train.sbatch").write_text("#!/bin/bash\n# mine\n")
+    (handed_in / "short_shard.py").write_text("# mine\n")
+    (tmp_path / "into").mkdir()
+    gradescope.gather(Course(copy), handed_in, tmp_path / "into")
+    assert (tmp_path / "into" / "train.sbatch").read_text() == "#!/bin/bash\n# mine\n"
+    assert (tmp_path / "into" / "clinic" / "short_shard.py").read_text() == "# mine\n"
+    stub = make_stub((course.solutions / "train.py").read_text(), "train")
+    assert (tmp_path / "into" / "train.py").read_text() == stub
+
+
 def test_gradescopes_results_never_count_a_fault_of_ours():
     diagnosis = Diagnosis("some-id", "rank 1 <b>hangs</b>", "a table", (1,), read="chapter 1")
     checks = (

@@ -140,6 +140,8 @@ def test_a_class_from_download_to_grades(tiny: Course, tmp_path: Path) -> None:
     assert sorted(path.stem for path in (out / "gradescope").iterdir()) == IDS
     scope = json.loads((out / "gradescope" / "nobody-1004.json").read_bytes())
     assert scope["score"] == 0 and scope["output"].startswith("nothing to grade")
+    scope = json.loads((out / "gradescope" / "ada-lovelace-1001.json").read_bytes())
+    assert scope["score"] == 4 and "4 of 4 points" in scope["output"]
     assert "ada&#45;lovelace&#45;1001" in (out / "summary.md").read_text()
 
 

@@ -17,6 +17,7 @@ from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.course import Course
 from lockstep.grading.exports.classroom50 import Handin, result, scores
 from lockstep.grading.exports.csv_grades import Row, grades_csv
+from lockstep.grading.exports.gradescope import class_results
 from lockstep.grading.intake import Handed
 from lockstep.grading.policy import Classroom50, Grades, Half, Policy, Rounding, apply
 from lockstep.grading.policy_file import PolicyError, load, parse
@@ -278,6 +279,13 @@ def test_grades_csv_has_the_policys_points_and_says_why() -> None:
     assert (eve["outcome"], eve["score"], eve["max_score"], eve["train_ddp"]) == ("fault of the grader", "", "13", "")
     assert (nil["outcome"], nil["score"], nil["max_score"]) == ("nothing to grade", "0", "13")
     assert '"9.5"' not in text, "points are numbers"
+
+
+def test_gradescope_is_given_the_policys_points_and_the_reasons() -> None:
+    whole, grades = everybody()
+    ada = class_results(whole.learners[0], grades["ada"])
+    assert ada["score"] == 9.5 and sum(test["score"] for test in ada["tests"]) == 15
+    assert "9.5 of 13 points" in ada["output"] and "1 day late: 10 % of the points taken off (−1)" in ada["output"]
 
 
 def whole_numbers(record: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def write_gradescope(marked: Marked, folder: Path) -> list[Path]:
     folder.mkdir()
     for one in marked.graded.learners:
         if not one.faulty:
-            write(folder / f"{one.id}.json", pretty(class_results(one)))
+            write(folder / f"{one.id}.json", pretty(class_results(one, marked.grades[one.id])))
     return [folder]
 
 

@@ -18,6 +18,8 @@ from typing import Any
 
 from ..classroom import Learner
 from ..course import Course, CourseError, find, leaf
+from ..help import suffixes
+from ..policy import Grade
 from ..store import write
 from ..verdict import CheckOutcome, CheckResult, Report, from_json
 
@@ -39,15 +41,19 @@ def results(report: Report) -> dict[str, Any]:
     }
 
 
-def class_results(learner: Learner) -> dict[str, Any]:
+def class_results(learner: Learner, grade: Grade | None = None) -> dict[str, Any]:
     """`results.json` of one learner of a class. Raises ValueError after a fault of ours.
 
-    Where nothing could be graded it says why, and gives 0 points.
+    With a grade its points are the submission's `score`, which Gradescope takes in place of the sum over the checks, and
+    what the policy says stands in the output. Where nothing could be graded it says why, and gives 0 points.
     """
     said = "\n".join((*learner.handed.refused, *learner.handed.notes))
     if learner.report is None:
         return {"score": 0, "output": said, "output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}  # fmt: skip
     data = results(learner.report)
+    if grade is not None and grade.score is not None:
+        data["score"] = float(grade.score)
+        said = "\n".join((f"{grade.score} of {grade.most} points", *grade.lines, said)).strip()
     return {**data, "output": f"{data['output']}\n\n{said}".strip()}
 
 
@@ -70,13 +76,13 @@ def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
 
 
 def gather(course: Course, submission: Path, into: Path) -> None:
-    """One file for every exercise: what was handed in, flat or in folders; the stub where nothing was."""
-    for name in course.names:
-        target = into / f"{name}.py"
+    """Each exercise's files: what was handed in, flat or in folders; the stub where nothing was."""
+    for file in (f"{name}{suffix}" for name in course.names for suffix in suffixes(course, name)):
+        target = into / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        places = [submission / f"{name}.py", submission / "exercises" / f"{name}.py", submission / f"{leaf(name)}.py"]
+        places = [submission / file, submission / "exercises" / file, submission / leaf(file)]
         handed_in = [place for place in places if place.is_file() and not place.is_symlink()]
-        shutil.copyfile(handed_in[0] if handed_in else course.autograder / "stubs" / f"{name}.py", target)
+        shutil.copyfile(handed_in[0] if handed_in else course.autograder / "stubs" / file, target)
 
 
 def main(arguments: list[str] | None = None) -> int:
