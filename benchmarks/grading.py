@@ -2,7 +2,7 @@
 
 Four parts, each printed when it is done:
 
-1. `course`: the reference solutions of the whole course, graded by one warm worker.
+1. `course`: the reference solutions of the whole course, as `./lockstep check --all` grades them, two at a time.
 2. `class`: N generated submissions of three exercises through `lockstep grade`'s engine: a third right, a third wrong, a
    sixth hanging, a sixth hostile, all from `tests/submissions`. The naive way beside it, in the same run: for every run
    of ranks that a check needs, new processes that import torch (as `mp.spawn` starts them), no result shared between
@@ -40,7 +40,7 @@ from typing import Any
 from lockstep.grading import bulk, isolation
 from lockstep.grading.classroom import Learner
 from lockstep.grading.course import Course
-from lockstep.grading.worker import Worker
+from lockstep.grading.side_by_side import grade_side_by_side
 from lockstep.ranks.processes import descendants
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,23 +91,15 @@ def generate(folder: Path, number: int, names: tuple[str, ...], draw: random.Ran
 
 
 def measure_course(course: Course, names: tuple[str, ...]) -> dict[str, Any]:
-    """The reference solutions through one worker, which is warm: the time to warm up is told apart."""
-    worker = Worker()
-    try:
-        began = time.perf_counter()
-        worker.outline(course, list(names[:1]))
-        warm = time.perf_counter() - began
-        began = time.perf_counter()
-        report = worker.grade(course, list(names), course.solutions, seed=1)
-        seconds = time.perf_counter() - began
-    finally:
-        worker.stop()
+    """The reference solutions as `./lockstep check --all` grades them, from cold."""
+    began = time.perf_counter()
+    report = grade_side_by_side(course, list(names), course.solutions, seed=1)
+    seconds = time.perf_counter() - began
     if not report.passed:
         raise SystemExit(f"the reference solutions do not pass: {report.faults or report.exercises}")
     return {
         "exercises": len(names),
         "checks": sum(e.max_score for e in report.exercises),
-        "warm_up": warm,
         "seconds": seconds,
     }
 
@@ -301,8 +293,7 @@ def measure_same(course: Course, folder: Path, times: int, names: tuple[str, ...
 def tell(part: str, found: dict[str, Any]) -> None:
     """Print a part's figures."""
     if part == "course":
-        print(f"course   {found['exercises']} reference solutions, {found['checks']} checks: {found['seconds']:.1f} s "
-              f"(and {found['warm_up']:.1f} s until the worker was warm)")  # fmt: skip
+        print(f"course   {found['exercises']} reference solutions, {found['checks']} checks: {found['seconds']:.1f} s")
     elif part == "class":
         kinds = ", ".join(f"{number} {kind}" for kind, number in found["kinds"].items())
         print(f"class    {found['submissions']} submissions ({kinds}), {found['jobs']} at once: {found['seconds']:.1f} s, "

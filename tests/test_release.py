@@ -277,3 +277,10 @@ def test_gradescopes_results_never_count_a_fault_of_ours():
     assert {test["output_format"] for test in data["tests"]} == {"text"}
     with pytest.raises(ValueError, match="does not count"):
         gradescope.results(replace(report, faults=("boom",)))
+
+
+def test_a_batch_scripts_lines_are_looked_for_too(course):
+    files = contents(course, list(course.names))
+    script = without_markers((course.solutions / "train.sbatch").read_text(encoding="utf-8"))
+    found = find_leaks(course, files | {"chapters/preempted.py": script.encode()})
+    assert len(found) == 1 and found[0].startswith("chapters/preempted.py has ") and "solution of train" in found[0]

@@ -12,6 +12,7 @@ from .grading import progress as records
 from .grading.course import Course, CourseError
 from .grading.isolation import tier
 from .grading.run import Progress, grade
+from .grading.side_by_side import grade_side_by_side, worthwhile
 from .grading.submission import locate
 from .grading.verdict import CheckResult, Report
 
@@ -48,7 +49,11 @@ def check(
 def _grade(
     course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, progress: Progress | None
 ) -> Report:
-    """At a terminal in the process that stays warm, elsewhere (CI, a pipe) in this one. LOCKSTEP_WARM=0 or 1 decides."""
+    """Many exercises by two processes at once. Fewer, at a terminal, in the process that stays warm, elsewhere (CI, a pipe)
+    in this one: LOCKSTEP_WARM=0 or 1 decides.
+    """
+    if worthwhile(names):
+        return grade_side_by_side(course, names, submission, device=device, seed=seed, progress=progress)
     if os.environ.get("LOCKSTEP_WARM", "1" if sys.stdout.isatty() else "0") == "1":
         from .grading.worker import shared
 

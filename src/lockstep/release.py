@@ -193,6 +193,11 @@ def find_leaks(course: Course, files: Files) -> list[str]:
         write_up = path.with_suffix(".md")
         more = write_up.read_text(encoding="utf-8") if write_up.is_file() else ""
         own[name] = set(_long_lines(without_markers(text) + "\n" + more))
+        script = path.with_suffix(SCRIPT)
+        if script.is_file():
+            text = script.read_text(encoding="utf-8")
+            everybodys |= set(_long_lines(make_stub(text, script.name)))
+            own[name] |= set(_long_lines(without_markers(text)))
         canaries[name] = canary(name).encode()
     for place, content in sorted(files.items()):
         found += [f"{place} has the canary of {name}" for name, word in canaries.items() if word in content]
