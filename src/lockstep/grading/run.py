@@ -125,7 +125,9 @@ def _pytest(course: Course, names: list[str], arguments: list[str], witness: obj
 
     arguments = [
         *(str(course.checks(name)) for name in names),
-        "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging", "--capture=no", "--assert=plain", "--noconftest",
+        "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:logging",
+        "-p", "no:unraisableexception", "-p", "no:threadexception",  # they collect all garbage of a process with torch in it
+        "--capture=no", "--assert=plain", "--noconftest",
         "-c", os.devnull, "--rootdir", str(course.root), "-o", f"pythonpath={course.autograder}", "--import-mode=importlib",
         *arguments,
     ]  # fmt: skip
