@@ -74,7 +74,10 @@ class Trained:
                     (theirs[name].double().cpu() - one).abs().max() <= 1e-4 * one.abs().max() + 1e-6
                     for name, one in wanted.items()
                 ):
-                    raise ValueError(f"in step {step} DDP's gradients on rank {rank} are not DDP's")
+                    raise ValueError(
+                        f"in step {step} torch's own DDP, which trains beside MiniDDP, did not get the mean over the ranks on "
+                        f"rank {rank}: something reached into it"
+                    )
         return found
 
     def _replayed(self) -> Iterator[Tensors]:

@@ -31,8 +31,8 @@ def setup_ddp(rank: int, world_size: int) -> None:
 
     Raises:
         ValueError: `rank` is not in 0 to world_size - 1, or RANK or WORLD_SIZE is set and says something else.
-        RuntimeError: world_size > 1 and MASTER_ADDR or MASTER_PORT is not set (the message names them), or this
-            process is in a group already.
+        ValueError or RuntimeError, torch's own or yours: world_size > 1 and MASTER_ADDR or MASTER_PORT is not set, or
+            this process is in a group already.
     """
     raise NotImplementedError("setup_ddp: choose the device, then join the process group")
 

@@ -12,6 +12,7 @@ import pytest
 from lockstep.grading.exports.csv_grades import Row, cell, grades_csv
 from lockstep.grading.exports.junit import junit
 from lockstep.grading.exports.summary_md import MOST_BYTES, plain, summary_md
+from lockstep.grading.text import WIDTH, check_text
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", " =1+1", "\t=1+1", "\r\n=1+1", "\u202e=1", "＝1+1", 'a"b,c;d', "a\nb\r\nc", "<script>x</script>",
@@ -130,3 +131,20 @@ def test_summary_stays_below_what_github_takes() -> None:
 
 def test_plain_is_one_line() -> None:
     assert plain("a\n\n# b") == "a &#35; b"
+
+
+def test_a_check_that_was_not_run_takes_one_line_and_a_reason_of_its_own_is_whole() -> None:
+    """What a check waits for is cut to the width; why a machine cannot run it never is."""
+    premise = "needs “a step sends the gradients once, however many micro-batches it has”"
+    long = "the loss counts samples, also where ranks hold different numbers of them"
+    lacking = "a stranger's batch script is not run: the SLURM cluster stands outside of the sandbox, where it would be let in"
+
+    def shown(name: str, reason: str) -> list[str]:
+        return check_text(CheckResult(name, "id", CheckOutcome.NOT_RUN, reason=reason)).splitlines()
+
+    (line,) = shown("the gradient is that of the big batch", premise)
+    assert len(line) <= WIDTH and "not run: needs “a step sends" in line and line.endswith("…”")
+    assert shown(long, premise) == [f"  – {long}  not run"]
+    assert shown("short", "needs “a”") == ["  – short".ljust(60) + "  not run: needs “a”"]
+    first, *rest = shown(long, lacking)
+    assert first.endswith("  not run") and " ".join(" ".join(rest).split()) == lacking

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import RIGHT, WRONG, make_course
+from tiny import RIGHT, ROOT, WRONG, make_course
 
 from lockstep.grading.course import Course, CourseError
 from lockstep.grading.side_by_side import _InOrder, grade_side_by_side
@@ -82,3 +88,43 @@ def test_a_later_exercise_waits_for_its_turn() -> None:
     assert told == ["a1", "b1", "b2"]
     order.done("b")
     assert told == ["a1", "b1", "b2", "c1"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="not run: looks at /proc")
+def test_ctrl_c_ends_all_of_it(tmp_path: Path) -> None:
+    """The command says so by its status, and none of its processes is left."""
+    mark = f"LOCKSTEP_SIDE_BY_SIDE={tmp_path.name}-{os.getpid()}"
+    name, _, value = mark.partition("=")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LOCKSTEP_WARM": "0", name: value}
+    command = [sys.executable, "-m", "lockstep", "check", "--all", "--submission", "solutions"]
+    running = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        until(lambda: len(marked(mark)) >= 5)  # itself, two that grade, and what starts their ranks
+        os.killpg(running.pid, signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+        assert running.returncode == 130, said
+        assert b"Traceback" not in said
+        until(lambda: not marked(mark))
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that have this in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def until(is_so: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for it, and fail when it does not come."""
+    give_up = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < give_up, "it never came to that"
+        time.sleep(0.1)

@@ -35,7 +35,7 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
     """One check: a line, and for a failed one what was seen, where, why, and what to read."""
     mark = MARKS[check.outcome]
     if check.outcome is CheckOutcome.NOT_RUN:
-        return f"  {mark} {check.name}".ljust(60) + f"  not run: {check.reason}"
+        return _not_run(check)
     if check.diagnosis is None:
         return f"  {mark} {check.name}"
     diagnosis = check.diagnosis
@@ -51,6 +51,17 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
     if todo:
         lines.append("      " + " · ".join(todo))
     return "\n".join(lines)
+
+
+def _not_run(check: CheckResult) -> str:
+    """A line, as wide as the others. What it waits for stands above it, so a few words of that are enough."""
+    head = f"  {MARKS[check.outcome]} {check.name}".ljust(60) + "  not run"
+    room = WIDTH - len(head) - 2
+    if len(check.reason) <= room:
+        return f"{head}: {check.reason}"
+    if not check.reason.startswith("needs “"):
+        return "\n".join([head, *_wrapped(check.reason)])
+    return f"{head}: {check.reason[: room - 2].rstrip()}…”" if room >= 20 else head
 
 
 def visible(text: str, keep: str = "") -> str:
