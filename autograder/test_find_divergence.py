@@ -58,10 +58,11 @@ def compared(
     stepped: bool = True,
     **options: Any,
 ) -> Run:
-    """Compare once, after these changes."""
+    """Compare once, after these changes, of which each rank knows its own."""
     seed = grader.random("model").randrange(1 << 30)
+    each = [{"changes": [one for one in changes if one["rank"] == rank]} for rank in range(world)]
     return grader.run(
-        "compares", world, case=case, seed=seed, changes=changes, options=options, wrapped=wrapped, stepped=stepped
+        "compares", world, each=each, case=case, seed=seed, options=options, wrapped=wrapped, stepped=stepped
     )
 
 
@@ -408,7 +409,9 @@ def test_watch(grader: Grader) -> None:
     first, expected = add(grader, 1, "parameter", "encoder.weight", 12)
     later, _ = add(grader, 2, "parameter", "decoder.weight", 12)
     seed = grader.random("model").randrange(1 << 30)
-    run = grader.run("watches", WORLD, seed=seed, every=EVERY, steps=STEPS, changes={"3": first, "5": later})
+    changes = {"3": first, "5": later}
+    each = [{"changes": {n: one for n, one in changes.items() if one["rank"] == rank}} for rank in range(WORLD)]
+    run = grader.run("watches", WORLD, each=each, seed=seed, every=EVERY, steps=STEPS)
     seen = run.observed("seen")
     for rank, each in enumerate(seen):
         for step in range(1, STEPS + 1):

@@ -126,12 +126,11 @@ def compares(
     wrapped: bool,
     stepped: bool,
 ) -> None:
-    """Compare once; `changes` are made first, each on its own rank."""
+    """Compare once; this rank's `changes` are made first."""
     model, optimizer = build(seed)
     whole: nn.Module = DistributedDataParallel(model) if wrapped else model
     for what in changes:
-        if what["rank"] == rank():
-            change(model, optimizer, what)
+        change(model, optimizer, what)
     before, random = _state(model, optimizer), torch.get_rng_state()
     observe("case", case)
     mark("begin")
@@ -143,14 +142,14 @@ def compares(
 
 
 def watches(submission, seed: int, every: int, steps: int, changes: dict[str, dict[str, Any]]) -> None:
-    """Watch some steps; the change of step n is made before the n-th call."""
+    """Watch some steps; this rank's change of step n is made before the n-th call."""
     model, optimizer = build(seed)
     observe("case", "watch")
     watch = submission.DivergenceWatch(model, optimizer, every=every)
     seen: list[Any] = []
     for step in range(1, steps + 1):
         what = changes.get(str(step))
-        if what is not None and what["rank"] == rank():
+        if what is not None:
             change(model, optimizer, what)
         mark(f"step {step}")
         found = watch.step()
