@@ -57,7 +57,11 @@ def call_helper() -> None:
 
 
 def parents() -> dict[int, int]:
-    """The parent of every living process: {pid: parent's pid}. Empty where /proc is missing."""
+    """The parent of every living process: {pid: parent's pid}. Empty where /proc is missing.
+
+    A process lives as long as one of its threads does. Its first one may have ended: while a killed process is dying, or
+    because it wanted to look dead; its children are still its own then.
+    """
     found: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
@@ -66,7 +70,8 @@ def parents() -> dict[int, int]:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 stat = Path(f"/proc/{entry.name}/stat").read_text(errors="replace")
                 fields = stat[stat.rindex(")") + 2 :].split()
-                if fields[0] != "Z":
+                threads = int(fields[17])  # num_threads in proc(5)
+                if fields[0] != "Z" or threads > 1:
                     found[int(entry.name)] = int(fields[1])
     return found
 
