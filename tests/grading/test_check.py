@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import CommandLine, only
+from conftest import ROOT, CommandLine, only
 
 from lockstep.grading.course import Course
 from lockstep.grading.text import report_text
@@ -216,3 +219,19 @@ def test_not_run_is_not_passed(worker: Worker, course: Course, tmp_path: Path) -
     waiting = [check for check in result.checks if check.outcome is CheckOutcome.NOT_RUN]
     assert waiting and all(check.reason.startswith("needs") for check in waiting)
     assert result.score == 0 and not result.passed
+
+
+def test_whoever_reads_may_stop_reading(course: Course) -> None:
+    """`lockstep check … | head -1`: the grading goes on, and its status is the grade's."""
+    command = [sys.executable, "-m", "lockstep", "check", "device_report", "--submission", str(course.solutions)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LOCKSTEP_WARM": "0", "PYTHONUNBUFFERED": "1"}
+    done = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert done.stdout is not None and done.stderr is not None
+    while "device_report" not in done.stdout.readline():
+        pass
+    done.stdout.close()
+    assert done.stderr.read() == ""
+    assert done.wait(120) == 0
+    done.stderr.close()
