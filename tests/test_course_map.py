@@ -69,7 +69,7 @@ def test_an_exercise_counts_when_it_has_passed(course: Course) -> None:
 def test_a_chapter_marked_as_complete_is_behind_the_reader(course: Course) -> None:
     progress.update("quizzes", "01_internals/dp_or_ddp", "wrong", course)
     mark(course, "01_internals", complete=True)
-    assert standing(course).here == ("02_setup", "Launchers and the environment")
+    assert standing(course).here == ("02_setup", "Where we start")
     mark(course, "01_internals", complete=False)
     assert standing(course).here == ("01_internals", "Two ways to use several GPUs")
     for chapter in course.chapters:
@@ -111,7 +111,7 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     show_status(course)
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"✓ +1 How DDP works inside +questions 0/\d+ +exercises 0/3", lines[0])
-    assert lines[len(course.chapters)] == "You are in chapter 2, “Launchers and the environment”."
+    assert lines[len(course.chapters)] == "You are in chapter 2, “Where we start”."
     assert any("average_gradients" in line for line in lines[len(course.chapters) :])
 
 
