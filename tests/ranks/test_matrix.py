@@ -3,12 +3,13 @@
 Rank 1 is the one that misbehaves, unless a case says otherwise. A case's text runs below `PRELUDE` on every rank.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
 
 from lockstep import ranks
-from lockstep.ranks import Outcome
+from lockstep.ranks import Outcome, explain
 
 PRELUDE = """\
 import ctypes, os, signal, subprocess, sys, time
@@ -211,3 +212,26 @@ def test_a_second_group_through_the_same_store_is_explained() -> None:
     run = ranks.run(ranks.Source(text), 3)
     if run.cause is not None and run.cause.kind == "hang" and "init_process_group" in run.cause.headline:
         assert any("has had a group before" in note for note in run.cause.notes)
+
+
+KILLED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.barrier()
+except RuntimeError:
+    os._exit(1)
+"""
+
+
+def test_who_leaves_because_another_was_killed_is_not_the_cause() -> None:
+    """A killed process closes its connections before it is gone: the others may be seen to leave before it is."""
+    run = ranks.run(ranks.Source(KILLED), 3)
+    sooner = [dataclasses.replace(one, ended=one.ended - 0.3 * (one.rank != 1)) for one in run.ranks]
+    for reports in (run.ranks, sooner):
+        bad = [one for one in reports if one.outcome in (Outcome.EXITED, Outcome.CRASHED)]
+        found = explain._failure(run, None, bad)
+        assert found.ranks == (1,) and "SIGKILL" in found.headline

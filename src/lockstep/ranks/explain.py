@@ -30,6 +30,8 @@ TIMEOUT = re.compile(
     re.IGNORECASE,
 )
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
+SLOW_DEATH = 0.5
+"""Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
 HANGS = 'chapter 3, "Hangs"'
 FAILURES = 'chapter 3, "Reading failures"'
 HELP = (
@@ -81,6 +83,10 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
             return _left_early(run, quiet, echoes)
         causes, echoes = sorted(echoes, key=lambda report: report.ended), []
     first = causes[0]
+    if first.outcome is Outcome.EXITED:  # because of another's death, which was seen only after it?
+        killed = [one for one in causes if one.code == -signal.SIGKILL and one.ended - first.ended < SLOW_DEATH]
+        causes = [*killed, *(one for one in causes if one not in killed)]
+        first = causes[0]
     if any(SIZE_MISMATCH.search(report.stderr + (report.error.message if report.error else "")) for report in causes):
         mismatch = first_mismatch(run.ranks)
         if mismatch:
