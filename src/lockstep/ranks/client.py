@@ -20,6 +20,7 @@ from typing import Any
 
 from . import drift, explain, processes
 from .channel import Channel, ChannelError, decode, encode
+from .folder import remove_left_folders
 from .job import Function, Job, Source, Target, describe
 from .network import NotRun
 from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack, only_places_below
@@ -126,6 +127,7 @@ class Server:
                 below = processes.descendants(process.pid)
             process.kill()
             process.wait()
+        remove_left_folders()
 
     def is_stopped(self, pid: int) -> bool:
         """True when the server, or its child `pid`, is held by a signal: it will say nothing more."""

@@ -9,6 +9,8 @@ import stat
 import tempfile
 
 FOLDER = "lockstep-run-"
+GONE = ".gone"
+"""How the name of a folder ends that is being removed: whoever finds one may go on with it."""
 LONGEST = 70
 """The address of a local socket has room for about 100 bytes, and some clusters' temporary folders have long names."""
 
@@ -22,6 +24,16 @@ def make_folder() -> str:
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(os.path.join(folder, "new"), os.path.join(folder, "lock"))
     return folder
+
+
+def remove_run_folder(folder: str) -> None:
+    """Remove the folder of a run; when this process is killed while it does, the next one goes on where it was."""
+    gone = folder + GONE
+    try:
+        os.rename(folder, gone)
+    except OSError:
+        gone = folder
+    remove_folder(gone)
 
 
 def remove_folder(folder: str) -> None:
@@ -88,15 +100,17 @@ def _empty(folder: int) -> list[str]:
 
 
 def remove_left_folders() -> None:
-    """Remove the folders of runs whose supervisor was killed: those that nobody holds the lock of."""
+    """Remove the folders of runs whose supervisor was killed: nobody holds their lock, or they were being removed."""
     for place in {tempfile.gettempdir(), "/tmp"}:
         with contextlib.suppress(OSError):
             for entry in os.scandir(place):
-                if entry.name.startswith(FOLDER):
+                if entry.name.startswith(FOLDER) and entry.name.endswith(GONE):
+                    remove_folder(entry.path)
+                elif entry.name.startswith(FOLDER):
                     _remove_if_left(entry.path)
 
 
 def _remove_if_left(folder: str) -> None:
     with contextlib.suppress(OSError), open(os.path.join(folder, "lock"), "rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_folder(folder)
+        remove_run_folder(folder)

@@ -34,7 +34,7 @@ from typing import Any
 from . import leavings, network, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
-from .folder import make_folder, remove_folder
+from .folder import make_folder, remove_run_folder
 from .job import Job
 from .limits import Limits
 from .member import Member
@@ -434,7 +434,7 @@ class Supervisor:
         with contextlib.suppress(OSError):  # A rank may have removed it.
             temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[: leavings.LISTED])
         temporary += whole(leavings.files(os.path.join(self.directory, WORK)))
-        remove_folder(self.directory)
+        remove_run_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
                 with contextlib.suppress(OSError):

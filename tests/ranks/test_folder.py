@@ -1,0 +1,69 @@
+"""The folder of a run goes with it, also when whoever removes it is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lockstep.ranks import folder
+
+STEPS = ("rename", "unlink", "rmdir", "chmod", "open")
+
+
+def filled() -> str:
+    """The folder of a run whose ranks have left something."""
+    made = folder.make_folder()
+    (Path(made) / "tmp" / "deep").mkdir()
+    for name in ("socket", "tmp/left.txt", "tmp/deep/left.txt"):
+        (Path(made) / name).write_text("left")
+    return made
+
+
+def remove_and_die(step: int) -> bool:
+    """In a child: make such a folder, and be killed before the `step`th change of the disk; False when it came through."""
+    child = os.fork()
+    if not child:
+        left = step
+
+        def counted(call: Callable[..., object]) -> Callable[..., object]:
+            def change(*args: object, **kwargs: object) -> object:
+                nonlocal left
+                if not left:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+                return call(*args, **kwargs)
+
+            return change
+
+        made = filled()
+        for name in STEPS:
+            setattr(os, name, counted(getattr(os, name)))
+        folder.remove_run_folder(made)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
+def test_whoever_removes_a_folder_may_be_killed_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    step = 0
+    while remove_and_die(step):
+        assert os.listdir(tmp_path), "it was killed, and has left nothing?"
+        folder.remove_left_folders()
+        assert os.listdir(tmp_path) == [], f"killed before step {step}"
+        step += 1
+    assert os.listdir(tmp_path) == []
+    assert step > 10
+
+
+def test_a_folder_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = filled()
+    folder.remove_left_folders()
+    assert os.path.isfile(os.path.join(made, "tmp", "left.txt"))
+    folder.remove_run_folder(made)
+    assert os.listdir(tmp_path) == []
