@@ -2,8 +2,8 @@
 
     python benchmarks/chapters.py [NAME …]
 
-Reading: words of text at 200 a minute, lines of code at 20 a minute, as the minutes in the chapters were counted. Running: all
-cells in one fresh kernel, top to bottom, as `pytest --nbval chapters` and `Run All Cells` do; `%check` grades the reference.
+Reading: as the minutes in the chapters were counted (`lockstep.authoring.chapters.Length`). Running: all cells in
+one fresh kernel, top to bottom, as `pytest --nbval chapters` and `Run All Cells` do; `%check` grades the reference.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import datetime
 
 from lockstep.authoring import chapters
-
-WORDS_A_MINUTE, CODE_LINES_A_MINUTE = 200, 20
 
 
 def main(names: list[str]) -> None:
@@ -24,16 +23,14 @@ def main(names: list[str]) -> None:
     for name in names or chapters.names():
         notebook = chapters.read_source(name)
         cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
-        lines = sum(bool(line.strip()) for cell in cells for line in cell.source.splitlines())
-        reading = words / WORDS_A_MINUTE + lines / CODE_LINES_A_MINUTE
+        length = chapters.length(notebook)
         began = time.perf_counter()
         chapters.execute(notebook, timing=True)
         seconds = time.perf_counter() - began
         slowest = max(cells, key=_seconds)
         first = next(line for line in slowest.source.splitlines() if line.strip())
         print(
-            f"{name:20} {words:6} {lines:10} {reading:4.0f} min {seconds:6.0f} s {len(cells):5}  "
+            f"{name:20} {length.words:6} {length.code_lines:10} {length.minutes:4.0f} min {seconds:6.0f} s {len(cells):5}  "
             f"{_seconds(slowest):.0f} s: {first[:60]}",
             flush=True,
         )
@@ -41,8 +38,6 @@ def main(names: list[str]) -> None:
 
 def _seconds(cell: chapters.NotebookNode) -> float:
     """How long the cell ran; nbclient notes when it began and when its answer came."""
-    from datetime import datetime
-
     told = cell.metadata.get("execution", {})
     begin, end = (told.get(key) for key in ("iopub.execute_input", "shell.execute_reply"))
     if not begin or not end:

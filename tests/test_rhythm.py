@@ -8,9 +8,7 @@ import pytest
 
 from lockstep.authoring import chapters, claims
 
-WORDS_A_MINUTE = 200
-CODE_LINES_A_MINUTE = 20
-# Sections that end without a question: an opening, and those that are tasks or lists themselves.
+# Sections that end without a question, being lists themselves.
 NO_QUIZ = ("Checklist", "Take it with you", "What to read next")
 
 each_chapter = pytest.mark.parametrize("name", chapters.names())
@@ -21,18 +19,6 @@ def opening(name: str) -> str:
     cells = chapters.read_source(name).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     return " ".join(text.partition("\n## ")[0].split())
-
-
-def code_lines(name: str) -> int:
-    """Lines of code to read, without imports."""
-    cells = [cell for cell in chapters.read_source(name).cells if cell.cell_type == "code"]
-    lines = [line for cell in cells for line in cell.source.splitlines()]
-    return sum(bool(line.strip()) and not line.startswith(("import ", "from ", "%")) for line in lines)
-
-
-def words(name: str) -> int:
-    """Words of text."""
-    return sum(len(cell.source.split()) for cell in chapters.read_source(name).cells if cell.cell_type == "markdown")
 
 
 def top_sections(name: str) -> dict[str, str]:
@@ -68,7 +54,7 @@ def test_the_minutes_add_up_and_were_counted(name: str) -> None:
     assert minutes
     total, reading, exercises = map(int, minutes.groups())
     assert total == reading + exercises
-    counted = words(name) / WORDS_A_MINUTE + code_lines(name) / CODE_LINES_A_MINUTE
+    counted = chapters.length(chapters.read_source(name)).minutes
     assert abs(reading - counted) <= 8, f"{counted:.0f} minutes of text and code, and it says {reading}"
     text = "\n".join(cell.source for cell in chapters.read_source(name).cells)
     promised = sum(map(int, re.findall(r"^\*\w+, (\d+) minutes", text, re.MULTILINE)))

@@ -81,7 +81,7 @@ class _Shower:
                 console().print(f"\n[bold]{exercise}[/bold]")
                 self.exercise = exercise
             show_check(result, exercise)
-        except (BrokenPipeError, SystemExit):  # rich makes the one into the other
+        except BrokenPipeError:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

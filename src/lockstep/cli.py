@@ -208,7 +208,7 @@ def grade(
         Path | None, typer.Option(help="where results go; the same again goes on", show_default=False)
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="so many at once (default: one for two cores)")
+        int | None, typer.Option("-j", "--jobs", min=1, help="so many at once (default: one for each core)")
     ] = None,
     exercises: Annotated[str | None, typer.Option(help="these, handed in or not, with commas between them")] = None,
     seed: Annotated[

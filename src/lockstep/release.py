@@ -188,16 +188,13 @@ def find_leaks(course: Course, files: Files) -> list[str]:
     own: dict[str, set[str]] = {}
     canaries: dict[str, bytes] = {}
     for name, path in solved(course.solutions).items():
-        text = path.read_text(encoding="utf-8")
-        everybodys |= set(_long_lines(make_stub(text, name)))
+        parts = [part for part in (path, path.with_suffix(SCRIPT)) if part.is_file()]
+        texts = [part.read_text(encoding="utf-8") for part in parts]
+        for part, text in zip(parts, texts, strict=True):
+            everybodys |= set(_long_lines(make_stub(text, name if part == path else part.name)))
         write_up = path.with_suffix(".md")
-        more = write_up.read_text(encoding="utf-8") if write_up.is_file() else ""
-        own[name] = set(_long_lines(without_markers(text) + "\n" + more))
-        script = path.with_suffix(SCRIPT)
-        if script.is_file():
-            text = script.read_text(encoding="utf-8")
-            everybodys |= set(_long_lines(make_stub(text, script.name)))
-            own[name] |= set(_long_lines(without_markers(text)))
+        more = [write_up.read_text(encoding="utf-8")] if write_up.is_file() else []
+        own[name] = {line for text in [*map(without_markers, texts), *more] for line in _long_lines(text)}
         canaries[name] = canary(name).encode()
     for place, content in sorted(files.items()):
         found += [f"{place} has the canary of {name}" for name, word in canaries.items() if word in content]

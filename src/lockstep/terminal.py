@@ -18,9 +18,17 @@ from .standing import CourseStanding, standing
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 
+class _Console(Console):
+    """A rich console that leaves it to its caller what a closed pipe means; rich itself ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Called where the reader of a pipe has gone. Raises BrokenPipeError."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Where things are shown; the texts bring their own line breaks."""
-    return Console(highlight=False, soft_wrap=True)
+    return _Console(highlight=False, soft_wrap=True)
 
 
 def show_check(check: CheckResult, exercise: str) -> None:

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,29 @@ HEADER = """# ---
 # ---
 
 """
+
+
+@dataclass(frozen=True)
+class Length:
+    """How much there is to read: words of text, and lines of code that are neither empty nor imports nor magics."""
+
+    words: int
+    code_lines: int
+
+    @property
+    def minutes(self) -> float:
+        """At 200 words and 20 lines a minute: the pace by which the chapters' minutes were counted."""
+        return self.words / 200 + self.code_lines / 20
+
+
+def length(notebook: NotebookNode) -> Length:
+    """How much a chapter gives to read."""
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    lines = [line for cell in notebook.cells if cell.cell_type == "code" for line in cell.source.splitlines()]
+    return Length(
+        sum(len(text.split()) for text in texts),
+        sum(bool(line.strip()) and not line.startswith(("import ", "from ", "%")) for line in lines),
+    )
 
 
 def names(root: Path = ROOT) -> list[str]:

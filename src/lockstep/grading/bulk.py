@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..ranks.processes import cores
 from . import isolation
 from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, seed_of
 from .course import Course, CourseError
@@ -39,6 +40,8 @@ LIFE = 100
 """So many learners for one worker process: whatever might grow in it, starts anew then."""
 SECONDS = 600.0
 SECONDS_AN_EXERCISE = 120.0
+WORKER_BYTES = 2 << 30
+"""Memory for one worker and what it grades: 0.6 GiB without a submission's own, by `benchmarks/grading.py --parts memory`."""
 
 Listener = Callable[[Learner], None]
 Outline = dict[str, tuple[tuple[str, str], ...]]
@@ -386,6 +389,6 @@ def _absent(name: str, checks: Sequence[tuple[str, str]]) -> ExerciseResult:
 
 
 def default_jobs() -> int:
-    """One worker for two cores, of those that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // 2)
+    """One worker for each core that this process may use, as far as the machine's memory goes."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(cores(), memory // WORKER_BYTES))

@@ -5,12 +5,12 @@ Most checks wait: for a hang to be proved, for a rank that is killed, for SLURM.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from collections import deque
 from pathlib import Path
 
+from ..ranks.processes import cores
 from .course import Course
 from .run import Progress
 from .verdict import CheckResult, Report
@@ -24,8 +24,7 @@ POLL_SECONDS = 0.2
 
 def worthwhile(names: list[str]) -> bool:
     """Whether these exercises are graded sooner by several processes on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return len(names) >= MANY and cores >= AT_ONCE
+    return len(names) >= MANY and cores() >= AT_ONCE
 
 
 class _InOrder:

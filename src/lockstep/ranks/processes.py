@@ -25,6 +25,11 @@ _PR_SET_DUMPABLE = 4
 HELPER_NAME = "lockstep-helper"
 
 
+def cores() -> int:
+    """How many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _prctl(option: int, value: int) -> None:
     if LINUX:
         with contextlib.suppress(OSError, AttributeError):
