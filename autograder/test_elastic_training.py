@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from resumed import apart, read_loading
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Outcome, Run
-from lockstep.ranks.explain import names
 
 SAMPLES, BATCH = 40, 12
 STEPS_AN_EPOCH = SAMPLES // BATCH
@@ -59,38 +59,14 @@ def start(grader: Grader, world_size: int = WORLD, **more: Any) -> Run:
     return grader.attempt("start", world_size, x=x, y=y, options=options(grader), **more)
 
 
-def went_well(grader: Grader, run: Run) -> Run:
-    """The same, or a failed check."""
-    if run.cause is not None:
-        found = grader.diagnose(run)
-        grader.fail(found.id, found.message, evidence=found.evidence, of=found.ranks, at=TRAIN)
-    return run
-
-
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
-    error = cause.error
-    if error is not None and "Error(s) in loading state_dict" in error.message:
-        told = " ".join(error.message.split())[:200]
-        return grader.diagnosis(
-            "weights-not-restored",
-            f"{names(cause.ranks).capitalize()} raised {error.type}: {told}",
-            of=cause.ranks,
-            at=error.frame or LOADING,
-        )
-    return None
+    return read_loading(grader, run, LOADING)
 
 
 def equal(a: Any, b: Any) -> bool:
     """Bit for bit."""
     return a is not None and b is not None and torch.equal(a, b)
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> str:
-    """The largest difference."""
-    return f"{(a - b).abs().max().item():.1e}"
 
 
 def together(run: Run, step: int) -> list[int]:
@@ -206,13 +182,13 @@ def kill(grader: Grader, name: str, done: int, world_size: int = WORLD) -> dict[
     )
     one = killed.ranks[victim]
     if one.outcome is not Outcome.CRASHED or one.code != -signal.SIGKILL:
-        went_well(grader, killed)
+        grader.require(killed)
     return one.observations.get("files", {})
 
 
 def resumed(grader: Grader, left: dict[str, torch.Tensor], **more: Any) -> Run:
     """The next start."""
-    return went_well(grader, start(grader, left=left, **more))
+    return grader.require(start(grader, left=left, **more))
 
 
 def judge_start(grader: Grader, run: Run, wanted: int, after: str, left: Any, stopped: bool = False) -> None:
@@ -462,7 +438,7 @@ def ask(
             of=[rank],
             at=one.error.frames[-1] if one.error.frames else STOPPING,
         )
-    went_well(grader, run)
+    grader.require(run)
     if after:
         judge_start(grader, run, already, after, more["left"], stopped=True)
         judge_end(grader, run, already, after)

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from resumed import read_loading
 
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Outcome, Run
-from lockstep.ranks.explain import names
 
 SAMPLES, EPOCHS = 36, 4
 WORLD, BATCH = 2, 5  # 18 samples a rank: batches of 5, 5, 5 and 3
@@ -72,17 +72,7 @@ def two(grader: Grader) -> Run:
 
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
-    error = cause.error
-    if error is not None and "Error(s) in loading state_dict" in error.message:
-        return grader.diagnosis(
-            "weights-not-restored",
-            f"{names(cause.ranks).capitalize()} raised {error.type}: {' '.join(error.message.split())[:200]}",
-            of=cause.ranks,
-            at=error.frame or LOADING,
-        )
-    return None
+    return read_loading(grader, run, LOADING)
 
 
 # One training --------------------------------------------------------------------------------------------------------

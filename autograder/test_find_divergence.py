@@ -217,16 +217,21 @@ def test_parameter(grader: Grader) -> None:
     judge(grader, run, [expected for _, expected in pairs])
 
 
-@pytest.mark.needs("test_parameter")
-def test_kinds(grader: Grader) -> None:
-    """compares buffers, gradients and the optimizer's state as well"""
-    pairs = [
+def one_of_each_kind(grader: Grader) -> list[tuple[Change, Expected]]:
+    """What is not a parameter, changed on one rank each."""
+    return [
         add(grader, 2, "buffer", "norm.running_mean", 3),
         add(grader, 1, "buffer", "precise", 3),
         add(grader, 1, "gradient", "decoder.weight", 12),
         add(grader, 2, "optimizer", "encoder.bias.exp_avg", 3),
         add(grader, 1, "optimizer", "scale.step", 1),
     ]
+
+
+@pytest.mark.needs("test_parameter")
+def test_kinds(grader: Grader) -> None:
+    """compares buffers, gradients and the optimizer's state as well"""
+    pairs = one_of_each_kind(grader)
     judge(grader, compared(grader, "kinds", [change for change, _ in pairs]), [expected for _, expected in pairs])
 
 
@@ -376,13 +381,7 @@ def test_cheap(grader: Grader) -> None:
 @pytest.mark.needs("test_kinds")
 def test_only_compares(grader: Grader) -> None:
     """changes neither model, gradients, optimizer nor random state"""
-    pairs = [
-        add(grader, 2, "buffer", "norm.running_mean", 3),
-        add(grader, 1, "buffer", "precise", 3),
-        add(grader, 1, "gradient", "decoder.weight", 12),
-        add(grader, 2, "optimizer", "encoder.bias.exp_avg", 3),
-        add(grader, 1, "optimizer", "scale.step", 1),
-    ]
+    pairs = one_of_each_kind(grader)
     for run in (compared(grader, "agree", []), compared(grader, "kinds", [change for change, _ in pairs])):
         changed = [rank for rank, one in enumerate(run.observed("changed")) if one]
         if changed:

@@ -18,13 +18,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from judge_batch import Judge
+from resumed import apart, read_loading
 from train_batch import Batch, OneJob, Refused
 
 from lockstep import cluster
 from lockstep.grading import Grader
 from lockstep.grading.verdict import Diagnosis
 from lockstep.ranks import Outcome, Run
-from lockstep.ranks.explain import names
 
 SAMPLES, TESTED, BATCH, EPOCHS = 40, 13, 12, 3
 AN_EPOCH = SAMPLES // BATCH
@@ -69,19 +69,8 @@ def start(grader: Grader, **more: Any) -> Run:
     return grader.attempt("start", WORLD, arguments=arguments(grader), **data(grader), **more)
 
 
-def went_well(grader: Grader, run: Run) -> Run:
-    """The same, or a failed check."""
-    if run.cause is not None:
-        found = grader.diagnose(run)
-        grader.fail(found.id, found.message, evidence=found.evidence, of=found.ranks, at=TRAIN)
-    return run
-
-
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
-    error = cause.error
     for report in run.ranks:
         told, met = (report.observations.get(key) for key in ("told", "met at"))
         if told and met and told not in met:
@@ -92,13 +81,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
                 of=[report.rank],
                 at=r"MASTER_ADDR || init_method || init_process_group",
             )
-    if error is not None and "Error(s) in loading state_dict" in error.message:
-        told = " ".join(error.message.split())[:200]
-        who = names(cause.ranks).capitalize()
-        return grader.diagnosis(
-            "weights-not-restored", f"{who} raised {error.type}: {told}", of=cause.ranks, at=error.frame or LOADING
-        )
-    return None
+    return read_loading(grader, run, LOADING)
 
 
 def together(run: Run, step: int) -> list[int]:
@@ -116,11 +99,6 @@ def parts(weights: torch.Tensor) -> list[torch.Tensor]:
 def logits(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """What the small model gives."""
     return F.relu(x @ weights[0].T + weights[1]) @ weights[2].T + weights[3]
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> str:
-    """The largest difference."""
-    return f"{(a - b).abs().max().item():.1e}"
 
 
 # The training --------------------------------------------------------------------------------------------------------
@@ -465,9 +443,9 @@ def test_killed(grader: Grader) -> None:
     killed = start(grader, signals={"number": int(signal.SIGKILL), "rank": victim, "step": done, "before": True})
     one = killed.ranks[victim]
     if one.outcome is not Outcome.CRASHED or one.code != -signal.SIGKILL:
-        went_well(grader, killed)
+        grader.require(killed)
     left = one.observations.get("files", {})
-    run = went_well(grader, start(grader, left=left))
+    run = grader.require(start(grader, left=left))
     judge_resumed(grader, run, SAVE_EVERY, f"Rank {victim} was killed in step {done + 1}.", left)
 
 
@@ -475,7 +453,7 @@ def test_killed(grader: Grader) -> None:
 def test_complete(grader: Grader) -> None:
     """a job that is complete makes no further step, and says how good it is"""
     left = next(files for files in through(grader).observed("files") if files)
-    run = went_well(grader, start(grader, left=left))
+    run = grader.require(start(grader, left=left))
     wanted = through(grader).observed("result")
     for rank, steps in enumerate(run.observed("steps")):
         if steps:
@@ -533,7 +511,7 @@ def judge_asked(grader: Grader, number: signal.Signals) -> None:
     if one.outcome in (Outcome.EXITED, Outcome.RAISED) and run.cause is not None:
         how = str(one.error) if one.error is not None else f"status {one.code}"
         grader.fail("exits-on-the-signal", f"{what} It ended by {how}.", of=[rank], at=r"exit|raise || " + STOPPING)
-    went_well(grader, run)
+    grader.require(run)
     counts = [len(steps) for steps in run.observed("steps")]
     if len(set(counts)) > 1:
         grader.fail("stops-alone", f"{what} The ranks stopped behind the steps {counts}.", of=[rank], at=STOPPING)
@@ -544,7 +522,7 @@ def judge_asked(grader: Grader, number: signal.Signals) -> None:
         )
     left = run.observed("files")[0]
     after = f"Asked by {number.name}, the job stopped behind step {counts[0]}."
-    again = went_well(grader, start(grader, left=left))
+    again = grader.require(start(grader, left=left))
     judge_resumed(grader, again, counts[0], after, left, stopped=True)
     for r, result in enumerate(run.observed("result")):
         if (result["steps"], result["of"]) != (counts[0], TOTAL):

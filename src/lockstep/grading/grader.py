@@ -146,6 +146,12 @@ class Grader:
         self._endless = result.cause is not None and result.cause.kind in ENDLESS
         return result
 
+    def require(self, run: ranks.Run) -> ranks.Run:
+        """The same run, which ended well; one that did not is a failed check, diagnosed from its cause."""
+        if run.cause is not None:
+            raise Failed(self.diagnose(run))
+        return run
+
     def _carry_out(self, target: ranks.Function, world_size: int, **options: Any) -> ranks.Run:
         """Run it. A run that breaks twice, where one without the submission does not, was broken from within."""
         for last in (False, True):
