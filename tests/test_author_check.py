@@ -9,8 +9,10 @@ import re
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 
+from lockstep.authoring import chapters, claims
 from lockstep.authoring.review import Lack, review
 from lockstep.authoring.stubs import write_canaries, write_stubs
 from lockstep.grading.course import Course, find
@@ -62,12 +64,24 @@ def copy(tmp_path: Path) -> Course:
     """A copy of what the course's own files are, without learners' work or builds."""
     for part in ("autograder", "solutions", "exercises", "chapters/source"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    for file in (*(ROOT / "chapters").glob("*.ipynb"), ROOT / "chapters" / "claims.toml"):
+        shutil.copyfile(file, tmp_path / "chapters" / file.name)
     return find(tmp_path)
 
 
 def lacks(course: Course, with_bank: bool = False) -> list[Lack]:
     """What the new exercise lacks, read anew from the files."""
     return list(review(Course(course.root), [NAME], with_bank))
+
+
+def build(course: Course, chapter: str) -> None:
+    """The chapter's notebook with the cells of its source; instead of a run, the outputs stay that it had."""
+    before = {
+        cell.id: cell for cell in nbformat.read(chapters.notebook_path(chapter, course.root), as_version=4).cells
+    }
+    notebook = chapters.read_source(chapter, course.root)
+    notebook.cells = [before.get(cell.id, cell) for cell in notebook.cells]
+    nbformat.write(notebook, chapters.notebook_path(chapter, course.root))
 
 
 def write(course: Course, path: str, text: str) -> None:
@@ -99,6 +113,9 @@ def test_the_walk(copy: Course) -> None:
     assert now["chapters/source/01_internals.py"] == "the chapter does not lead to it"
     chapter = copy.root / "chapters/source/01_internals.py"
     chapter.write_text(chapter.read_text() + f"\n# %%\n# %check {NAME}\n", encoding="utf-8")
+    now = {lack.where: lack.text for lack in lacks(copy)}
+    assert now["chapters/01_internals.ipynb"] == "the notebook holds other cells than its source"
+    build(copy, "01_internals")
 
     write(copy, f"autograder/test_{NAME}.py", files[f"autograder/test_{NAME}.py"])
     now = {lack.where: lack.text for lack in lacks(copy)}
@@ -147,6 +164,25 @@ def test_gradings_are_looked_at(copy: Course) -> None:
         'from lockstep.grading import Grader\n\n\ndef test_sum(grader: Grader) -> None:\n    """anything goes"""\n'
     )
     assert [lack.text for lack in lacks(copy)] == ["the untouched stub passes “anything goes”"]
+
+
+def test_a_claim_that_no_cell_shows(copy: Course) -> None:
+    """A claim without a cell, and one that is not there, are each named; so is a ledger that cannot be read."""
+    ledger = copy.root / "chapters" / "claims.toml"
+    good = ledger.read_text(encoding="utf-8")
+    first = re.search(r'^\[claims\.A01\]\n(?:.*\n)*?places = .*\n', good, re.MULTILINE)
+    assert first
+    where = claims.read(copy.root).claims[0].places[0]
+    told = [lack.text for lack in review(copy, [])]
+    assert told == []
+    ledger.write_text(good.replace(f'"{where.section}"', '"Nowhere"', 1), encoding="utf-8")
+    (only,) = review(copy, [])
+    assert only.where == "chapters/claims.toml" and only.text.startswith("A01: ") and "no sections" in only.text
+    ledger.write_text(good.replace("[claims.A01]", "[claims.A99]"), encoding="utf-8")
+    assert "A01: this claim is not in the ledger" in [lack.text for lack in review(copy, [])]
+    ledger.write_text("[claims", encoding="utf-8")
+    (only,) = review(copy, [])
+    assert only.text.startswith("claims.toml cannot be read: ")
 
 
 def test_files_that_cannot_be_read(copy: Course) -> None:

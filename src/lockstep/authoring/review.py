@@ -1,7 +1,8 @@
 """`author check`: what an exercise still lacks, line by line, each with what to do.
 
 Looks at the files first, which takes no time. Then it grades: the stub must fail as what it is, and the solution must
-pass. With `bank`, every submission of the bank must get its verdict too.
+pass. With `bank`, every submission of the bank must get its verdict too. Last come the chapters that lead to the
+exercises, as they were run, and the ledger of claims.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..grading import help
 from ..grading.course import Course, CourseError, leaf
 from ..grading.run import grade
 from ..grading.verdict import CheckOutcome, Report
-from . import bank
+from . import bank, chapters, claims
 from .stubs import MarkerError, make_stub, with_canary
 
 HINTS = 3
@@ -46,6 +47,7 @@ def review(course: Course, names: list[str], with_bank: bool = False) -> Iterato
             yield from _gradings(course, name)
             if with_bank:
                 yield from _bank_gradings(course, name)
+    yield from _book(course, names)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -153,15 +155,17 @@ def _hints(course: Course, name: str) -> Iterator[Lack]:
 def _bank(course: Course, name: str) -> Iterator[Lack]:
     own = [entry for entry in bank.entries(course.root) if entry.exercise == name]
     for right, most, kind in zip((False, True), bank.wanted(name), ("wrong", "right"), strict=True):
-        count = sum(entry.right is right for entry in own)
-        if count < most:
-            where = (bank.FOLDER / kind / name).as_posix()
-            yield Lack(
-                name,
-                where,
-                f"{count} {kind} submissions, and {most} are needed",
-                "Each a whole file, one idea away from another.",
-            )
+        where = (bank.FOLDER / kind / name).as_posix()
+        for script in (False, True) if course.has_script(name) else (False,):
+            count = sum(entry.right is right and entry.script is script for entry in own)
+            what = f"{kind} batch scripts" if script else f"{kind} submissions"
+            if count < most:
+                yield Lack(
+                    name,
+                    where,
+                    f"{count} {what}, and {most} are needed",
+                    "Each a whole file, one idea away from another.",
+                )
     for entry in own:
         said = entry.said("diagnosis")
         where = entry.path.relative_to(course.root).as_posix()
@@ -192,7 +196,7 @@ def _gradings(course: Course, name: str) -> Iterator[Lack]:
     solution = course.solutions / f"{name}.py"
     report = grade(course, [name], solution)
     where = f"solutions/{name}.py"
-    if not report.passed:
+    if not _passed(report):
         yield Lack(
             name, where, f"the solution does not pass: {_first_failure(report)}", "Mend the solution or the check."
         )
@@ -213,12 +217,17 @@ def _bank_gradings(course: Course, name: str) -> Iterator[Lack]:
     for entry in bank.entries(course.root):
         if entry.exercise != name:
             continue
-        report = grade(course, [name], entry.path)
         where = entry.path.relative_to(course.root).as_posix()
+        missing = entry.missing()
+        if missing:
+            yield Lack(name, where, f"it was not graded here: {missing}", "Grade it on a machine that can.")
+            continue
+        with tempfile.TemporaryDirectory(prefix="lockstep-author-") as folder:
+            report = grade(course, [name], entry.hand_in(course, Path(folder)), checks=entry.checks)
         found = [diagnosis.id for exercise in report.exercises for diagnosis in exercise.diagnoses]
-        if entry.right and not report.passed:
+        if entry.right and not _passed(report):
             yield Lack(name, where, f"it is right and does not pass: {_first_failure(report)}", "Mend the check.")
-        elif not entry.right and report.passed:
+        elif not entry.right and _passed(report):
             yield Lack(
                 name, where, "it is wrong and passes", f"No check finds {entry.said('diagnosis')[0]}: write one."
             )
@@ -233,11 +242,41 @@ def _bank_gradings(course: Course, name: str) -> Iterator[Lack]:
             )
 
 
+def _passed(report: Report) -> bool:
+    """Whether all has passed that this machine can run."""
+    return bool(report.exercises) and not report.faults and bank.shortfall(report) is None
+
+
 def _first_failure(report: Report) -> str:
-    for exercise in report.exercises:
-        for check in exercise.checks:
-            if check.diagnosis is not None:
-                return f"“{check.name}”: {check.diagnosis.message.splitlines()[0]}"
-            if check.outcome is not CheckOutcome.PASSED:
-                return f"“{check.name}” was not run: {check.reason}"
+    check = bank.shortfall(report)
+    if check is not None and check.diagnosis is not None:
+        return f"“{check.name}”: {check.diagnosis.message.splitlines()[0]}"
+    if check is not None:
+        return f"“{check.name}” was not run: {check.reason}"
     return report.faults[0].splitlines()[-1] if report.faults else "no check ran"
+
+
+# The book ------------------------------------------------------------------------------------------------------------
+
+
+def _book(course: Course, names: list[str]) -> Iterator[Lack]:
+    """Chapters of these exercises whose notebook is not what their source says, and what is wrong with the ledger."""
+    found = {chapter.name for chapter in map(course.chapter_of, names) if chapter is not None}
+    for name in chapters.stale(sorted(found & set(chapters.names(course.root))), course.root):
+        yield Lack(
+            name,
+            f"chapters/{name}.ipynb",
+            "the notebook holds other cells than its source",
+            f"./lockstep author chapters {name} runs the source and writes it.",
+        )
+    try:
+        problems = claims.problems(claims.read(course.root), course.root)
+    except claims.LedgerError as error:
+        problems = [str(error)]
+    for problem in problems:
+        yield Lack(
+            "claims",
+            "chapters/claims.toml",
+            problem,
+            "Name the section and a cell that asserts or whose output is compared, or the reason why none can.",
+        )
