@@ -76,9 +76,7 @@ def lacks(course: Course, with_bank: bool = False) -> list[Lack]:
 
 def build(course: Course, chapter: str) -> None:
     """The chapter's notebook with the cells of its source; instead of a run, the outputs stay that it had."""
-    before = {
-        cell.id: cell for cell in nbformat.read(chapters.notebook_path(chapter, course.root), as_version=4).cells
-    }
+    before = {cell.id: cell for cell in nbformat.read(chapters.notebook_path(chapter, course.root), as_version=4).cells}
     notebook = chapters.read_source(chapter, course.root)
     notebook.cells = [before.get(cell.id, cell) for cell in notebook.cells]
     nbformat.write(notebook, chapters.notebook_path(chapter, course.root))
@@ -170,7 +168,7 @@ def test_a_claim_that_no_cell_shows(copy: Course) -> None:
     """A claim without a cell, and one that is not there, are each named; so is a ledger that cannot be read."""
     ledger = copy.root / "chapters" / "claims.toml"
     good = ledger.read_text(encoding="utf-8")
-    first = re.search(r'^\[claims\.A01\]\n(?:.*\n)*?places = .*\n', good, re.MULTILINE)
+    first = re.search(r"^\[claims\.A01\]\n(?:.*\n)*?places = .*\n", good, re.MULTILINE)
     assert first
     where = claims.read(copy.root).claims[0].places[0]
     told = [lack.text for lack in review(copy, [])]

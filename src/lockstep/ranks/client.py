@@ -68,6 +68,7 @@ class Server:
                 env=child_environment() if self._environment is None else self._environment,
                 start_new_session=True,
             )
+            processes.give_precedence(self._process.pid)
             theirs.close()
             self._control, self._ready = ours, False
 
@@ -119,12 +120,8 @@ class Server:
             self._control = None
             if process is None:
                 return
-            patience = time.monotonic() + KILL_SECONDS
-            below = processes.descendants(process.pid)
-            while below and time.monotonic() < patience:
-                processes.kill(below)
-                time.sleep(0.01)
-                below = processes.descendants(process.pid)
+            if not self._prefix:  # A sandbox takes all that is in it with it.
+                processes.end_all(process.pid, patience=KILL_SECONDS)
             process.kill()
             process.wait()
         remove_left_folders()

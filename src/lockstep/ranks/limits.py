@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 CROWD_TICK = 0.5
 """Seconds between two looks at all processes: that reads all of /proc."""
+MANY_THREADS = 60
+"""So many more of them on the machine than at the last look, and the next look comes at once."""
+THREADS = (600, 1500)
+"""The kernel's own limit for a run that has one of processes, in a sandbox and elsewhere: more than it may need."""
 
 
 class Limits:
@@ -27,6 +31,7 @@ class Limits:
     def __init__(self, run: Supervisor) -> None:
         self.run = run
         self.measured = self.counted = 0.0
+        self.threads = 0
 
     def look(self) -> None:
         """Measure, unless that was done only just now; end who has broken a limit."""
@@ -37,8 +42,9 @@ class Limits:
         for member in run.members:
             if not member.gone:
                 self._look_at(member)
-        if job.process_limit and now - self.counted > CROWD_TICK:
-            self.counted = now
+        threads = processes.threads() if job.process_limit else 0
+        if job.process_limit and (now - self.counted > CROWD_TICK or threads > self.threads + MANY_THREADS):
+            self.counted, self.threads = now, threads
             self._look_at_crowd(job.process_limit)
         if job.deadline and run.elapsed() > job.deadline:
             self._time_out(f"deadline {job.deadline:g}")
@@ -67,26 +73,33 @@ class Limits:
         run, job = self.run, self.run.job
         parents = processes.parents()
         everybody = processes.descendants(os.getpid(), parents)
-        known = {member.pid for member in run.members}
-        busy = sum(processes.cpu_seconds(pid) for pid in everybody if pid not in known)
-        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
-        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in everybody if pid not in known)
-        outcome = ""
+        members = {member.pid for member in run.members}
+        started = [pid for pid in everybody if pid not in members]
         if len(everybody) > most:
-            outcome = "too many processes"
-        elif job.memory_limit and held > job.memory_limit:
-            outcome = "out of memory"
+            # Before anything else: they multiply, and every one takes a share of the processor.
+            processes.kill(started)
+            self._break(self._busiest(parents), "too many processes")
+            processes.end_all(os.getpid(), run.statuses)
+            run.reason = "failed"
+            return
+        busy = sum(map(processes.cpu_seconds, started))
+        at_birth = processes.private_memory(os.getpid())  # what a fork shares with us until it writes
+        held = sum(max(0, processes.private_memory(pid) - at_birth) for pid in started)
+        if job.memory_limit and held > job.memory_limit:
+            self._break(self._busiest(parents), "out of memory")
+            processes.kill(started)
         elif job.cpu_limit and busy > job.cpu_limit and not job.launcher:  # its processes are its ranks
             self._time_out(f"cpu {job.cpu_limit:g}")
-        if not outcome:
-            return
-        among = {member.pid: len(processes.descendants(member.pid, parents)) for member in run.unfinished()}
-        for member in sorted(run.unfinished(), key=lambda member: -among[member.pid])[:1]:
-            self._break(member, outcome)
-        processes.kill(pid for pid in everybody if pid not in known)
 
-    def _break(self, member: Member, outcome: str) -> None:
+    def _busiest(self, parents: dict[int, int]) -> Member | None:
+        """Of those that have not finished, who has started the most."""
+        unfinished = self.run.unfinished()
+        return max(unfinished, key=lambda member: len(processes.descendants(member.pid, parents)), default=None)
+
+    def _break(self, member: Member | None, outcome: str) -> None:
         run = self.run
+        if member is None:
+            return
         if not member.done:
             run.still.ask([member])
         member.stack = member.sample

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,10 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_DUMPABLE = 4
 HELPER_NAME = "lockstep-helper"
+CROWD = 64
+"""So many processes are ended by groups: whoever looks at one after the other is slower than they multiply."""
+BREEDING_SECONDS = 20.0
+PRECEDENCE = -15
 
 
 def cores() -> int:
@@ -54,6 +59,57 @@ def close_to_others(closed: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, int(not closed))
 
 
+def give_precedence(pid: int) -> None:
+    """Have the process, the leader of a session, served before others, where the system lets us (root).
+
+    Who watches others must be served though they multiply. It holds for all that it forks, as long as they stay in its
+    session: the kernel shares out the processor by sessions first (autogroup in sched(7)).
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, min(PRECEDENCE, os.getpriority(os.PRIO_PROCESS, pid)))
+        Path(f"/proc/{pid}/autogroup").write_text(str(PRECEDENCE))
+
+
+def queue_up() -> None:
+    """Be served among others again, in a session of one's own."""
+    os.setsid()
+    if os.getpriority(os.PRIO_PROCESS, 0) <= PRECEDENCE:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def threads() -> int:
+    """How many threads there are on this machine, or in a sandbox as a rule there too; 0 where that is not told."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg") as file:
+        return int(file.read().split()[3].partition("/")[2])
+    return 0
+
+
+def limit_threads(more: int, more_among_others: int) -> None:
+    """Let this process and its children have so many threads, which are what the kernel counts, more than there are now.
+
+    A last barrier, for nothing that forks shall fill the machine before it is stopped. In a sandbox there are its own
+    threads alone; elsewhere all of its user count, who may start a browser meanwhile. It does not hold root. Before Linux 5.14
+    the kernel counted a sandbox's threads together with those outside, which are not seen from within: no limit there.
+    """
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if not LINUX or os.geteuid() == 0 or release is None or (int(release[1]), int(release[2])) < (5, 14):
+        return
+    import resource
+
+    count, alone = 0, False
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/uid_map") as file:
+        alone = file.read().split()[2] == "1"  # the sandbox's namespace knows one user
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = count + (more if alone else more_among_others)
+    most = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
 def call_helper() -> None:
     """Give this process the name by which a supervisor knows the runtime's own helpers."""
     if LINUX:
@@ -62,12 +118,17 @@ def call_helper() -> None:
 
 
 def parents() -> dict[int, int]:
-    """The parent of every living process: {pid: parent's pid}. Empty where /proc is missing.
+    """The parent of every living process: {pid: parent's pid}. Empty where /proc is missing."""
+    return {pid: parent for pid, (parent, _) in _living().items()}
+
+
+def _living() -> dict[int, tuple[int, int]]:
+    """Parent and process group of every living process.
 
     A process lives as long as one of its threads does. Its first one may have ended: while a killed process is dying, or
     because it wanted to look dead; its children are still its own then.
     """
-    found: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit():
@@ -77,14 +138,18 @@ def parents() -> dict[int, int]:
                 fields = stat[stat.rindex(")") + 2 :].split()
                 threads = int(fields[17])  # num_threads in proc(5)
                 if fields[0] != "Z" or threads > 1:
-                    found[int(entry.name)] = int(fields[1])
+                    found[int(entry.name)] = int(fields[1]), int(fields[2])
     return found
 
 
 def descendants(root: int, known: dict[int, int] | None = None) -> list[int]:
     """Process ids of all living descendants of `root`, nearest first, among those of `known` (default: `parents()`)."""
+    return _below(root, None if known is None else {pid: (parent, 0) for pid, parent in known.items()})
+
+
+def _below(root: int, living: dict[int, tuple[int, int]] | None = None) -> list[int]:
     children: dict[int, list[int]] = {}
-    for pid, parent in (parents() if known is None else known).items():
+    for pid, (parent, _) in (_living() if living is None else living).items():
         children.setdefault(parent, []).append(pid)
     found: list[int] = []
     queue = [root]
@@ -150,22 +215,44 @@ def reap(statuses: dict[int, int]) -> None:
         statuses[pid] = os.waitstatus_to_exitcode(status)
 
 
-def end_all(root: int, statuses: dict[int, int], patience: float = 2.5) -> list[int]:
-    """SIGKILL all descendants of `root` (this process) until none is left; returns those that would not go.
+def end_all(root: int, statuses: dict[int, int] | None = None, patience: float = 2.5) -> list[int]:
+    """SIGKILL all descendants of `root` until none is left; returns those that would not go.
 
-    Janitors get a moment more than the others: they clean up and leave by themselves when the others are gone.
+    Children of this process are collected into `statuses`. Janitors get a moment more than the others: they clean up and
+    leave by themselves when the others are gone. Many, which may be making more, are killed by process groups: that is one
+    act, in which nobody gets away. As long as there are new ones, they are hunted, `BREEDING_SECONDS` at the most.
     """
     began = time.monotonic()
+    known: set[int] = set()
+    give_up = began + patience
     while True:
-        reap(statuses)
-        left = descendants(root) or descendants(root)  # in the first, one whose parent died meanwhile may be missing
-        waited = time.monotonic() - began
+        if statuses is not None:
+            reap(statuses)
+        living = _living()
+        left = _below(root, living) or _below(root)  # in the first, one whose parent died meanwhile may be missing
+        now = time.monotonic()
         if not left:
             return []
-        if waited > patience:
+        if len(left) > CROWD and not known.issuperset(left):
+            give_up = max(give_up, min(now + patience, began + BREEDING_SECONDS))
+        if now > give_up:
             return left
-        kill(pid for pid in left if waited > patience / 3 or not is_janitor(pid))
+        known.update(left)
+        if len(left) > CROWD:
+            _kill_groups(left, living)
+        hurry = len(left) > CROWD or now - began > patience / 3
+        kill(pid for pid in left if hurry or not is_janitor(pid))
         time.sleep(0.002)
+
+
+def _kill_groups(pids: Iterable[int], living: dict[int, tuple[int, int]]) -> None:
+    """SIGKILL each process group that consists of these processes alone."""
+    members = set(pids)
+    groups = {living[pid][1] for pid in members if pid in living} - {os.getpgrp()}
+    groups -= {group for pid, (_, group) in living.items() if pid not in members}
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
 
 
 POLLERS = (b"gloo_tcp_loop",)

@@ -135,7 +135,7 @@ def _become_supervisor(supervisor: object, control: socket.socket, descriptor: i
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
+        os.setpgrp()
         control.close()
         for end in wake:
             os.close(end)

@@ -36,7 +36,7 @@ from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_run_folder
 from .job import Job
-from .limits import Limits
+from .limits import THREADS, Limits
 from .member import Member
 from .output import Printer
 from .stillness import TICK, Stillness
@@ -91,6 +91,8 @@ class Supervisor:
             return
         processes.close_to_others(True)
         processes.adopt_orphans()
+        if self.job.process_limit:
+            processes.limit_threads(*THREADS)
         signal.signal(signal.SIGTERM, lambda *_: self._interrupt())
         shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         self.directory = make_folder()
@@ -150,7 +152,7 @@ class Supervisor:
 
     def _become_rank(self, rank: int, pipes: list[tuple[int, int]]) -> None:
         try:
-            os.setsid()
+            processes.queue_up()
             processes.close_to_others(False)
             processes.die_with_parent()
             os.dup2(pipes[0][1], 1)
