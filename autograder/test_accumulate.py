@@ -200,7 +200,8 @@ def mean(vectors: list[torch.Tensor]) -> torch.Tensor:
 
 def weighted(micros: list[Micro], weights: list[float]) -> torch.Tensor:
     """The sum of the micro-batches' gradients with these weights."""
-    return torch.stack([micro.gradient * weight for micro, weight in zip(micros, weights, strict=True)]).sum(0)
+    none = torch.zeros(PAYLOAD // 4, dtype=torch.float64)
+    return sum((micro.gradient * weight for micro, weight in zip(micros, weights, strict=True)), start=none)
 
 
 def judge_gradient(grader: Grader, played: Played, step: int) -> None:
@@ -307,6 +308,16 @@ def explain_gradient(
             f"{what} It is the mean of the ranks' means. They held {counts} samples, so a sample of rank "
             f"{counts.index(min(counts))} counts {max(counts) / min(counts):.3g} times as much as one of rank "
             f"{counts.index(max(counts))}.",
+            of=everybody,
+            at=SCALE,
+        )
+    summed = mean([weighted(own, [float(micro.count) for micro in own]) for own in ranks])
+    counts = [sum(micro.count for micro in own) for own in ranks]
+    if len(set(counts)) > 1 and any(all_are([summed * n / count for count in counts]) for n in (1, world)):
+        grader.fail(
+            "weights-ranks-equally",
+            f"{what} Every rank divided the same sum by its own number of samples, {counts}: from here on the ranks take "
+            "different steps.",
             of=everybody,
             at=SCALE,
         )

@@ -385,7 +385,7 @@ def judge_efficiency(grader: Grader, runs: dict[str, dict[int, float]]) -> None:
 
 
 def test_efficiency(grader: Grader) -> None:
-    """efficiency is samples per second and rank, whether the batch is shared or grows with the ranks"""
+    """efficiency is samples per second per rank, whether the batch is shared or grows with the ranks"""
     judge_efficiency(grader, drawn_runs(grader, [1, 2, 3, 8]))
 
 

@@ -222,8 +222,8 @@ def test_says_nothing(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_own_gpus(grader: Grader) -> None:
     """with a GPU for every rank: nccl, and the device of the local rank, chosen before the group is made"""
-    run = play(grader, "with_devices", 4, nodes=2, devices=2)
-    look_at_backend(grader, run, "nccl", "2 GPUs for the 2 ranks of a node")
+    run = play(grader, "with_devices", 4, nodes=2, devices=3)  # more GPUs than ranks: rank % GPUs is no local rank
+    look_at_backend(grader, run, "nccl", "3 GPUs for the 2 ranks of a node")
     look_at_device(grader, run, {rank: run.ranks[rank].observations["local_rank"] for rank in range(4)})
 
 

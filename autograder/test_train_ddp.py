@@ -24,6 +24,7 @@ from lockstep.ranks.explain import names
 from lockstep.ranks.text import evidence as told
 
 # BATCH and WORLD differ, so that a sum over the one is not mistaken for a sum over the other.
+NODES = 2
 WORLD, SAMPLES, EPOCHS, BATCH, RATE = 4, 96, 3, 6, 0.25
 UNEVEN_WORLD, UNEVEN_SAMPLES = 3, 55  # shares of 19, 18 and 18: four batches or three
 LOSS_LINE = re.compile(r"^epoch (\d+): loss (-?\d+\.\d{4})$")
@@ -69,19 +70,20 @@ class Training:
         return [flat[epoch * each : (epoch + 1) * each] for epoch in range(self.epochs)]
 
 
-def train(grader: Grader, world: int, count: int, **options: object) -> Training:
-    """Run the submission on `world` ranks."""
+def train(grader: Grader, world: int, count: int, nodes: int = 1, **options: object) -> Training:
+    """Run the submission on `world` ranks, which are told that they are spread over so many nodes."""
     x, y = dataset(grader, count)
     drawn = grader.random(f"ranks of {world}")
     own = [{"sharpness": drawn.uniform(0.5, 1.5), "seed": drawn.randrange(1 << 30)} for _ in range(world)]
-    run = grader.run("trains", world, each=[{"own": one} for one in own], x=x, y=y, epochs=EPOCHS, options=options)
+    each = [{"own": one} for one in own]
+    run = grader.run("trains", world, nodes=nodes, each=each, x=x, y=y, epochs=EPOCHS, options=options)
     sharpness = [one["sharpness"] for one in own]
     return Training(run, x, y, EPOCHS, int(options.get("batch_size", 32)), float(options.get("lr", 0.1)), sharpness)
 
 
 def main_run(grader: Grader) -> Training:
-    """The run that most checks look at: everything divides evenly."""
-    return train(grader, WORLD, SAMPLES, batch_size=BATCH, lr=RATE)
+    """The run that most checks look at: everything divides evenly, and local ranks are not the ranks."""
+    return train(grader, WORLD, SAMPLES, nodes=NODES, batch_size=BATCH, lr=RATE)
 
 
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
@@ -178,7 +180,7 @@ def test_trains_on_every_rank(grader: Grader) -> None:
                 "nothing-returned",
                 f"Rank {rank} got back {kind} instead of the trained module.",
                 of=[rank],
-                at=r"^\s+return || def train_ddp",
+                at=r"def train_ddp",
             )
 
 
@@ -237,6 +239,16 @@ def test_each_sample_on_one_rank(grader: Grader) -> None:
         shared = {sample: ranks for sample, ranks in owners.items() if len(ranks) > 1}
         if shared:
             sample, ranks = next(iter(sorted(shared.items())))
+            a_node = WORLD // NODES
+            if all(seen[rank] == seen[rank % a_node] for rank in range(WORLD)):
+                grader.fail(
+                    "same-shard",
+                    f"On {NODES} nodes with {a_node} ranks each, rank {a_node} saw the samples of rank 0: both are local rank 0 "
+                    f"of their nodes. {SAMPLES - len(owners)} samples were seen by nobody. The part of the data goes by the "
+                    "global rank.",
+                    of=[rank for rank in range(WORLD) if rank % a_node == 0],
+                    at=r"LOCAL_RANK|local_rank || " + LOADER,
+                )
             grader.fail(
                 "seed-per-rank-sampler",
                 f"In epoch {epoch} {len(shared)} samples were seen by more than one rank "

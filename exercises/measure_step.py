@@ -67,7 +67,7 @@ def exposed_communication(
 def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, float]:
     """How much of each rank's speed is left, compared with the run on the fewest ranks. 1 is perfect.
 
-    Efficiency is samples per second and rank, divided by the same of the run on the fewest ranks; that run need not be
+    Efficiency is samples per second per rank, divided by the same of the run on the fewest ranks; that run need not be
     one on a single rank.
 
     Args:
@@ -81,7 +81,7 @@ def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, flo
     Raises:
         ValueError: for another mode, for no run at all, and for a time that is not positive.
     """
-    raise NotImplementedError("measure_step: compare samples per second and rank")
+    raise NotImplementedError("measure_step: compare samples per second per rank")
 
 
 def predict_step(

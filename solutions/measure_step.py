@@ -103,7 +103,7 @@ def _finish(device: torch.device) -> None:
 def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, float]:
     """How much of each rank's speed is left, compared with the run on the fewest ranks. 1 is perfect.
 
-    Efficiency is samples per second and rank, divided by the same of the run on the fewest ranks; that run need not be
+    Efficiency is samples per second per rank, divided by the same of the run on the fewest ranks; that run need not be
     one on a single rank.
 
     Args:
@@ -117,7 +117,7 @@ def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, flo
     Raises:
         ValueError: for another mode, for no run at all, and for a time that is not positive.
     """
-    # --- solution: compare samples per second and rank ---
+    # --- solution: compare samples per second per rank ---
     if mode not in ("strong", "weak"):
         raise ValueError(f'mode is {mode!r}; it must be "strong" or "weak"')
     if not seconds or min(seconds.values()) <= 0:

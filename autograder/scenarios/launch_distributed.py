@@ -69,6 +69,16 @@ def launches(submission, ranks: int, x: torch.Tensor, y: torch.Tensor, epochs: i
     observe("children", len(multiprocessing.active_children()))
 
 
+def launches_in_turn(submission, sizes: list[int], x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
+    """Launch once with each number of ranks, and report what came back each time."""
+    returned = []
+    for ranks in sizes:
+        weights = submission.launch_distributed(ranks, Classifier, TensorDataset(x, y), epochs)
+        found = weights if isinstance(weights, dict) else {}
+        returned.append({str(name): value for name, value in found.items() if isinstance(value, torch.Tensor)})
+    observe("in turn", returned)
+
+
 def breaks(submission, ranks: int, x: torch.Tensor, y: torch.Tensor, epochs: int, word: str) -> None:
     """Launch a training that fails on rank 1, and report what reached the caller."""
     os.environ["LOCKSTEP_WORD"] = word
