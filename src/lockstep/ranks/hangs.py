@@ -38,7 +38,8 @@ def hang(run: Run, job: Job) -> Cause:
     if not any(detail(report).get("init_method") for report in waiting):
         said.append(LEFT_ALONE)
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
-    frame = next((row.frame for row in table if row.rank in at_fault and row.frame), None)
+    frames = {row.rank: row.frame for row in table}
+    frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((row.frame for row in table if row.frame), None)
     return Cause("hang", headline, tuple(at_fault), frame, table, tuple(said), read=READ)
 
@@ -91,7 +92,7 @@ def _collectives(
         other = next(report for report in waiting if report.rank in absent)
         return (
             f"{who} waits in {expected}, rank {other.rank} in {what(other)}: they wait for each other.",
-            absent,
+            [*absent, *there],  # who of the two is wrong, nobody but their author knows
             [SAME_ORDER],
         )
     if absent:
@@ -227,6 +228,13 @@ def _branch(waiting: list[RankReport]) -> str:
     try:
         tree = ast.parse("".join(linecache.getlines(files.pop())))
     except SyntaxError:
+        return ""
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    homes = {
+        max((f.lineno for f in functions if f.lineno <= frame.line <= (f.end_lineno or f.lineno)), default=0)
+        for frame in frames.values()
+    }
+    if len(homes) > 1:  # one may have been called from within the block that another stands in
         return ""
     best: ast.If | ast.For | ast.While | ast.Try | None = None
     inside: list[int] = []

@@ -74,7 +74,7 @@ def said_of(operation: Collective, doing: str = "") -> str:
     if inside == "DDP()":
         return f"the construction of DDP(), in its {operation.title}"
     if inside == "forward":
-        return f"DDP's forward, in the {operation.title} of its buffers"
+        return f"DDP's forward, in its {operation.title}"
     return operation.title
 
 
