@@ -15,10 +15,6 @@ import pytest
 from lockstep.authoring import chapters
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_CELL = 25
-WIDEST_LINE = 105  # what JupyterLab shows without scrolling on a screen of 1280 pixels
-LONGEST_PROGRAM = 32
-IGNORE_TAGS = ("nbval-ignore-output", "nbval-skip")
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,36 +58,10 @@ def test_the_way_back_changes_nothing_when_nothing_was_edited(name: str) -> None
 
 
 @each_chapter
-def test_every_cell_ran_in_order_and_has_an_id_of_its_own(name: str) -> None:
+def test_every_cell_has_an_id_of_its_own_and_no_count(name: str) -> None:
     ids = [cell.id for cell in notebook(name).cells]
     assert len(set(ids)) == len(ids)
-    assert [cell.execution_count for cell in code(name)] == list(range(1, len(code(name)) + 1))
-
-
-@each_chapter
-def test_few_cells_are_exempt_from_comparison_and_each_says_why(name: str) -> None:
-    exempt = [cell for cell in code(name) if set(cell.metadata.get("tags", ())) & set(IGNORE_TAGS)]
-    assert len(exempt) <= 0.05 * len(code(name))
-    for cell in exempt:
-        assert len(cell.metadata.get("ignored_because", "")) > 20, cell.source
-
-
-@each_chapter
-def test_a_cell_can_be_seen_whole(name: str) -> None:
-    for cell in code(name):
-        longest = LONGEST_PROGRAM if "whole-program" in cell.metadata.get("tags", ()) else LONGEST_CELL
-        assert len(cell.source.splitlines()) <= longest, cell.source
-        assert max(map(len, cell.source.splitlines())) <= WIDEST_LINE, cell.source
-    assert sum("whole-program" in cell.metadata.get("tags", ()) for cell in code(name)) <= 1
-
-
-@each_chapter
-def test_a_deliberate_bug_is_short(name: str) -> None:
-    for cell in code(name):
-        if "# BUG" in cell.source:
-            lines = cell.source.splitlines()
-            counted = [line for line in lines if line and not line.startswith(("%%", "import", "from"))]
-            assert len(counted) <= 12, cell.source
+    assert {cell.execution_count for cell in code(name)} == {None}  # a new cell would change those of all that follow
 
 
 @each_chapter

@@ -1,78 +1,57 @@
-"""Every chapter has the same rhythm: goals, minutes, what is needed, text and experiments, quizzes, what to keep."""
+"""Every chapter has the same rhythm and cells that can be seen whole, and whatever departs from it is named."""
 
 from __future__ import annotations
 
-import re
+import shutil
+from pathlib import Path
 
 import pytest
 
-from lockstep.authoring import chapters, claims
+from lockstep.authoring import chapters, form
 
-# Sections that end without a question, being lists themselves.
-NO_QUIZ = ("Checklist", "Take it with you", "What to read next")
-
-each_chapter = pytest.mark.parametrize("name", chapters.names())
+NAME = "02_setup"
 
 
-def opening(name: str) -> str:
-    """The text before the first section, joined to one line."""
-    cells = chapters.read_source(name).cells
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    return " ".join(text.partition("\n## ")[0].split())
+@pytest.mark.parametrize("name", chapters.names())
+def test_a_chapter_has_its_form(name: str) -> None:
+    assert form.problems(name) == []
 
 
-def top_sections(name: str) -> dict[str, str]:
-    """The sections of the second level, with everything in them as one text."""
-    found: dict[str, str] = {}
-    for section in claims.sections(chapters.read_source(name)):
-        found[section.heading] = section.text + "\n".join(cell["source"] for cell in section.cells)
-    merged: dict[str, str] = {}
-    text = "\n".join(c.source for c in chapters.read_source(name).cells if c.cell_type == "markdown")
-    top = set(
-        re.findall(r"^## (.+)$", re.sub(r"^```$.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
-    )
-    current = ""
-    for heading, body in found.items():
-        current = heading if heading in top else current
-        merged[current] = merged.get(current, "") + body
-    merged.pop("", None)
-    return merged
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """The source of a chapter, in a copy."""
+    for place in (f"source/{NAME}.py", f"quizzes/{NAME}.toml"):
+        (tmp_path / "chapters" / place).parent.mkdir(parents=True)
+        shutil.copyfile(chapters.ROOT / "chapters" / place, tmp_path / "chapters" / place)
+    return chapters.source_path(NAME, tmp_path)
 
 
-@each_chapter
-def test_a_chapter_opens_with_goals_minutes_and_what_is_needed(name: str) -> None:
-    text = opening(name)
-    goals = re.findall(r"- [^-]*?\*\*", text.partition("you can ")[2])
-    assert len(goals) >= 5, "goals: a list behind 'you can', each with its verb in bold"
-    assert "You need " in text and "GPU" in text
-    assert re.search(r"About (\d+) minutes: (\d+) to read and run, (\d+) for ", text)
-
-
-@each_chapter
-def test_the_minutes_add_up_and_were_counted(name: str) -> None:
-    minutes = re.search(r"About (\d+) minutes: (\d+) to read and run, (\d+) for ", opening(name))
-    assert minutes
-    total, reading, exercises = map(int, minutes.groups())
-    assert total == reading + exercises
-    counted = chapters.length(chapters.read_source(name)).minutes
-    assert abs(reading - counted) <= 8, f"{counted:.0f} minutes of text and code, and it says {reading}"
-    text = "\n".join(cell.source for cell in chapters.read_source(name).cells)
-    promised = sum(map(int, re.findall(r"^\*\w+, (\d+) minutes", text, re.MULTILINE)))
-    assert promised <= exercises <= promised + 20, f"the exercises say {promised} together"
-
-
-@each_chapter
-def test_every_section_ends_with_a_question_or_is_a_task(name: str) -> None:
-    for heading, body in top_sections(name).items():
-        if not heading.startswith(("Exercise:", "Capstone:", *NO_QUIZ)):
-            assert f'quiz("{name}/' in body, f"no quiz in {heading!r}"
-
-
-@each_chapter
-def test_a_chapter_has_exercises_with_their_check_and_ends_with_what_to_keep(name: str) -> None:
-    sections = top_sections(name)
-    tasks = [body for heading, body in sections.items() if "%check " in body and "minutes" in body]
-    assert len(tasks) >= 3
-    assert list(sections)[-2:] == ["Take it with you", "What to read next"]
-    assert sections["Take it with you"].count("\n- ") >= 5 and "In an interview" in sections["Take it with you"]
-    assert "pytorch.org" in sections["What to read next"]
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("- **", "- ", "it opens with 0 goals"),
+        ("You need ", "Bring ", "what is needed"),
+        ("About 105 minutes: ", "About 104 minutes: ", "do not add up"),
+        ("minutes: 50 to read and run", "minutes: 10 to read and run", "10 minutes to read and run"),
+        ("About ", "In ", "does not open with its minutes"),
+        (", 15 minutes.*", ", 95 minutes.*", "minutes for its exercises"),
+        ('quiz("02_setup/exit_status")', "3", "the section “Cleanup” has no question"),
+        ('quiz("02_setup/exit_status")', 'quiz("02_setup/nowhere")', "there is no question 'nowhere'"),
+        ("%check ", "%checked ", "0 exercises with a check"),
+        ("# ## What to read next", "# ## Read", "does not end with"),
+        ("In an interview", "At a party", "In an interview"),
+        ("pytorch.org", "example.org", "PyTorch's own pages"),
+        ('quiz("02_setup/exit_status")', "\n".join(["x = 1"] * 26), "has 26 lines"),
+        ('quiz("02_setup/exit_status")', f'x = "{"x" * 100}"', "is 106 columns wide"),
+        ('quiz("02_setup/exit_status")', "\n".join(["x = 1  # BUG"] * 13), "a mistake in 13 lines"),
+        ("# %% [markdown]\n# ## Cleanup", '# %% tags=["nbval-skip"]\n7\n\n# %% [markdown]\n# ## Cleanup', "does not say why"),
+        ("# %%\n", '# %% tags=["nbval-skip"]\n', "which is more than 5 %"),
+        ("# %%\n", '# %% tags=["whole-program"]\n', "and one may be"),
+    ],
+)  # fmt: skip
+def test_what_departs_from_it_is_named(source: Path, before: str, after: str, said: str) -> None:
+    text = source.read_text(encoding="utf-8")
+    assert before in text
+    source.write_text(text.replace(before, after), encoding="utf-8")
+    found = form.problems(NAME, source.parents[2])
+    assert any(said in problem for problem in found), found

@@ -278,7 +278,7 @@ def author_check(
 
 @author.command()
 def chapters(
-    names: Names = None,
+    names: Annotated[list[str] | None, typer.Argument(help="chapters, such as 02_setup", show_default=False)] = None,
     back: Annotated[bool, typer.Option("--back", help="take edits made in JupyterLab into the sources")] = False,
 ) -> None:
     """Build the chapters: run their sources and store the outputs."""
@@ -291,7 +291,8 @@ def chapters(
     for path in done or ():
         typer.echo(_short(path))
     if back and done:
-        typer.echo("To run what was edited and store its outputs: ./lockstep author chapters")
+        edited = " ".join(path.stem for path in done)
+        typer.echo(f"To run what was edited and store its outputs: ./lockstep author chapters {edited}")
 
 
 def main() -> NoReturn:

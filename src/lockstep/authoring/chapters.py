@@ -7,8 +7,8 @@ that it can be read without running it and so that `pytest --nbval chapters` can
     python -m lockstep.authoring.chapters update 02_setup    take over into the source what was edited in JupyterLab
     python -m lockstep.authoring.chapters stale              name the notebooks that their source has overtaken
 
-A build is reproducible to the byte. Cell ids come from the cells' text; execution counts are renumbered; widgets are
-stored as the text beside them, since their models live in a kernel. What remains are the few things that differ in
+A build is reproducible to the byte. Cell ids come from the cells' text; there are no execution counts, which a new cell
+would change in all that follow; widgets are stored as the text beside them, since their models live in a kernel. What remains are the few things that differ in
 every run (`chapters/nbval_sanitize.cfg`: how long a hang was watched, a port). Those are real readings and stay as they
 were, as long as the output says the same apart from them.
 """
@@ -27,7 +27,10 @@ from typing import Any
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellControlSignal, CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+
+from ..grading.course import CourseError
 
 ROOT = Path(__file__).resolve().parents[3]
 CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster of its own
@@ -45,6 +48,10 @@ HEADER = """# ---
 # ---
 
 """
+
+
+class BuildError(CourseError):
+    """A chapter that does not run through; the message names the cell."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,15 @@ def names(root: Path = ROOT) -> list[str]:
 def build(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
     """Run these chapters (default: all) and write their notebooks. Returns the paths of those that changed.
 
-    Raises nbclient.exceptions.CellExecutionError when a cell fails that is not marked `raises-exception`.
+    Raises BuildError when a cell fails that is not marked `raises-exception`, or does not end.
     """
     changed = []
     for name in chosen or names(root):
         notebook = read_source(name, root)
-        execute(notebook, root)
+        try:
+            execute(notebook, root)
+        except (CellControlSignal, DeadKernelError) as error:
+            raise BuildError(_what_failed(name, notebook, error)) from error
         target = notebook_path(name, root)
         before = target.read_text(encoding="utf-8") if target.exists() else ""
         _tidy(notebook, nbformat.reads(before, as_version=4) if before else None, rules(root))
@@ -92,6 +102,24 @@ def build(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
             target.write_text(after, encoding="utf-8")
             changed.append(target)
     return changed
+
+
+def _what_failed(name: str, notebook: NotebookNode, error: Exception) -> str:
+    """The cell at which a run of this notebook ended, and how: the last one that began."""
+    began = [
+        (number, cell)
+        for number, cell in enumerate(notebook.cells)
+        if cell.get("execution_count") or cell.get("outputs")
+    ]
+    number, cell = began[-1] if began else (0, notebook.cells[0])
+    first = next((line for line in cell.source.splitlines() if line.strip()), "")
+    if isinstance(error, CellExecutionError):
+        how = f"{error.ename}: {error.evalue}"
+    elif isinstance(error, CellTimeoutError):
+        how = f"it did not end within {CELL_TIMEOUT_SECONDS} s"
+    else:
+        how = f"{type(error).__name__}: the kernel has died"
+    return f"chapters/source/{name}.py: the cell {first!r} (number {number}, counted from 0) failed. {how}"
 
 
 def update_sources(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
@@ -229,16 +257,14 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
     """Make what a run leaves in the notebook independent of the run."""
     notebook.metadata = NotebookNode(kernelspec=NotebookNode(KERNEL))
     known = {cell.id: cell for cell in before.cells} if before else {}
-    count = 0
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        count += 1
-        cell.execution_count = count
+        cell.execution_count = None
         cell.outputs = _joined(cell.outputs)
         for output in cell.outputs:
             if "execution_count" in output:
-                output.execution_count = count
+                output.execution_count = None
             if "data" in output and len(output.data) > 1:
                 output.data.pop(WIDGET, None)
             if output.output_type == "error":
@@ -247,7 +273,7 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
         if stored is not None and _canonical(stored.outputs, same) == _canonical(cell.outputs, same):
             for output in stored.outputs:
                 if "execution_count" in output:
-                    output.execution_count = count
+                    output.execution_count = None
             cell.outputs = stored.outputs
 
 

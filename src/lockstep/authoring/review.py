@@ -18,7 +18,7 @@ from ..grading import help
 from ..grading.course import Course, CourseError, leaf
 from ..grading.run import grade
 from ..grading.verdict import CheckOutcome, Report
-from . import bank, chapters, claims
+from . import bank, chapters, claims, form
 from .stubs import MarkerError, make_stub, with_canary
 
 HINTS = 3
@@ -74,7 +74,10 @@ def _solution(course: Course, name: str) -> Iterator[Lack]:
     where = f"solutions/{name}.py"
     if not solution.is_file():
         yield Lack(
-            name, where, "there is no solution", "Write it whole, and mark what a learner writes (authoring/stubs.py)."
+            name,
+            where,
+            "there is no solution",
+            "Write it whole, and mark what a learner writes (src/lockstep/authoring/stubs.py).",
         )
         return
     text = solution.read_text(encoding="utf-8")
@@ -139,6 +142,14 @@ def _ids(tree: ast.Module) -> set[str]:
     return found
 
 
+def _ids_of(course: Course, name: str) -> set[str]:
+    """The diagnoses that this exercise's checks name, as far as they can be read."""
+    try:
+        return _ids(ast.parse(course.checks(name).read_text(encoding="utf-8")))
+    except (OSError, SyntaxError):
+        return set()
+
+
 def _hints(course: Course, name: str) -> Iterator[Lack]:
     where = f"autograder/hints/{name}.md"
     try:
@@ -149,11 +160,17 @@ def _hints(course: Course, name: str) -> Iterator[Lack]:
         )
         return
     if count < HINTS:
-        yield Lack(name, where, f"{count} hints are few", f"Give at least {HINTS}, between lines of ---.")
+        yield Lack(
+            name,
+            where,
+            f"{count} hints are too few" if count != 1 else "one hint is too few",
+            f"Give at least {HINTS}, between lines of ---.",
+        )
 
 
 def _bank(course: Course, name: str) -> Iterator[Lack]:
-    own = [entry for entry in bank.entries(course.root) if entry.exercise == name]
+    every = bank.entries(course.root)
+    own = [entry for entry in every if entry.exercise == name]
     for right, most, kind in zip((False, True), bank.wanted(name), ("wrong", "right"), strict=True):
         where = (bank.FOLDER / kind / name).as_posix()
         for script in (False, True) if course.has_script(name) else (False,):
@@ -173,6 +190,16 @@ def _bank(course: Course, name: str) -> Iterator[Lack]:
             yield Lack(name, where, "it does not say its diagnosis", "Begin with a line `# diagnosis: ID`.")
         elif not entry.right and said[0] not in course.catalogue:
             yield Lack(name, where, f"its diagnosis {said[0]!r} is unknown", "Add it to autograder/diagnoses.toml.")
+    told = {id for entry in every for key in ("diagnosis", "also") for id in entry.said(key)}
+    hostile = sorted((course.root / bank.FOLDER / "hostile").glob("**/*.py"))
+    told |= {id for path in hostile for id in bank.said(path, "verdict")}
+    for id in sorted(_ids_of(course, name) - told) if own else ():
+        yield Lack(
+            name,
+            (bank.FOLDER / "wrong" / name).as_posix(),
+            f"no wrong submission of any exercise shows the diagnosis {id!r}",
+            "Write one, or take the diagnosis out of the checks.",
+        )
 
 
 def _chapter(course: Course, name: str) -> Iterator[Lack]:
@@ -248,21 +275,27 @@ def _passed(report: Report) -> bool:
 
 
 def _first_failure(report: Report) -> str:
+    if report.faults:
+        return " ".join(line.strip() for line in report.faults[0].splitlines()[-3:] if line.strip())
     check = bank.shortfall(report)
     if check is not None and check.diagnosis is not None:
         return f"“{check.name}”: {check.diagnosis.message.splitlines()[0]}"
     if check is not None:
         return f"“{check.name}” was not run: {check.reason}"
-    return report.faults[0].splitlines()[-1] if report.faults else "no check ran"
+    return "no check ran"
 
 
 # The book ------------------------------------------------------------------------------------------------------------
 
 
 def _book(course: Course, names: list[str]) -> Iterator[Lack]:
-    """Chapters of these exercises whose notebook is not what their source says, and what is wrong with the ledger."""
+    """The chapters of these exercises: their form, and whether they were run as they stand; then the ledger."""
     found = {chapter.name for chapter in map(course.chapter_of, names) if chapter is not None}
-    for name in chapters.stale(sorted(found & set(chapters.names(course.root))), course.root):
+    sources = sorted(found & set(chapters.names(course.root)))
+    for name in sources:
+        for problem in form.problems(name, course.root):
+            yield Lack(name, f"chapters/source/{name}.py", problem, "src/lockstep/authoring/form.py has the rules.")
+    for name in chapters.stale(sources, course.root):
         yield Lack(
             name,
             f"chapters/{name}.ipynb",

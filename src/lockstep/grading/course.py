@@ -80,6 +80,10 @@ class Course:
     def catalogue(self) -> dict[str, Entry]:
         """Every diagnosis, from `autograder/diagnoses.toml`."""
         raw = _read_toml(self.autograder / "diagnoses.toml")
+        for key, item in raw.items():
+            lacking = [field for field in ("title", "why") if not isinstance(item, dict) or field not in item]
+            if lacking:
+                raise CourseError(f"autograder/diagnoses.toml: [{key}] has no {' and no '.join(lacking)}")
         return {key: Entry(key, item["title"], item["why"], item.get("read", "")) for key, item in raw.items()}
 
     def checks(self, name: str) -> Path:

@@ -148,4 +148,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (QuizError, OSError) as error:
+        sys.exit(f"quizfile: {error}")
