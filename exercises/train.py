@@ -151,7 +151,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
 
     One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
-    and also after a power failure.
+    and also after a power failure. Raises RuntimeError, on every rank, where it could not be written.
     """
     raise NotImplementedError("train: save, atomically and durably")
 
@@ -160,7 +160,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None where there is none; the same on every rank.
 
     Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
-    nodes. Tensors come back on the CPU.
+    nodes. That suits checkpoints of a few GB, which under nccl pass through GPU memory; larger ones every rank should
+    read for itself (chapter 5, "Who writes, who reads"). Tensors come back on the CPU.
     """
     raise NotImplementedError("train: load the same on every rank")
 

@@ -140,7 +140,7 @@ def join() -> torch.device:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl")
+        dist.init_process_group("nccl", device_id=device)
         return device
     dist.init_process_group("gloo")
     return torch.device("cpu")
@@ -163,21 +163,27 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
 
     One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
-    and also after a power failure.
+    and also after a power failure. Raises RuntimeError, on every rank, where it could not be written.
     """
     # --- solution: save, atomically and durably ---
+    problem: list[str | None] = [None]
     if dist.get_rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        with open(unfinished, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the name, too, has to reach the disk
-        os.close(folder)
-    dist.barrier()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".tmp")
+            with open(unfinished, "wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)  # the name, too, has to reach the disk
+            os.close(folder)
+        except Exception as error:
+            problem[0] = f"{path} was not saved: {type(error).__name__}: {error}"
+    dist.broadcast_object_list(problem, src=0)  # a meeting, like a barrier, in which a failure reaches every rank
+    if problem[0]:
+        raise RuntimeError(problem[0])
     # --- end ---
 
 
@@ -185,7 +191,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None where there is none; the same on every rank.
 
     Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
-    nodes. Tensors come back on the CPU.
+    nodes. That suits checkpoints of a few GB, which under nccl pass through GPU memory; larger ones every rank should
+    read for itself (chapter 5, "Who writes, who reads"). Tensors come back on the CPU.
     """
     # --- solution: load the same on every rank ---
     found: list[dict[str, Any] | None] = [None]
@@ -308,7 +315,11 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
         step = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    # With unused parameters to look for, DDP leaves its buckets alone: a restarted job adds in the same order.
+    # There is no dropout here. With dropout or augmentation: torch.manual_seed(seed + rank) from here on, and every rank's
+    # random states in the checkpoint (chapter 5, "What a job's state is").
+    # With unused parameters to look for, DDP leaves its buckets alone: a restarted job adds in the same order, and ends
+    # with the same bits (chapter 5, "Determinism"). It costs a walk over the graph in each step, and a
+    # warning: in a job of your own, where the last bit does not matter, leave it out.
     ddp = DDP(model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True)
     say(rank, f"{world_size} ranks, {device.type}; {step} of {steps} steps are done")
 
@@ -320,7 +331,8 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
                 group["lr"] = rate(step, steps, arguments.lr)
             own = train_step(ddp, optimizer, list(micro_batches), arguments.clip, arguments.amp)
             step += 1
-            # Two questions, one answer for all: was anyone asked to stop, and what was the loss?
+            # Two questions, one answer for all: was anyone asked to stop, and what was the loss? `.item()` waits for the
+            # GPU: where steps are short, ask every tenth step, all ranks in the same ones.
             told = torch.stack([torch.tensor(float(stop.made), device=device), own.float()])
             dist.all_reduce(told)
             stopping = told[0].item() > 0
