@@ -108,13 +108,14 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             )
         if len(set(steps)) > 1:
             counts = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(steps))
+            sampled = grader.line("DistributedSampler") is not None
             return grader.diagnosis(
                 "uneven-data-hang",
                 f"The ranks took different numbers of steps (backward passes: {counts}), and the one "
-                f"with more waits for ever. {_sentence(cause.headline)}",
+                f"with more comes to a call that nobody answers. {_sentence(cause.headline)}",
                 evidence=evidence,
                 of=cause.ranks,
-                at=LOADER,
+                at=(r"^\s+(continue|break)\b || " if sampled else "") + LOADER,
             )
     if cause.error is not None and "mutually exclusive with shuffle" in cause.error.message:
         return grader.diagnosis(

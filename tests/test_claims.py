@@ -177,6 +177,9 @@ def test_lockstep_test_ends_with_the_share(
 ) -> None:
     called: list[list[str]] = []
     monkeypatch.setattr(testing, "_call", lambda command, root, environment: called.append(command) or 0)
+    assert testing.run_tests(course, []) == 2 and not called  # a learner's copy has no tests
+    assert "learner's copy" in capsys.readouterr().out
+    (course / "tests").mkdir()
     assert testing.run_tests(course, []) == 0 and called[-1][-3:] == ["--nbval", "chapters", "-q"]
     assert capsys.readouterr().out.splitlines()[-1] == claims.share(claims.read(course))
     change(course, '"2 + 2"', '"2 + 3"')

@@ -29,7 +29,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("- **", "- ", "it opens with 0 goals"),
+        ("**", "", "it opens with 0 goals"),
         ("You need ", "Bring ", "what is needed"),
         ("About 105 minutes: ", "About 104 minutes: ", "do not add up"),
         ("minutes: 50 to read and run", "minutes: 10 to read and run", "10 minutes to read and run"),

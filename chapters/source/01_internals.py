@@ -11,7 +11,8 @@
 # %% [markdown]
 # # Chapter 1. How DDP works inside
 #
-# Press Shift+Enter. The next cell trains a small network on four processes of this machine, and draws what they did.
+# Click into the next cell and press Shift+Enter: it trains a small network on four processes of this machine, and draws
+# what they did.
 
 # %%
 # %load_ext lockstep
@@ -299,8 +300,8 @@ for order in ("convert, then move", "move, then convert"):
 
 # %% [markdown]
 # `convert_sync_batchnorm` replaces all BatchNorm layers and leaves them where they are, so it may come before or after
-# `.to(device)` (`meta`, a device without values, stands in for a GPU). It has to come before `DDP(...)`, as every change
-# of a model has. And it runs on GPUs only:
+# `.to(device)` (`meta`, a device without values, stands in for a GPU). It has to come before `DDP(...)`, like every change
+# to a model. And it runs on GPUs only:
 
 # %%
 # %%ranks 1 --expect raised
@@ -322,9 +323,9 @@ for samples in (4, 16, 32, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples, half of the error, all the way. Where your task stops to care is a question for your task.
+# Four times the samples, half of the error, all the way. Where it stops mattering depends on your task.
 #
-# ### When buffers are sent, to the call
+# ### Exactly when buffers are sent
 #
 # "In each forward" is nearly right. Rank 1 writes a 2 into its buffer before each forward, rank 0 a 1. A 1 on rank 1 has
 # come from rank 0:
@@ -381,7 +382,8 @@ for options in ({}, {"forward_sync_buffers": False}, {"broadcast_buffers": False
     print(options or "default", "after DDP():", made, " after a forward:", layer.note.item(), *said)
 
 # %% [markdown]
-# With `forward_sync_buffers=False` the ranks begin alike and then keep their own. Some programs want that, for the time
+# `broadcast_buffers=False`, the deprecated one, also skips the copy at construction: rank 1 keeps its 2. With
+# `forward_sync_buffers=False` the ranks begin alike and then keep their own. Some programs want that, for the time
 # it saves; the checkpoint of rank 0 then holds rank 0's statistics, as it would otherwise too.
 #
 # What has no buffer is not sent. Dropout draws its mask from each process's random numbers:
@@ -442,8 +444,8 @@ story(hooks, lines=9)
 # %% [markdown]
 # Right gradients on all ranks, by 24 all-reduces for 24 parameters. Two things are wrong with it. Every message has a
 # price of its own, however small it is (here half of them carry a bias of 1 KiB). And `average` **waits inside the
-# hook**: the next gradient is computed only when the sum of this one is there. DDP mends both. It collects gradients in **buckets**, and starts
-# their all-reduce without waiting for it.
+# hook**: the next gradient is computed only when the sum of this one is there. DDP mends both. It collects gradients in
+# **buckets**, and starts their all-reduce without waiting for it.
 #
 # The same network, wrapped. What is sent in three steps?
 
@@ -463,15 +465,15 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Step 0 has one bucket** with everything in it: 12 layers of 257 × 256 numbers, 3158016 bytes. (So it is with
-#   DDP's defaults, in the version of PyTorch that this course pins.)
+# - **Step 0 has one bucket** with everything in it: 12 layers of 257 × 256 numbers, 3158016 bytes. (So it is
+#   whatever the cap, unless `find_unused_parameters=True`, in the version of PyTorch that this course pins.)
 # - Before step 1, DDP has seen in which order the gradients really became ready. It **rebuilds** the buckets in that
 #   order, once. Rank 0 tells the others what it chose: the two small broadcasts.
 # - **From step 1 on there are two**, and the first is small: it is closed by the gradient that brings it to 1 MiB
 #   (1048576 bytes), here with the fourth layer. Later buckets are closed at 25 MiB. A small first bucket gets the network
 #   busy early.
 #
-# That the order is the real one shows where a model registers its layers in another order than it calls them. A
+# To see that it is the real order, take a model that registers its layers in another order than it calls them. A
 # **communication hook** takes the place of DDP's all-reduce, so it can say what lies in each bucket:
 
 # %%
@@ -488,7 +490,8 @@ class Net(torch.nn.Module):
 
 def hook(state, bucket):
     print(*[names[id(parameter)] for parameter in bucket.parameters()], end="; ")
-    return dist.all_reduce(bucket.buffer() / 2, async_op=True).get_future().then(lambda f: f.value()[0])
+    mean = bucket.buffer().div_(dist.get_world_size())  # in a hook nobody has divided yet
+    return dist.all_reduce(mean, async_op=True).get_future().then(lambda f: f.value()[0])
 
 dist.init_process_group("gloo")
 ddp = DDP(Net(), bucket_cap_mb=0.9)
@@ -576,8 +579,8 @@ pictures
 print(pictures)
 
 # %% [markdown]
-# Whether a bucket overlaps is a matter of **order, not of time**: was it launched while gradients were still missing? With
-# one bucket, none. With two, one. With six, five. In every row the **last bucket is launched after the last gradient**:
+# Whether a bucket can overlap is a matter of **order, not of time**: was it launched, and not waited for, while
+# gradients were still missing? With one bucket, none. With two, one. With six, five. In every row the **last bucket is launched after the last gradient**:
 # nothing is left to be computed behind which it could hide. So:
 #
 # - The first step of a training hides nothing (one bucket).
@@ -587,8 +590,9 @@ print(pictures)
 # Communication that is not hidden is called **exposed**. Only that part makes a step longer. And a long green bar need
 # not mean a slow network: an all-reduce lasts until the *slowest* rank has joined, so it contains waiting too.
 #
-# And the two-line DDP from above? It launches early as well, but its marks stand apart by the length of a message. In
-# DDP's picture, gradients go on becoming ready above a green bar.
+# And the two-line DDP from above? 23 of its 24 all-reduces are launched early, and none of them overlaps: the hook waits,
+# so no gradient becomes ready between a launch and its sum. In DDP's picture, gradients go on becoming ready above a
+# green bar.
 
 # %%
 timeline(hooks)
@@ -685,13 +689,14 @@ for name, error in run.ranks[0].observations.items():
 # True twice, broken four times, and never an error message.
 #
 # - **Equal parts and a mean loss**: the gradient of the joined batch, up to rounding. Not to the bit: a sum in another
-#   order rounds otherwise, and so does another number of ranks.
+#   order rounds differently, and so does another number of ranks.
 # - **26 samples here, 6 there**: the mean of two means is not the mean of all. A rank's 6 samples weigh as much as the
 #   other's 26. Multiply each rank's loss by *ranks × own samples / all samples*, and it is right again.
 # - **A sum loss**: DDP still divides by N, so the gradient is half (an Nth) of what it should be.
 # - **BatchNorm**: a sample's output depends on the others of its batch, and the batch is another one.
 # - **`ignore_index`**: looks like equal parts, but the mean is over the *valid* targets, 4 on rank 0 and 16 on rank 1.
-#   Language models with padded sequences are in this row. The same weighting helps, with valid targets for samples.
+#   Language models with padded sequences are in this row. The same weighting helps, counting valid targets instead of
+#   samples. Class weights (`cross_entropy(weight=...)`) do the same: their mean is over the sum of the targets' weights.
 
 # %%
 quiz("01_internals/joined_batch")
@@ -708,6 +713,9 @@ quiz("01_internals/joined_batch")
 
 # %%
 contract("average_gradients")
+
+# %% [markdown]
+# (The stored output is the reference solution's. Run the cell to see yours.)
 
 # %%
 # %check average_gradients
@@ -835,7 +843,8 @@ for n in (2, 3, 4, 6, 8):
 
 # %% [markdown]
 # "A ring costs the same however many ranks there are" is half of the truth. The bytes stop growing at twice the tensor.
-# The steps do not: latency grows with N. (nccl therefore also has trees, and takes what it expects to be faster.)
+# The steps do not: latency grows with N. (NCCL, the library for NVIDIA GPUs, therefore also has trees, and takes what it
+# expects to be faster.)
 #
 # What does the model say about buckets? A hundred megabytes of gradients on eight ranks, in one bucket, in ten, in a
 # thousand:
@@ -851,13 +860,13 @@ for name, (latency, bandwidth) in networks.items():
     for buckets in (1, 10, 1000):
         each = ring_time(1e8 / buckets, 8, latency, bandwidth)
         total, last = buckets * each * 1e3, each * 1e3
-        print(f"{name}: {buckets:>4} buckets {total:>7.0f} in all, {last:>6.2f} the last one alone")
+        print(f"{name}: {buckets:>4} buckets {total:>6.0f} ms in all, {last:>6.2f} ms the last alone")
 
 # %% [markdown]
-# In thousandths of a second. Each bucket pays the latency again. On the slow network a thousand buckets cost about
-# forty times what one costs, so "small buckets for slow networks", which you will read, is the wrong way round. But a single bucket
-# hides nothing: what you pay is the last one alone if the backward is long enough to hide the rest. Ten is a good answer
-# to both. This is why there is a size to choose, and why the default is neither small nor endless.
+# Every bucket pays the latency again: on the slow network a thousand buckets cost about forty times what one costs.
+# "Small buckets for slow networks", which you will read, is the wrong way round. But a single bucket hides nothing. If
+# the backward is long enough to hide all the others, you pay only for the last one, and ten buckets make that short at
+# little cost. This is why there is a size to choose, and why the default is neither small nor endless.
 #
 # ### Memory
 #
@@ -888,7 +897,7 @@ for view in (False, True):
 for name, counts in run.ranks[0].observations.items():
     parameters, gradients, state, memories = counts
     assert parameters == gradients and state == 2 * parameters
-    gradients = f"gradients {gradients} in {memories} memories"
+    gradients = f"gradients {gradients} in {memories} piece(s) of memory"
     print(f"{name:<30} parameters {parameters}, {gradients}, Adam {state}")
 
 # %% [markdown]
@@ -896,8 +905,8 @@ for name, counts in run.ranks[0].observations.items():
 # its place in the bucket are two memories, 4 bytes more. With `gradient_as_bucket_view=True` the eight gradients lie in
 # one memory, the bucket itself, and the copy is saved. Activations come on top, and depend on the batch.
 #
-# None of this shrinks with more ranks. DDP makes training *faster*; it does not make a model *fit*. For that, FSDP cuts
-# parameters, gradients and state into N parts. And autocast does not shrink what is sent: parameters and gradients stay
+# None of this shrinks with more ranks. DDP makes training *faster*; it does not make a model *fit*. For that, FSDP
+# (*fully sharded data parallel*) cuts parameters, gradients and state into N parts. And autocast does not shrink what is sent: parameters and gradients stay
 # float32.
 
 # %%
@@ -964,7 +973,7 @@ verdict(run)
 
 # %% [markdown]
 # A cast makes new accumulators without hooks; a layer that was added never had any, and was not broadcast either. A layer
-# that is **replaced** is both an addition and a loss, and what is lost is noticed, one step late. So is what is frozen:
+# that is **replaced** is both an addition and a loss, and what is lost is noticed, one step late:
 
 # %%
 # %%ranks 2 --expect raised
@@ -974,6 +983,20 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
 ddp.module[1] = torch.nn.Linear(10, 3)  # BUG: replaced after wrapping
+for _ in range(2):
+    ddp(torch.randn(4, 10)).sum().backward()
+
+# %% [markdown]
+# A layer that is frozen after wrapping is missed in the same way:
+
+# %%
+# %%ranks 2 --expect raised --quiet
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
+ddp.module[0].requires_grad_(False)  # BUG: frozen after wrapping
 for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
@@ -1008,8 +1031,8 @@ assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
 # A forward prepares *one* backward; the second one adds its own gradients on top of the averaged ones, on each rank
-# alone. All of these have the same cure for the careful: call `spread(model.parameters())` every hundred steps, and stop
-# when it is not zero. It is the cheapest test in this course.
+# alone. One test finds all of these: call `spread(model.parameters())` on every rank every hundred steps, and stop when
+# it is not zero. It is the cheapest test in this course.
 
 # %%
 quiz("01_internals/bypass")
@@ -1029,8 +1052,8 @@ quiz("01_internals/bypass")
 # not use, a buffer, one that is larger than a bucket). And on what it does: buckets instead of a call for each parameter,
 # the first of them launched before the last gradient is ready, by the order of events and not by the clock.
 #
-# A hook of yours is not told that the backward is over, so the training loop says so: `finish_gradient_synchronization()` after
-# `backward()`, before `step()`.
+# A hook of yours is not told that the backward is over, so the training loop says so:
+# `finish_gradient_synchronization()` after `backward()`, before `step()`.
 
 # %%
 contract("mini_ddp", "MiniDDP")

@@ -159,12 +159,12 @@ print("my device is cuda:%d" % local_rank)
 
 # %% [markdown]
 # Four ranks, one GPU, no error here. On a machine with GPUs the job would fail later and elsewhere: out of memory on GPU
-# 0, or NCCL refusing two ranks on one device. `os.environ["LOCAL_RANK"]` fails where the fault is.
+# 0, or nccl, the backend for GPUs, refusing two ranks on one device. `os.environ["LOCAL_RANK"]` fails where the fault is.
 #
 # ### When the numbers are wrong
 #
-# Three mistakes in the numbers, and how each shows. In all three nothing raises before a timeout: the ranks wait for a
-# meeting that cannot be complete. `--expect hang` says that the cell is meant to end this way.
+# Three mistakes in the numbers, and how each shows under torchrun. In all three nothing raises before a timeout: the
+# ranks wait for a meeting that cannot be complete. `--expect hang` says that the cell is meant to end this way.
 
 # %%
 # %%ranks 2 --expect hang
@@ -188,13 +188,14 @@ dist.init_process_group("gloo")
 import os
 import torch.distributed as dist
 
-os.environ["RANK"] = "0"  # BUG: both are rank 0, as when a hand-written launcher forgets it
+os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
 # **What this tells you.** A job that stands still before its first step has a rank too few, a number too many, or a
-# number twice. Count the processes, and print `RANK` and `WORLD_SIZE` on each *before* `init_process_group`: after it
-# is too late to see anything.
+# number twice. (Without a launcher's store the last one is loud: the second rank 0 wants to open the store as well, and
+# raises `EADDRINUSE`.) Count the processes, and print `RANK` and `WORLD_SIZE` on each *before* `init_process_group`:
+# after it is too late to see anything.
 #
 # ### Never overwrite what the launcher set
 #
@@ -283,8 +284,8 @@ dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 # Every rank that *came* raises the error, and the one that did not come says nothing.
 #
 # A long timeout has its place all the same. While rank 0 does something alone for twenty minutes, the others wait in
-# their next collective, and ten would be too few. The timeout is an argument of `init_process_group`; `DDP(...)` has
-# none.
+# their next collective, and nccl's ten minutes would be too few. The timeout is an argument of `init_process_group`;
+# `DDP(...)` has none.
 
 # %%
 # %%ranks 1 --expect raised
@@ -319,12 +320,11 @@ print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose 
 
 # %% [markdown]
 # `cpu:gloo` is the long way to say `gloo`: which backend for which device. The next section has the use of it.
-
-# %% [markdown]
+#
 # ### Four programs side by side
 #
-# Now take the program from the start and run it on four ranks, with the group added and nothing else. Lines marked `+`
-# are new.
+# Now take the program from the start and run it on four ranks, with the group added, and a seed for each rank. Lines
+# marked `+` are new.
 
 # %%
 # %%ranks 4
@@ -397,8 +397,8 @@ print("with two GPUs a node:", *local_device())
 #   between opens a context on GPU 0 for each rank.
 # - Newer code says it in one line: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
 #   once and tells collectives such as `barrier` which device is meant.
-# - Inputs and targets have to be moved as well. `train_epoch` in `digits.py` does it. A loss function moves only when it
-#   holds tensors of its own:
+# - Inputs and targets have to be moved as well. `train_epoch` in `digits.py` does it. A loss function needs moving only
+#   if it holds tensors of its own:
 
 # %%
 plain, weighted = torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(weight=torch.ones(10))
@@ -441,11 +441,12 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 # </details>
 #
 # <details><summary>"trying to initialize the default process group twice!"</summary>
-# There is a group already. The contract asks for a RuntimeError here; <code>dist.is_initialized()</code> knows.
+# There is a group already. The error is right, and the contract wants one. If your own code made that group, it did not
+# leave it: see <code>cleanup_ddp</code>.
 # </details>
 #
 # The solution is `solutions/setup_ddp.py`. Read it when yours passes: it solves one problem that yours may have solved
-# otherwise, the second group of the same process.
+# differently, the second group of the same process.
 #
 # ## Sharding
 #
@@ -505,7 +506,7 @@ for epoch in range(3):
 
 # %% [markdown]
 # Left the same order every time, right a new one. How much does forgetting it cost? Often you read that training then
-# stops to improve after the first epoch. Try it:
+# stops improving after the first epoch. Try it:
 
 # %%
 # %%ranks 2 --into run
@@ -520,11 +521,12 @@ for told in (False, True):
     torch.manual_seed(0)
     data, model = load()[0], DDP(net())
     sampler, losses = DistributedSampler(data), []
+    loader = DataLoader(data, 32, sampler=sampler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for epoch in range(6):
         if told:
             sampler.set_epoch(epoch)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        total = train_epoch(model, DataLoader(data, 32, sampler=sampler), optimizer)
+        total = train_epoch(model, loader, optimizer)
         dist.all_reduce(total)
         losses.append((total[0] / total[1]).item())
     observe("with set_epoch" if told else "without", losses)
@@ -595,7 +597,7 @@ words = " ".join(torch.nn.parallel.DistributedDataParallel.__doc__.split())
 print(re.search(r"Unfortunately Gloo .*? not fork safe", words).group(0), "…")
 
 # %% [markdown]
-# If loaders hang on GPUs, start the workers otherwise, and keep them for all epochs:
+# If loaders hang on GPUs, start the workers in another way, and keep them for all epochs:
 
 # %%
 # %%ranks 2
@@ -716,8 +718,8 @@ for event in sorted(run.ranks[0].collectives + run.ranks[0].marks, key=lambda ev
     print(event.name if isinstance(event, Mark) else f"        {event.kind}, {event.nbytes} bytes")
 
 # %% [markdown]
-# Read it from the top. Making the wrapper compares the shapes (`all_gather`) and copies from rank 0 (`broadcast`). Then
-# in each step there is **one all-reduce of 440 bytes, and it is in `backward`**: 110 gradients of 4 bytes. Nothing is
+# Read it from the top. Making the wrapper compares the number of parameters (`all_gather`) and their shapes (the small
+# `broadcast`), and copies rank 0's values (440 bytes). Then in each step there is **one all-reduce of 440 bytes, and it is in `backward`**: 110 gradients of 4 bytes. Nothing is
 # under `optimizer.step`. The two small broadcasts before the second forward happen once: having seen in which order
 # gradients become ready, the ranks agree on how to group them into buckets (chapter 1). A model with buffers would
 # broadcast these in its forwards too.
@@ -728,9 +730,6 @@ for event in sorted(run.ranks[0].collectives + run.ranks[0].marks, key=lambda ev
 
 # %%
 quiz("02_setup/when_synchronised")
-
-# %%
-quiz("02_setup/ring_cost")
 
 # %% [markdown]
 # ### The program, wrapped
@@ -791,8 +790,9 @@ print("all-reduces:", sum(one.kind == "all_reduce" for one in run.collectives[0]
 # of its own. Whatever is done to a model (moved, cast, a layer replaced or frozen, SyncBatchNorm put in) is done before
 # `DDP(...)`, which comes last.
 #
-# The usual advice says that you would notice by "Expected all tensors to be on the same device". You would not. You do
-# notice when only a part was moved:
+# The usual advice says that you would notice by "Expected all tensors to be on the same device". With gloo you would not.
+# (With nccl alone, `DDP(...)` should refuse a model that is still on the CPU; not run here.) You do notice when only a
+# part was moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -805,9 +805,9 @@ model[1].to("meta")  # BUG: half of the model moved ("meta" stands in for a GPU)
 DDP(model)
 
 # %% [markdown]
-# `device_ids` belongs to GPUs: `DDP(model, device_ids=[local_rank])`, the local rank and a single one. With it, DDP also
-# moves the inputs of `forward` there (targets never pass through it, so they remain yours to move). On a CPU, leave it
-# out:
+# `device_ids` belongs to GPUs, and is optional there: `DDP(model, device_ids=[local_rank])`, the local rank and a single
+# one. With it, DDP also moves the inputs of `forward` there (targets never pass through it, so they remain yours to
+# move). On a CPU, leave it out:
 
 # %%
 # %%ranks 2 --expect raised
@@ -868,9 +868,9 @@ torch.manual_seed(0 + dist.get_rank())
 print("seed + rank:", dropout(x).int().tolist())
 
 # %% [markdown]
-# With the same seed all ranks drop the same units, and augmentation makes the same choices everywhere. So: build and
-# wrap the model, then `torch.manual_seed(seed + rank)`. Only the sampler's seed is common, and that one is an argument of
-# the sampler.
+# With the same seed all ranks drop the same units, and augmentation makes the same choices everywhere. So:
+# `torch.manual_seed(seed + rank)`, before or after the model is built, whose weights come from rank 0 in any case. Only
+# the sampler's seed is common, and that one is an argument of the sampler.
 
 # %%
 quiz("02_setup/same_seed")
@@ -903,9 +903,9 @@ torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detac
 
 # %% [markdown]
 # Rank 0 alone would have told you about its own digits. The last line of the cell compares with what one process would
-# say of all the data. The cure is two numbers: **reduce the sum and the count, divide
-# at the end.** Reducing the mean is right only while all ranks have equally many samples, and the last rank here has
-# fewer. It is also why `train_epoch` returns a sum and a count.
+# say of all the data. The cure is two numbers: **reduce the sum and the count, divide at the end.** Reducing the mean is
+# right only while all ranks have equally many samples, and the last rank here has fewer. It is also why `train_epoch`
+# returns a sum and a count.
 #
 # For an evaluation take the parts without a `DistributedSampler`, which pads: it would count some samples twice. Here
 # every rank takes each fourth sample, and 297 are 297:
@@ -924,8 +924,8 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# The ranks may have different numbers of samples here because nothing in between is a collective: they evaluate
-# `ddp.module`, not `ddp`, and meet once, at the end.
+# The ranks may have different numbers of samples here, because they meet only once, at the end. So evaluate
+# `ddp.module`, not `ddp`: with buffers, each forward of the wrapper is a meeting too.
 #
 # ### Everybody calls, one prints
 #
@@ -971,8 +971,8 @@ quiz("02_setup/unequal_shards")
 # %% [markdown]
 # ## Cleanup
 #
-# What was joined is left again, on every rank, also when something fails in between. So `destroy_process_group` goes
-# into a `finally`. Afterwards there is no group:
+# Every rank that joins also leaves, even when something fails in between. So `destroy_process_group` goes into a
+# `finally`. Afterwards there is no group:
 
 # %%
 # %%ranks 2 --expect raised
@@ -993,14 +993,15 @@ dist.barrier()  # BUG: after the end
 #
 # **A wrapper that outlives its group can hang the process.** Its destructor waits for gloo's threads while it holds
 # Python's interpreter lock, and one of the threads may be waiting for that lock. Let the wrapper go first: `del ddp`
-# before `destroy_process_group()`, or keep it in a function that has returned by then. No timeout ends this hang.
+# before `destroy_process_group()`, or keep it in a function that has returned by then. A function that has raised keeps
+# it alive, through the error's traceback: `traceback.clear_frames(error.__traceback__)` lets it go. No timeout ends this
+# hang.
 #
 # **A process that used gloo sometimes aborts at its very end**, after everything is done and saved: `terminate called
 # without an active exception`, exit status −6. The interpreter is tearing itself down while one of gloo's threads still
 # wants it. torchrun sees the status and reports a failed job. `destroy_process_group` makes this rarer but does not rule
 # it out. What does is to leave without the teardown: flush the output, then `os._exit(0)`. Until that line, nothing
 # about errors changes: an exception still ends the process with status 1 and a traceback.
-#
 
 # %%
 quiz("02_setup/exit_status")
@@ -1015,7 +1016,7 @@ quiz("02_setup/exit_status")
 
 # %% tags=["whole-program"]
 # %%ranks 4 --save train.py
-import os, sys
+import os, sys, traceback
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -1042,6 +1043,9 @@ device, backend = local_device()
 dist.init_process_group(backend)
 try:
     main(device, dist.get_rank(), dist.get_world_size())
+except BaseException as error:
+    traceback.clear_frames(error.__traceback__)  # they would keep the wrapper alive
+    raise
 finally:
     dist.destroy_process_group()
 sys.stdout.flush()
@@ -1164,7 +1168,7 @@ start = next(number for number, line in enumerate(lines) if line.startswith("An 
 print(*lines[start : start + 2], sep="\n")
 
 # %% [markdown]
-# For the same reason it does not work from a notebook's cell, and `%%ranks` exists.
+# For the same reason it does not work from a notebook's cell, which is why `%%ranks` exists.
 #
 # **The port is a free one.** With a fixed one the second job on the machine cannot start:
 
@@ -1289,7 +1293,7 @@ os._exit(0)
 # %%
 import socket
 
-with socket.socket() as probe:  # a free port; on a cluster, one that the firewall lets through
+with socket.socket() as probe:  # free now: enough for a trial; on a cluster, one the firewall allows
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
 agents = []
@@ -1404,7 +1408,7 @@ quiz("02_setup/fsdp_or_ddp")
 # right.
 #
 # **The model.** Build it, load weights, convert, cast and move it; wrap it last. `device_ids=[local_rank]` on a GPU,
-# nothing on a CPU. No common seed for the weights; `seed + rank` after wrapping.
+# nothing on a CPU. No common seed for the weights; `seed + rank` for everything drawn in training.
 #
 # **The data.** `DistributedSampler`, with one seed for all, and no `shuffle` at the loader. `sampler.set_epoch(epoch)`
 # at the top of each epoch. Compare `len(loader)` with what one process has.
@@ -1423,8 +1427,8 @@ quiz("02_setup/fsdp_or_ddp")
 # ## Take it with you
 #
 # - A rank is a process plus a few variables. The launcher sets them, the program reads them.
-# - `init_process_group` and every collective are meetings of all ranks. Who is missing makes the others wait; the
-#   others' error names a neighbour or a key, not the one who is missing.
+# - `init_process_group` and every collective are meetings of all ranks. A missing rank makes the others wait. Their
+#   error names a neighbour, or a key whose last number is the missing rank; the one at fault says nothing.
 # - The device goes by the *local* rank, the part of the data by the *global* rank.
 # - DDP makes weights equal once, when it wraps, and averages gradients in `backward`. It never looks at the weights
 #   again: what changes them on one rank only goes unnoticed.

@@ -63,6 +63,7 @@ def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = DDP(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(0)  # the same nine records on every rank
     records = torch.randn(9, 4)[rank::world_size]
     for batch in records.split(2):
         optimizer.zero_grad()
@@ -106,7 +107,7 @@ quiz("03_debugging/one_rank")
 # %% [markdown]
 # ## Reading failures
 #
-# Rank 2 meets a bad record. Watch who complains:
+# Rank 2 meets a bad record, and the others lose their connection to it:
 
 # %%
 # %%ranks 4 --expect raised
@@ -119,8 +120,8 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep puts the cause first. torchrun does not know the cause; it knows which process ended first. This is a
-# smaller one of its kind under torchrun, on two ranks, with what it prints at the end, shortened:
+# Lockstep shows the cause and leaves out the echoes. torchrun does not know the cause; it knows which process ended
+# first. Here is a smaller job of the same kind under torchrun, on two ranks, and the end of what it prints, shortened:
 
 # %%
 # %%writefile bad_record.py
@@ -165,7 +166,7 @@ job = torchrun("--nproc-per-node=2", "bad_record.py")
 # | −15 | SIGTERM: torchrun stopped this rank because another had failed. An echo |
 # | −9 | SIGKILL: somebody killed it; on a cluster most often the kernel, because memory was out |
 # | −11 | SIGSEGV: a crash in compiled code |
-# | −6 | SIGABRT: compiled code gave up, for instance gloo on a size mismatch (below), or an orderly end that was not (chapter 2, "Cleanup") |
+# | −6 | SIGABRT: compiled code gave up, for instance gloo on a size mismatch (below), or the interpreter's teardown after good work (chapter 2, "Cleanup") |
 #
 # ### The echo
 #
@@ -238,7 +239,8 @@ else:
 # ### A stack of every rank
 #
 # `faulthandler` is in Python's library. One line in the script, and after so many seconds every rank prints where it
-# stands, once, and goes on waiting:
+# stands, once, and goes on waiting. In a training loop, call it in each step: every call starts the clock anew, so it
+# goes off only when a step takes too long:
 
 # %%
 # %%writefile stacks.py
@@ -253,7 +255,7 @@ def train():
     dist.all_reduce(torch.ones(2))
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=4))  # so that this example ends
-faulthandler.dump_traceback_later(1 + dist.get_rank())  # +  in turn; on a cluster: 600
+faulthandler.dump_traceback_later(1 + dist.get_rank())  # +  in turn; in a loop: 600, in each step
 validate() if dist.get_rank() == 1 else train()
 
 # %%
@@ -309,7 +311,7 @@ dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 # which was there, was told only to look at rank 0. It costs a round trip to every rank, so it belongs before the
 # first step, after each checkpoint, at the end of an epoch; not in the loop.
 #
-# ### What TORCH_DISTRIBUTED_DEBUG does, and what not
+# ### What TORCH_DISTRIBUTED_DEBUG does, and what it does not
 #
 # With `DETAIL`, every collective is compared between the ranks before it runs:
 
@@ -400,8 +402,8 @@ print("last was", last["profiling_name"], "number", last["collective_seq_id"], l
 # ### The usual causes
 #
 # 1. The ranks do not have equally many batches (`suspect.py`).
-# 2. A collective, a `barrier`, or a DDP forward (of a model with buffers, or followed by backward) stands under `if
-#    rank == 0`.
+# 2. A collective, a `barrier`, or a DDP forward (of a model with buffers, the second one of a training, or any that a
+#    backward follows) stands under `if rank == 0`.
 # 3. Each rank decides by itself: to stop early, to skip a batch, to take a branch.
 # 4. One rank has died, or does something long alone.
 # 5. The ranks have not met at all: chapter 2, "When the numbers are wrong".
@@ -426,7 +428,7 @@ print("all skip this batch" if bad else "all train on it")
 #
 # The first cause in the list is the commonest. A `barrier` at the end of the epoch does not help: `suspect.py` had one,
 # and hung all the same. Three mends. The sampler pads (chapter 2, "Sharding"). Or the ranks agree on the smallest number
-# before the loop, and leave out what is more:
+# before the loop, and drop the rest:
 
 # %%
 # %%ranks 2
@@ -443,7 +445,7 @@ print("through after", steps.item(), "steps")
 
 # %% [markdown]
 # Or `ddp.join()`: a rank that is through goes on joining the others' collectives, with nothing. Every sample counts, and
-# what it counts depends on an argument. Each gradient here is 4, rank 0 has five batches and rank 1 three:
+# an argument decides how much. Each gradient here is 4, rank 0 has five batches and rank 1 three:
 
 # %%
 # %%ranks 2
@@ -462,7 +464,7 @@ for initial in (True, False):
 
 # %% [markdown]
 # By default the divisor stays 2 when only one rank is left: a late sample weighs as much as every other, and the step is
-# half as long. With `False` it is the mean over those who are still there. And where uneven is a *mistake*, let it be
+# half the size. With `False` it is the mean over those who are still there. And where uneven is a *mistake*, let it be
 # one, on all ranks:
 
 # %%
@@ -483,7 +485,7 @@ except RuntimeError as error:
 # ### An evaluation on rank 0
 #
 # The second cause in its commonest form. There is no backward here, so what is there to wait for? The buffers of
-# BatchNorm, which a forward of the wrapper sends:
+# BatchNorm, which a forward of the wrapper sends, in an evaluation too:
 
 # %%
 # %%ranks 2 --expect hang
@@ -495,7 +497,8 @@ ddp = DDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
 ddp(torch.randn(4, 2)).sum().backward()
 ddp.eval()
 if dist.get_rank() == 0:
-    ddp(torch.randn(4, 2))  # BUG: with buffers, a forward is a collective
+    with torch.no_grad():  # as in an evaluation; else this forward would also rebuild the buckets
+        ddp(torch.randn(4, 2))  # BUG: with buffers, a forward is a collective
 dist.barrier()
 
 # %% [markdown]
@@ -511,7 +514,8 @@ ddp = DDP(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
 ddp(torch.randn(4, 2)).sum().backward()
 ddp.eval()
 if dist.get_rank() == 0:
-    ddp.module(torch.randn(4, 2))  # +
+    with torch.no_grad():
+        ddp.module(torch.randn(4, 2))  # +
 dist.barrier()
 print("through")
 
@@ -584,7 +588,7 @@ for batch in range(4):
 
 # %% [markdown]
 # Every gradient after the skip was wrong, and the only complaint comes at the end, when one rank has nobody left to
-# meet. Another collective on both ranks would only have moved the complaint one call further.
+# meet. Another all-reduce of one number on both ranks would only have moved the complaint one call further.
 
 # %%
 quiz("03_debugging/swapped")
@@ -689,10 +693,10 @@ for number in range(6):
 # | the lie | the number that gives it away |
 # |---|---|
 # | every rank reads the same samples | `len(loader)` is that of one process; with equal seeds, all bring the same gradients |
-# | the same dropout masks everywhere | compare one mask between ranks; a common seed was not replaced by seed + rank after wrapping |
+# | the same dropout masks everywhere | compare one mask between ranks; a common seed was not replaced by seed + rank |
 # | the order of every epoch is the same | the first indices of two epochs (`set_epoch`) |
 # | an accuracy of rank 0's part, sold as that of all | count the samples behind the number |
-# | samples counted twice in evaluation | the same: 12 of 10 |
+# | samples counted twice in evaluation | the same: 12 counted, 10 there |
 # | running statistics of one rank's data | BatchNorm's buffers differ between ranks after a step |
 #
 # The watch finds the first of these when the seeds are equal, since all ranks then bring the same gradients:
@@ -707,8 +711,8 @@ for number in range(4):
     step(model, optimizer, x)
 
 # %% [markdown]
-# BatchNorm deserves a trial of its own, because much is said about it. "Its statistics are per rank, therefore the
-# models diverge." The first half is right. Predict the second.
+# You know BatchNorm from chapter 1. "Its statistics are per rank, therefore the models diverge." The first half is right.
+# What does the watch say of the second? Predict.
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -892,7 +896,7 @@ import os
 import torch.distributed as dist
 
 if os.environ["RANK"] == "1":
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth9"  # BUG: this host's card is called otherwise
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth9"  # BUG: no card of this host has that name
 dist.init_process_group("gloo")
 
 # %% [markdown]
@@ -1037,8 +1041,8 @@ contract("preflight")
 #
 # ## Debug the debugger
 #
-# A test is a program, and can be wrong like one. These six helpers are passed around for debugging DDP. Read each,
-# predict what it says of a **correct** job, run it.
+# A test is a program, and can be wrong like one. Five helpers and one piece of advice are passed
+# around for debugging DDP. Predict what each says of a **correct** job.
 #
 # **1. "Are the gradients synchronized?"**
 
@@ -1074,17 +1078,17 @@ from drift import *
 
 def slow(state, bucket):
     time.sleep(0.05)
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0] / 2)
+    mean = bucket.buffer().div_(dist.get_world_size())
+    return dist.all_reduce(mean, async_op=True).get_future().then(lambda f: f.value()[0])
 
-model, optimizer, x = start()
+model, _, x = start()
 model.register_comm_hook(None, slow)
 compute, total = [], []
 for number in range(4):
     began = time.perf_counter()
     model(x).square().mean().backward()  # includes the communication
-    ended = time.perf_counter()
-    compute.append(ended - began)
-    total.append(ended - began)
+    compute.append(time.perf_counter() - began)
+    total.append(time.perf_counter() - began)
 print(f"communication: {1 - sum(compute) / sum(total):.0%} of the step")
 with model.no_sync():  # the same without communication
     alone = []
@@ -1159,7 +1163,7 @@ quiz("03_debugging/test_the_test")
 # %% [markdown]
 # ## Trials
 #
-# Eight sentences that one hears often. Say before each cell what will happen.
+# Seven sentences that one hears often. Say what will happen before you read on.
 #
 # **"I'll wrap now and move later."** You have seen it: cast after wrapping, no error, ever-growing difference.
 #
@@ -1264,7 +1268,7 @@ quiz("03_debugging/unused")
 # runs on your laptop in a second or two:
 
 # %%
-import tomllib
+from lockstep.grading.course import tomllib  # Python 3.10 has none of its own
 
 cases = tomllib.loads(Path("../autograder/clinic/cases.toml").read_text())
 for name, case in cases.items():
@@ -1304,7 +1308,7 @@ quiz("03_debugging/longer_timeout")
 # ## Checklist
 #
 # **Before.** A preflight. `@record` on `main`. A process-group timeout that fits the longest thing one rank does
-# alone. `faulthandler.dump_traceback_later` with a generous time. The flight recorder's file on nccl
+# alone. `faulthandler.dump_traceback_later` in each step, with a generous time. The flight recorder's file on nccl
 # (`TORCH_NCCL_DUMP_ON_TIMEOUT`). A comparison of the replicas every few hundred steps.
 #
 # **It failed.** The first failure in time that is not about a connection. The exit code: 1, −9, −11, −6; −15 is an

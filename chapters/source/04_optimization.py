@@ -80,7 +80,7 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # %% [markdown]
 # Four names to look for. The forward, the matrix products, the optimizer, and the all-reduces: `gloo:all_reduce`
 # here, `nccl:all_reduce` on GPUs. Their `device_time_total` (on a CPU `cpu_time_total`) says how long they took.
-# `cuda_time_total`, which older texts sort by, is a name of the past:
+# `cuda_time_total`, which older texts sort by, is deprecated: sorting still takes it, and the averages lack it:
 
 # %%
 from torch.autograd.profiler_util import FunctionEventAvg
@@ -89,7 +89,7 @@ for name in ("device_time_total", "cpu_time_total", "cuda_time_total"):
     print(f"{name:18} an event has it: {hasattr(FunctionEventAvg(), name)}")
 
 # %% [markdown]
-# The trace opens in `ui.perfetto.dev`; what used to be `chrome://tracing` reads the same file. On NVIDIA's GPUs, Nsight
+# The trace opens in `ui.perfetto.dev`; older texts say `chrome://tracing`, which reads the same file. On NVIDIA's GPUs, Nsight
 # Systems (`nsys profile`) shows the whole machine. `nvprof`, its predecessor, refuses every GPU from Ampere (2020) on
 # (from NVIDIA's documentation; not run here).
 #
@@ -252,8 +252,9 @@ picture if lab else None
 # %% [markdown]
 # On the slow link the buckets earn their keep. On the fast one there is next to nothing to hide, and next to nothing
 # is won (look at the bars). **That contrast is the lesson**: a setting is good *for a network*, and the same change
-# that helps there does nothing here. Try other sizes: with `bucket_cap_mb=0.1` each message pays the latency again;
-# with an explicit 25 the whole model is one bucket, and nothing is hidden.
+# that helps there does nothing here. Try other sizes: `bucket_cap_mb=0.1` makes one bucket of each layer, and an explicit
+# 25 makes one of the whole model, which hides nothing. This link is slow and near. On a distant one each message would
+# cost latency as well, and few large buckets win (chapter 1, "What it costs").
 #
 # The default is not `25`. It is `None`, which means 25 MiB with a *first* bucket of 1 MiB, so that something leaves
 # early:
@@ -483,6 +484,7 @@ assert sent[0].nbytes == 4 * (64 * 64 + 64)
 # |---|---|---|
 # | largest number | 65504 | 3.4e38, as float32 |
 # | smallest step from 1 | 0.001 | 0.008 |
+# | smallest above zero | 6e-8 | 9e-41 |
 # | needs a loss scaler | yes | no |
 # | where | NVIDIA GPUs from 2017 (Volta) on | from 2020 (Ampere) on, recent CPUs |
 #
@@ -563,7 +565,7 @@ print("stepped:", model.module.weight.item() != before, "  scale now", scaler.ge
 # (Where gradients are cut up, as under FairScale's or FSDP's first version, no rank sees them all. `ShardedGradScaler`
 # asks the others; not run here.)
 #
-# Two flaws of examples that circulate. They call `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler`, which are
+# Two flaws in examples that circulate. They call `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler`, which are
 # deprecated; it is `torch.amp` with the device's name now:
 
 # %%
@@ -739,12 +741,16 @@ for rate in ("500mbit", None):
 
 # %% tags=["needs-bandwidth"]
 lab = throttled("compression_lab.py")
+picture = None
 if lab:
-    slow = lab.observed("slow")[0]
+    slow, fast = lab.observed("slow")[0], lab.observed("fast")[0]
     print("500 Mbit/s: float16 on the wire is faster by more than 1.5x:", slow[0] / slow[1] > 1.5)
+    names = [f"{kind}, {link} link" for link in ("slow", "fast") for kind in ("float32", "float16")]
+    picture = bars(dict(zip(names, [*slow, *fast])), unit="s", title="seconds a step")
+picture
 
 # %% [markdown]
-# Without a slow link there is nothing to win, and casting is work too. Compress when you wait for the network, and
+# On the fast link there is nothing to win (look at the bars), and casting is work too. Compress when you wait for the network, and
 # not otherwise.
 
 # %%
@@ -805,8 +811,8 @@ print("bfloat16 where autocast takes it: ", kept(4096, half=True) // 1024, "KiB"
 print("recomputed in backward:           ", kept(4096, recompute=True) // 1024, "KiB")
 
 # %% [markdown]
-# So accumulation, mixed precision and checkpointing are the usual cures for "out of memory", once it is sure that not all
-# ranks sit on one GPU. More levers, from the cheapest:
+# So accumulation, mixed precision and *activation* checkpointing (computing again in backward) are the usual cures for
+# "out of memory", once it is sure that not all ranks sit on one GPU. More levers, from the cheapest:
 #
 # **`zero_grad()` frees.** Since torch 2.0 it sets gradients to `None`. `gradient_as_bucket_view=True` saves one copy
 # of the gradients (chapter 1, "Memory").
@@ -851,7 +857,20 @@ for step in range(2):
     model(x).sum().backward()
 
 # %% [markdown]
-# Following that message's advice leads to the next error, as soon as the input does need a gradient:
+# Following that message's advice is worse: with `find_unused_parameters=True` DDP is content, and the first layer is
+# never trained:
+
+# %%
+# %%ranks 1 --quiet
+from checkpointed import start
+
+model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: silences DDP
+for step in range(2):
+    model(x).sum().backward()
+print("first layer has a gradient:", model.module.first.weight.grad is not None)
+
+# %% [markdown]
+# Only when the input does need a gradient is there another error:
 
 # %%
 # %%ranks 1 --quiet --expect raised
@@ -903,8 +922,7 @@ for event in sorted([*report.collectives, *report.marks], key=lambda event: even
         print("ALL-REDUCE", end=" ")
 
 # %% [markdown]
-# If a layer is used later that was not at first, it says
-# so at once. (The other way round it says so one step late, and that step's gradients were not averaged.)
+# If a layer is used later that was not used at first, DDP says so at once. (The other way round it says so one step late, and that step's gradients were not averaged.)
 
 # %%
 # %%ranks 1 --expect raised
@@ -975,11 +993,13 @@ known = ("module device_ids output_device dim broadcast_buffers init_sync proces
 print(*[name for name in inspect.signature(DDP).parameters if name not in known], sep="\n")
 
 # %% [markdown]
-# `forward_sync_buffers` has replaced `broadcast_buffers` (chapter 1, "When buffers are sent, to the call").
+# `forward_sync_buffers` has replaced `broadcast_buffers` (chapter 1, "Exactly when buffers are sent").
 # `batched_grad_copy` copies all gradients of a bucket in one go: fewer kernels on a GPU, the same numbers.
 # `mixed_precision` keeps parameters in one type and sends gradients in another; `device_mesh` is for use with tensor
-# parallelism; `bucket_cap_mb_list` names a size for each bucket. And `skip_all_reduce_unused_params` does not send what
-# was used on no rank:
+# parallelism; `bucket_cap_mb_list` names a size for each bucket; `delay_all_reduce_named_params` takes parameters out of
+# the buckets and sends them when `param_to_hook_all_reduce` has its gradient. And `skip_all_reduce_unused_params` does
+# not send what is not used. Every rank must leave out the *same* parameters in every step; where they differ, the job
+# may hang (from its docstring; only the right use is run here):
 
 # %%
 # %%ranks 2 --into skipped --quiet
@@ -1014,7 +1034,7 @@ quiz("04_optimization/reentrant")
 # A frequent bottleneck is neither the network nor the GPU. If the step gets no shorter with `model` replaced by a
 # function that returns zeros, it is the loader. Four things to know with ranks:
 #
-# - `num_workers` is **per rank**: 4 ranks with 8 workers each are 36 processes, on how many cores?
+# - `num_workers` is **per rank**. Count the processes before you choose it, and the cores.
 # - `persistent_workers=True` keeps them from being started anew in every epoch; `pin_memory=True` is what makes
 #   `non_blocking=True` mean anything.
 # - torchrun sets `OMP_NUM_THREADS=1` for each rank unless you have set it. Without it every rank starts a thread for
@@ -1097,7 +1117,7 @@ quiz("04_optimization/fewer_steps")
 # ## Scaling
 #
 # Two questions go by the name of scaling. **Strong**: the same global batch on more ranks; is it done sooner?
-# **Weak**: the same batch per rank; does each rank keep its speed? In both, *efficiency* is samples per second and
+# **Weak**: the same batch per rank; does each rank keep its speed? In both, *efficiency* is samples per second per
 # rank, against the smallest run.
 #
 # | seconds a step | 1 rank | 4 ranks | efficiency |
@@ -1114,7 +1134,7 @@ quiz("04_optimization/fewer_steps")
 seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
 rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
 print(f"the snippet: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
-print(f"samples per second and rank: {rate[4] / 4 / rate[1]:.0%}")
+print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 
 # %% [markdown]
 # Tables of "realistic speed-ups" (7.5 on 8 GPUs, 15 on 16) come without a model, a batch and a network, and mean nothing
@@ -1161,7 +1181,7 @@ longer = time.perf_counter() - began > 1
 print("longer than the timeout:", longer, "  all of the pace of rank 1:", min(steps[1:]) > 0.09)
 
 # %% [markdown]
-# No. The timeout counts from call to call, not for the whole job. What the slow one does cost is everybody's time: all
+# No. Each call has its own timeout; the job has none. What the slow one does cost is everybody's time: all
 # step at its pace, and its memory limits the batch if all have the same. Give it a smaller batch, then, and weigh the
 # losses by samples (chapter 1, "Is it the gradient of the joined batch?": 26 + 6). Groups of equal machines are no way
 # out, because what is not in the group is not averaged with:
@@ -1179,6 +1199,13 @@ print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weig
 
 # %% [markdown]
 # That is two trainings. (With pipelines, or several models, such groups make sense.)
+#
+# ### NCCL's levers
+#
+# On GPUs NCCL chooses its own rings and trees, and is seldom improved by hand. Known names, none of which was run
+# here: `NCCL_SOCKET_IFNAME` (which card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a
+# channel), `NCCL_ALGO` and `NCCL_PROTO` (force a choice, for a test). Measure the raw collective first (NVIDIA's
+# `nccl-tests`), then the step. And change one thing at a time.
 #
 # ### Predict, then measure
 #
@@ -1210,13 +1237,6 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # </details>
 #
 # The solution is `solutions/measure_step.py`.
-#
-# ### NCCL's levers
-#
-# On GPUs NCCL chooses its own rings and trees, and is seldom improved by hand. Known names, none of which was run
-# here: `NCCL_SOCKET_IFNAME` (which card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a
-# channel), `NCCL_ALGO` and `NCCL_PROTO` (force a choice, for a test). Measure the raw collective first (NVIDIA's
-# `nccl-tests`), then the step. And change one thing at a time.
 #
 # ## Beyond DDP
 #
@@ -1278,8 +1298,8 @@ for parameters in (1e8, 1e9, 7e9):
 
 # %% [markdown]
 # ZeRO-1 does not help when the parameters themselves do not fit. FSDP communicates more: it gathers parameters in
-# forward and again in backward. So: **DDP while it fits, then FSDP2; tensor and pipeline parallelism when a single
-# layer, or a single node, is too small.** The number of GPUs is no criterion, memory is.
+# forward and again in backward. So: **DDP while it fits, then FSDP2; tensor parallelism when a single layer is too large
+# for a GPU, pipelines when the model has to span nodes.** The number of GPUs is no criterion, memory is.
 
 # %%
 quiz("04_optimization/zero")
@@ -1309,7 +1329,7 @@ quiz("04_optimization/zero")
 # - A setting is good for a network. The same change wins on one link and does nothing on another.
 # - Autocast does not shrink what is sent. A hook does.
 # - Ranks agree on skipping a step because their averaged gradients agree. Never let one decide alone.
-# - Efficiency is samples per second and rank, against the smallest run; 100 % is perfect in both kinds of scaling.
+# - Efficiency is samples per second per rank, against the smallest run; 100 % is perfect in both kinds of scaling.
 #
 # In an interview, expect: "Eight GPUs give you four times the speed. Why?" Do not list causes. Say what you would
 # measure first, and what each outcome would tell you.

@@ -25,8 +25,8 @@
 # - **restart** a job under torchrun, and stop it in good order when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
-# About 215 minutes: 65 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3. No GPU:
-# where a statement is about GPUs it says so, and says that it was not run here.
+# About 215 minutes: 65 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
+# the capstone chapter 4. No GPU: where a statement is about GPUs it says so, and says that it was not run here.
 
 # %%
 # %load_ext lockstep
@@ -134,7 +134,7 @@ for forgotten in parts:
 # epoch that has just ended and starts there trains it twice. The scheduler's row shows in the rates: its own count
 # begins at zero, so the drop comes two epochs late.
 #
-# A common recipe saves epoch, model, optimizer and loss. Of the table it gets two rows right. The whole list:
+# A common recipe saves epoch, model, optimizer and loss: no scheduler, no scaler, no random state. The whole list:
 #
 # | part | where it is | forgotten, it |
 # |---|---|---|
@@ -285,7 +285,7 @@ print(len(torch.load("saved/slow.pt")["weights"]), "weights")
 
 # %% [markdown]
 # The barrier lasts as long as the save, and it is bounded by the timeout of the process group (chapter 3, "A short
-# timeout"). With ten minutes of timeout and a save of eleven the job dies of its own checkpoint.
+# timeout"). A save that takes longer kills the job.
 #
 # ### When the save fails
 #
@@ -333,7 +333,7 @@ print("rank 0 could not save:", problem[0])
 # %% [markdown]
 # ### Which file is the newest?
 #
-# Three ways to be wrong, in one folder. It holds checkpoints 9 and 10, came from another disk by a copy, and a network
+# Three ways to be wrong, in one folder. It holds checkpoints 9 and 10 and was copied from another disk; and a network
 # file system shows a new file to one node later than to another:
 
 # %%
@@ -410,7 +410,7 @@ print(torch.load("saved/from_gpu.pt", map_location="cpu"))
 
 # %% [markdown]
 # Where there *are* GPUs the same file does something worse, not run here: it loads, on every rank, onto GPU 0, the one
-# that saved it. `map_location="cpu"` (or the rank's own device) belongs into every `torch.load`; `load_state_dict` then
+# that saved it. `map_location="cpu"` (or the rank's own device) belongs in every `torch.load`; `load_state_dict` then
 # copies to where the parameters are.
 #
 # ### The prefix `module.`
@@ -449,8 +449,8 @@ quiz("05_checkpointing/barrier")
 # %% [markdown]
 # ## Atomic and durable
 #
-# Now rank 0 is killed while it saves. This is not an exotic case: jobs are preempted at the hour, and save at the hour.
-# Three ways to save, on a file whose process dies when so many bytes are written:
+# Now rank 0 is killed while it saves. This is not an exotic case: jobs are preempted on the hour, and save on the hour.
+# Three ways to save, on a file whose process dies once a given number of bytes is written:
 
 # %%
 # %%writefile saving.py
@@ -509,7 +509,7 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
 # Checkpoint 2 is torn, and since its file was opened for writing, checkpoint 1 has gone with it. See also how many
 # kinds of error a torn file has, by its length: code that falls back to an older checkpoint has to catch `Exception`.
 #
-# Here are eleven instants of dying for each of the three ways, each a real process that is killed:
+# Here are ten instants of dying for each of the three ways, each a real process that is killed, and a save that is not:
 
 # %%
 def survivor(way, instant):
@@ -558,7 +558,7 @@ def durable(state, name):
         file.flush()  # Python's buffer, to the kernel
         os.fsync(file.fileno())  # the bytes, to the disk: before they get their name
     os.replace(name + ".tmp", name)
-    folder = os.open(os.path.dirname(name), os.O_RDONLY)
+    folder = os.open(os.path.dirname(name) or ".", os.O_RDONLY)
     os.fsync(folder)  # the name, to the disk: before an older checkpoint is removed
     os.close(folder)
 
@@ -571,7 +571,7 @@ print(torch.load("saved/newest.pt"))
 #
 # ### A changed bit
 #
-# A disk can lose a bit, and so can a copy. `torch.load` does not look:
+# A disk can flip a bit, and so can a copy. `torch.load` does not look:
 
 # %%
 import hashlib, zipfile
@@ -589,8 +589,9 @@ print("the same checksum:", digest("saved/flipped.pt") == before)
 print("zipfile finds:", zipfile.ZipFile("saved/flipped.pt").testzip())
 
 # %% [markdown]
-# A weight of 1 has become infinite, silently. Keep a checksum, and keep it where it cannot be out of step with the
-# file: in its name, or in the same file. Two files cannot be replaced in one instant.
+# A weight of 1 has become infinite, silently. The archive holds a CRC of every entry; `zipfile` compares it, `torch.load`
+# does not. So compare it, or keep a checksum of your own where it cannot be out of step with the file: in its name, or in
+# the same file. Two files cannot be replaced in one instant.
 #
 # And when the newest file is damaged? Falling back to the one before is right, *with a warning*. To raise stops a job
 # at night though a whole checkpoint lies beside; `except: return None` starts at step 0, and the rotation then removes
@@ -636,7 +637,8 @@ for name, value in candidates.items():
 
 # %% [markdown]
 # The asymmetry is the trap: saving takes everything, and the refusal comes on the day of the restart. Save
-# `vars(arguments)`, `float(score)` and `keys.tolist()`, and load a checkpoint once while the job is young.
+# `vars(arguments)`, `float(score)`, `str(path)` and NumPy's state with its array as a list, and load a checkpoint once
+# while the job is young.
 
 # %%
 quiz("05_checkpointing/rename")
@@ -702,17 +704,16 @@ def save_tensors(tensors, name):
 
 save_tensors({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, "saved/one.safetensors")
 print(Path("saved/one.safetensors").read_bytes()[8:].split(b"}}")[0].decode())
-try:
-    from safetensors.torch import load_file
-    print("read by the library:", sorted(load_file("saved/one.safetensors")))
-except ImportError:
-    print("not run: reading it with the library (pip install safetensors)")
+
+from safetensors.torch import load_file
+
+print("read by the library:", load_file("saved/one.safetensors"))
 
 # %% [markdown]
 # It holds tensors under names and no more: good for weights, while an optimizer's nested state, a scheduler and a
 # position need something beside it. It has no checksum either.
 #
-# **Shards.** A model that is split over the ranks (FSDP, ZeRO) exists on no rank as a whole, so no single rank can
+# **Shards.** A model that is split over the ranks (FSDP2, ZeRO-3) exists on no rank as a whole, so no single rank can
 # write it. `torch.distributed.checkpoint`, DCP, lets each rank write its part into one folder:
 
 # %%
@@ -773,7 +774,7 @@ print(run.observed("error")[0])
 # %% [markdown]
 # No checkpoint, then; and mind that this error is no `Exception`, so `except Exception` lets it pass.
 #
-# Every rank calls both functions: they are collectives. `load` fills what you give it instead of returning something,
+# `save` and `load` are collectives: every rank calls them. `load` fills what you give it instead of returning something,
 # and what the given state does not name is not read. Rotation, a checksum and "which folder is the newest" remain your
 # business. Names from `get_model_state_dict` have no `module.`, also when the model is wrapped ("Who writes, who
 # reads").
@@ -868,7 +869,9 @@ print({name: tensor[0].item() for name, tensor in torch.load(file).items()})
 
 # %% [markdown]
 # The price of the copy is memory: the whole state once more, on the host. And a save that is under way is no
-# checkpoint: keep the last complete one until the future has a result, and let one save end before the next begins.
+# checkpoint: keep the last complete one until the future has a result, and let one save end before the next begins. On
+# GPUs `async_save` needs a group that can also talk between CPUs, `init_process_group("cpu:gloo,cuda:nccl")`, and says so
+# when it has none (from its source; not run here).
 
 # %%
 quiz("05_checkpointing/async")
@@ -877,7 +880,7 @@ quiz("05_checkpointing/async")
 # ## Resuming mid-epoch
 #
 # An epoch may take a day. The checkpoint then falls into its middle, and "which epoch" is not enough. Two ranks, 48
-# samples, batches of 4, so six steps an epoch; interrupted after four steps of epoch 1. Three ways to go on:
+# samples, batches of 4, so six steps an epoch; interrupted after four steps of epoch 1. Four ways to go on:
 
 # %%
 # %%ranks 2
@@ -987,7 +990,7 @@ print("interrupted at", state, "- the same batches:", seen == through)
 # %% [markdown]
 # An endless stream has no indices. There each rank has to save how far it has read, or the shard and the line.
 #
-# ### Whatever draws, moves the generators
+# ### Whatever draws moves the generators
 #
 # Random states are put back last, just before the first step, because what is built in between draws from them: a model
 # draws its weights, and an iterator over a `DataLoader` one number, from which its workers' seeds are made, with or
@@ -1267,8 +1270,8 @@ print("the group is gone; its keys are still in the store:", store.num_keys() >=
 torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "hang", "hung")
 
 # %% [markdown]
-# With gloo's default of 30 minutes the job would have stood still for 30 minutes, on all its GPUs, and then done the
-# same.
+# With the default (30 minutes; 10 with nccl) the job would have stood still that long, on all its machines, and then done
+# the same.
 #
 # ### What a restart asks of a script
 #
@@ -1434,10 +1437,11 @@ script = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --exclusive
 #SBATCH --requeue --open-mode=append --output=saved/preempted.log
 #SBATCH --signal=B:USR1@60
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=50
+port=$((20000 + SLURM_JOB_ID % 10000))
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun "$PYTHON" -m torch.distributed.run --nnodes="$SLURM_NNODES" --nproc-per-node=1 \\
-    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$head:29500" preempted.py &
+    --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$head:$port" preempted.py &
 step=$!
 trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"; wait $step; scontrol requeue "$SLURM_JOB_ID"' USR1
 wait $step
@@ -1512,11 +1516,11 @@ else:
 # Preempted, saved, requeued, finished, and no step was done twice: it had been asked in time. Where a signal comes too
 # late, or a node just dies, the last periodic checkpoint has to do; you need both.
 #
-# Numbers to think about: the grace has to be longer than one step plus one save, of which you know the duration only if
-# you have measured it. torchrun gives its ranks 30 seconds after SIGTERM before it
-# kills them, or `--shutdown-timeout` (from its source; not run here). And a
-# job array or a dependency chain (`--dependency=singleton`) does the same as requeueing for clusters that do not allow
-# it (not run here).
+# Numbers to think about: the grace has to be longer than one step plus one save, and you know how long that is only if
+# you have measured it. torchrun kills its ranks 30 seconds after SIGTERM, however long SLURM would wait:
+# `--shutdown-timeout`, or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, gives them more (from its source; not run here). A job array
+# or a dependency chain (`--dependency=singleton`) does the same as requeueing for clusters that do not allow it (not run
+# here).
 #
 # Without torchrun, `srun` can start the ranks itself, one task for each; chapter 2, "Under SLURM", has the variables to
 # translate. There is no agent then and no `--max-restarts`: SLURM's requeue is what restarts.
@@ -1528,13 +1532,13 @@ quiz("05_checkpointing/signal")
 # ## Capstone: implement train
 #
 # *Hard, 60 minutes, or as long as you like.* Open `exercises/train.py` and `exercises/train.sbatch`. Everything from
-# four chapters in one script that you can take to a cluster: arguments, sampler, DDP, mixed precision, accumulation,
+# this course in one script that you can take to a cluster: arguments, sampler, DDP, mixed precision, accumulation,
 # clipping, checkpoint and resume, metrics of all ranks, evaluation that counts each sample once, logging on rank 0, a
 # clean end on a signal.
 #
 # The check runs `train.py` on one, two and four ranks and on two hosts, kills a rank, asks one to stop, and trains the
 # digits to 95 %. Then, where this machine has SLURM, it submits `train.sbatch`, with ranks of its own in place of yours, as
-# a job and as an array; a more urgent job comes, and a node dies. That takes most of a minute. The cell after it submits
+# a job and as an array; a more urgent job comes, and a node dies. That takes about half a minute. The cell after it submits
 # both your files to the cluster from above.
 
 # %%

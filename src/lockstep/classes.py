@@ -14,6 +14,7 @@ from .grading import array, bulk, policy_file, writers
 from .grading.classroom import ClassResult, Learner, Outcome
 from .grading.course import Course, CourseError
 from .grading.exports import visible
+from .grading.policy import apply
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses that are worth counting while a class is graded: they take the time."""
@@ -72,6 +73,13 @@ def grade(
             left = sum(grading.known(one) is None for one in grading.roster)
             _say(f"{left} of {len(grading.roster)} are not graded yet: the same command without --only goes on.")
             return 0
+        for remark in apply(rules, graded).remarks:
+            _say(f"Mind: {remark}.")
+        aside = sum(bool(one.handed.notes) for one in graded.learners)
+        if aside:
+            _say(
+                f"Of {_count(aside, 'learner')} some files were set aside: the remarks in grades.csv say which, and why."
+            )
         _sum_up(graded, writers.write_all(graded, out, course, rules), grading)
         return graded.exit_code
 

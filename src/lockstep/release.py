@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,9 @@ from typing import Any
 from .authoring.stubs import SCRIPT, canary, make_stub, solved, with_canary, without_markers
 from .grading.course import Course, CourseError
 
+FOR_LEARNERS = ("## Two commands", "## The course", "## For learners")
+NOT_IN_A_COPY = ("git clone", "./lockstep test ", "claims in the texts", "`chapters/claims.toml`")
+ITS_PICTURE = ("explains it after a second:", "explains it after a second.")
 TOP = (".gitignore", "LICENSE", "README.md", "environment.yml", "lockstep", "pyproject.toml")
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
 TEACHERS = ("autograder/policy.toml",)  # what is in it of single learners is nobody else's business
@@ -88,9 +92,19 @@ def contents(course: Course, names: list[str]) -> Files:
     for path in [path for path in files if PurePosixPath(path).match("autograder/*/support/*.py")]:
         shared = PurePosixPath(path)
         files[f"exercises/{shared.parts[1]}/{shared.name}"] = files[path]
+    if "README.md" in files:
+        files["README.md"] = learners_readme(files["README.md"].decode()).encode()
     if set(names) != set(course.names):
         files["autograder/course.toml"] = _table_of_contents(course, names).encode()
     return dict(sorted(files.items()))
+
+
+def learners_readme(text: str) -> str:
+    """What the course's README says to learners: without the parts for others, and without what is not in their copy."""
+    head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    kept = [head, *(one for one in sections if one.startswith(FOR_LEARNERS))]
+    lines = [line for line in "".join(kept).splitlines() if not line.startswith((*NOT_IN_A_COPY, "!["))]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).replace(*ITS_PICTURE).rstrip() + "\n"
 
 
 def _listed(course: Course) -> list[str]:

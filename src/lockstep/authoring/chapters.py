@@ -7,8 +7,8 @@ that it can be read without running it and so that `pytest --nbval chapters` can
     python -m lockstep.authoring.chapters update 02_setup    take over into the source what was edited in JupyterLab
     python -m lockstep.authoring.chapters stale              name the notebooks that their source has overtaken
 
-A build is reproducible to the byte. Cell ids come from the cells' text; there are no execution counts, which a new cell
-would change in all that follow; widgets are stored as the text beside them, since their models live in a kernel. What remains are the few things that differ in
+A build is reproducible to the byte. Cell ids come from the cells' text; execution counts are renumbered (nbval takes a cell
+without one for a cell that was not run); widgets are stored as the text beside them, since their models live in a kernel. What remains are the few things that differ in
 every run (`chapters/nbval_sanitize.cfg`: how long a hang was watched, a port). Those are real readings and stay as they
 were, as long as the output says the same apart from them.
 """
@@ -257,14 +257,16 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
     """Make what a run leaves in the notebook independent of the run."""
     notebook.metadata = NotebookNode(kernelspec=NotebookNode(KERNEL))
     known = {cell.id: cell for cell in before.cells} if before else {}
+    count = 0
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
-        cell.execution_count = None
+        count += 1
+        cell.execution_count = count
         cell.outputs = _joined(cell.outputs)
         for output in cell.outputs:
             if "execution_count" in output:
-                output.execution_count = None
+                output.execution_count = count
             if "data" in output and len(output.data) > 1:
                 output.data.pop(WIDGET, None)
             if output.output_type == "error":
@@ -273,7 +275,7 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
         if stored is not None and _canonical(stored.outputs, same) == _canonical(cell.outputs, same):
             for output in stored.outputs:
                 if "execution_count" in output:
-                    output.execution_count = None
+                    output.execution_count = count
             cell.outputs = stored.outputs
 
 

@@ -18,6 +18,7 @@ import hashlib
 import io
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -58,9 +59,10 @@ class Handed:
 
 @dataclass(frozen=True)
 class _Expected:
-    """The names that are taken."""
+    """The names that are taken, and those that were asked for."""
 
     files: tuple[str, ...]
+    asked: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, course: Course) -> _Expected:
@@ -261,7 +263,7 @@ class _Gathering:
         return Handed(self.id, self.owner.shown, self.folder, files, handed_in, self.late, _lines(self.refused), _lines(self.notes))  # fmt: skip
 
     def _nothing(self) -> str:
-        wanted = [leaf(file) for file in self.expected.files]
+        wanted = [leaf(file) for file in self.expected.asked or self.expected.files]
         shown = ", ".join(wanted[:6]) + (f" and {len(wanted) - 6} more" if len(wanted) > 6 else "")
         for name in sorted(self.beside):
             for near in difflib.get_close_matches(name.lower(), wanted, 1, 0.7):
@@ -271,14 +273,15 @@ class _Gathering:
         return f"nothing to grade: expected {shown}; no such file was found"
 
 
-def take_in(source: Path, scratch: Path, course: Course) -> list[Handed]:
+def take_in(source: Path, scratch: Path, course: Course, asked: Sequence[str] | None = None) -> list[Handed]:
     """Everybody's work in `source`, copied below `scratch`, sorted by id. Raises IntakeError when nothing can be read.
+    `asked` are the exercises that were to be handed in, as whoever has none of them is told.
 
     Done twice with the same source, it gives the same.
     """
     expected = _Expected.of(course)
     layout = Layout.of(source, tuple(leaf(file) for file in expected.files))
-    gatherings = _accounts(layout.owners, scratch, expected)
+    gatherings = _accounts(layout.owners, scratch, replace(expected, asked=tuple(f"{name}.py" for name in asked or ())))
     known: dict[str, tuple[str, datetime | None]] = {}
 
     def descend(parts: tuple[str, ...]) -> bool:

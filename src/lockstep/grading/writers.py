@@ -43,9 +43,9 @@ Writer = Callable[[Marked, Path], list[Path]]
 
 
 def remarks(learner: Learner) -> tuple[str, ...]:
-    """What a teacher should know of this grading in a line or two: what was refused, and what is missing."""
+    """What a teacher should know of this grading: what was refused, what is missing, what was set aside."""
     missing = (f"not handed in: {', '.join(learner.missing)}",) if learner.missing else ()
-    return (*learner.handed.refused, *missing)
+    return (*learner.handed.refused, *missing, *learner.handed.notes)
 
 
 def write_csv(marked: Marked, folder: Path) -> list[Path]:
@@ -56,14 +56,16 @@ def write_csv(marked: Marked, folder: Path) -> list[Path]:
 
 
 def write_junit(marked: Marked, folder: Path) -> list[Path]:
-    """`junit.xml`: a suite for each learner's exercise."""
-    reports = {one.id: one.report for one in marked.graded.learners if one.report is not None}
-    return _written(folder / "junit.xml", junit_class(reports).encode())
+    """`junit.xml`: a suite for each learner's exercise, and one for each learner with nothing to grade."""
+    learners = marked.graded.learners
+    reports = {one.id: one.report for one in learners if one.report is not None}
+    nothing = {one.id: "; ".join(one.handed.refused) for one in learners if one.report is None}
+    return _written(folder / "junit.xml", junit_class(reports, nothing).encode())
 
 
 def write_summary(marked: Marked, folder: Path) -> list[Path]:
     """`summary.md`, for the summary of a CI job."""
-    return _written(folder / "summary.md", class_md(marked.graded).encode())
+    return _written(folder / "summary.md", class_md(marked.graded, grades=marked.grades).encode())
 
 
 def write_gradescope(marked: Marked, folder: Path) -> list[Path]:

@@ -85,8 +85,9 @@ def result(report: Report, handin: Handin, grade: Grade | None = None) -> dict[s
         raise ValueError(f"a check broke, so this grading does not count: {report.faults[0]}")
     tests = [test for one in report.exercises for test in _tests(one, grade)]
     most = sum(test["max-score"] for test in tests)
-    taken_off = _whole(grade.taken_off) if grade else 0
-    score = max(0, sum(test["score"] for test in tests) - taken_off)
+    score = sum(test["score"] for test in tests)
+    if grade is not None and grade.score is not None and grade.taken_off:
+        score = max(0, _whole(grade.score))
     return _record(handin, score, most, tests)
 
 

@@ -17,11 +17,17 @@ def junit(report: Report, learner: str = "") -> str:
     return _document(root)
 
 
-def junit_class(reports: Mapping[str, Report]) -> str:
-    """The reports of a class, by learner, in one document: its suites are called `LEARNER: EXERCISE`."""
+def junit_class(reports: Mapping[str, Report], nothing: Mapping[str, str] | None = None) -> str:
+    """The reports of a class, by learner, in one document: its suites are called `LEARNER: EXERCISE`. Who handed in
+    `nothing` that can be graded has a suite with one case, which was skipped for this reason.
+    """
     root = ElementTree.Element("testsuites", name="lockstep")
     for learner, report in reports.items():
         _report(root, report, f"{learner}: ")
+    for learner, why in (nothing or {}).items():
+        suite = ElementTree.SubElement(root, "testsuite", name=_text(f"{learner}: nothing to grade"), tests="1", failures="0", skipped="1", errors="0")  # fmt: skip
+        case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name="handed in", time="0.000")
+        ElementTree.SubElement(case, "skipped", message=_text(why))
     return _document(root)
 
 

@@ -6,6 +6,7 @@ import html
 import string
 
 from ..classroom import ClassResult, Learner, Outcome
+from ..policy import Grade, Grades
 from ..verdict import CheckOutcome, CheckResult, Report
 from . import visible
 
@@ -37,8 +38,10 @@ def summary_md(report: Report, title: str = "Lockstep") -> str:
     return "\n".join([*lines, "", f"Seed {report.seed}.", ""])
 
 
-def class_md(graded: ClassResult, title: str = "Lockstep") -> str:
-    """A class: how the gradings ended, the most frequent diagnoses, and a row a learner."""
+def class_md(graded: ClassResult, title: str = "Lockstep", grades: Grades | None = None) -> str:
+    """A class: how the gradings ended, the most frequent diagnoses, and a row a learner. With `grades`, points are those of
+    the policy.
+    """
     count = {outcome: sum(one.outcome is outcome for one in graded.learners) for outcome in Outcome}
     ends = " · ".join(f"{number} {outcome.value}" for outcome, number in count.items() if number)
     lines = [f"## {plain(title)}", "", f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation)}.", ""]
@@ -53,7 +56,7 @@ def class_md(graded: ClassResult, title: str = "Lockstep") -> str:
     lines += [f"| learner | points | {head} |", f"|---|---|{'---|' * len(graded.exercises)}"]
     size = len("\n".join(lines).encode())
     for number, one in enumerate(graded.learners):
-        row = _row(one, graded.exercises)
+        row = _row(one, graded.exercises, grades[one.id] if grades else None)
         size += len(row.encode()) + 1
         if size > MOST_BYTES - 200:
             lines += ["", f"{len(graded.learners) - number} more learners; grades.csv has them all."]
@@ -62,11 +65,14 @@ def class_md(graded: ClassResult, title: str = "Lockstep") -> str:
     return "\n".join([*lines, "", f"Seed {graded.seed}.", ""])
 
 
-def _row(one: Learner, exercises: tuple[str, ...]) -> str:
-    results = {result.name: result for result in one.exercises}
-    points = f"{one.score} of {one.max_score}" if one.outcome is Outcome.GRADED else one.outcome.value
-    cells = (f"{results[name].score}" if name in results else "" for name in exercises)
-    return f"| {plain(one.id)} | {plain(points)} | {' | '.join(cells)} |"
+def _row(one: Learner, exercises: tuple[str, ...], grade: Grade | None) -> str:
+    points: dict[str, object] = {result.name: result.score for result in one.exercises}
+    score, most = (one.score, one.max_score) if grade is None else (grade.score, grade.most)
+    if grade is not None:
+        points = {own.name: own.points for own in grade.exercises}
+    total = f"{score} of {most}" if one.outcome is Outcome.GRADED else one.outcome.value
+    cells = (f"{points[name]}" if name in points else "" for name in exercises)
+    return f"| {plain(one.id)} | {plain(total)} | {' | '.join(map(plain, cells))} |"
 
 
 def plain(text: str) -> str:
