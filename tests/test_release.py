@@ -75,6 +75,10 @@ def test_the_copy_has_no_canary_and_nothing_of_teachers(course, copy):
     for name in solved(course.solutions):
         assert not [path for path, content in files.items() if canary(name).encode() in content], name
     assert "exercises/clinic/ward.py" in files
+    readme = files["README.md"].decode()
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert "## For learners" in readme and "## For teachers" not in readme
+    assert not [link for link in links if "://" not in link and link not in files]
     assert os.access(copy / "lockstep", os.X_OK)
 
 

@@ -137,6 +137,7 @@ def test_a_class_from_download_to_grades(tiny: Course, tmp_path: Path) -> None:
     assert found["times", "test_is_quiet"]["id"] == "raised" and found["times", "test_agrees_on_both_ranks"] is None
     suites = {suite.get("name"): suite for suite in ElementTree.parse(out / "junit.xml").getroot()}
     assert suites["zoe-1-1-1002: times"].get("failures") == "1"
+    assert suites["nobody-1004: nothing to grade"].get("skipped") == "1"
     assert sorted(path.stem for path in (out / "gradescope").iterdir()) == IDS
     scope = json.loads((out / "gradescope" / "nobody-1004.json").read_bytes())
     assert scope["score"] == 0 and scope["output"].startswith("nothing to grade")
@@ -394,6 +395,37 @@ def test_other_checks_or_another_order_do_not_mix(grade: Grade, tiny: Course, tm
     with pytest.raises(CourseError, match=r"with torch 1\.0, and this is 2"):
         grade(source, out)
     assert len(grade(source, out, order(again=True))[1]) == 2 and files(out) == before
+
+
+def test_a_download_that_is_not_there_begins_nothing(grade: Grade, tmp_path: Path) -> None:
+    """The right path, with other options, then begins it."""
+    out = tmp_path / "graded"
+    with pytest.raises(CourseError, match="there is no"):
+        grade(tmp_path / "typo.zip", out, order(seed=1, exercises=("add",)))
+    graded, _ = grade(moodle(tmp_path / "all.zip", TWO), out)
+    assert graded.seed == 7
+
+
+def test_files_set_aside_are_told_to_the_teacher(tiny: Course, tmp_path: Path) -> None:
+    """In the remarks, and in a line of the command."""
+    two = {"Ada": {"add.py": RIGHT["add"], "add (1).py": "raise ValueError\n", "notes.py": "x = 1\n"}}
+    out = tmp_path / "graded"
+    _, said, _ = finish(command(tiny, moodle(tmp_path / "all.zip", two), "--out", out, "--seed", 7))
+    (row,) = csv.DictReader(io.StringIO((out / "grades.csv").read_text("utf-8-sig")))
+    assert "several files for add.py: " in row["remarks"] and "ignored, no exercise's file: notes.py" in row["remarks"]
+    assert "Of 1 learner some files were set aside" in said
+
+
+def test_a_policy_shows_in_every_file(tiny: Course, tmp_path: Path) -> None:
+    """Also in the summary; an accommodation for nobody is told."""
+    out, policy = tmp_path / "graded", tmp_path / "policy.toml"
+    policy.write_text("[points]\nadd = 20\n\n[learner.nobody]\nextra_days = 3\n")
+    source = moodle(tmp_path / "all.zip", {"Ada": {"add.py": RIGHT["add"]}})
+    _, said, err = finish(command(tiny, source, "--out", out, "--seed", 7, "--policy", policy))
+    (row,) = csv.DictReader(io.StringIO((out / "grades.csv").read_text("utf-8-sig")))
+    assert (row["score"], row["max_score"]) == ("20", "20"), said + err
+    assert "20 of 20" in (out / "summary.md").read_text()
+    assert "Mind: the policy has an accommodation for 'nobody'" in said
 
 
 def test_folders_that_are_not_for_it_are_refused(grade: Grade, tiny: Course, traps: Path, tmp_path: Path) -> None:

@@ -128,13 +128,18 @@ def opened(course: Course, source: Path, out: Path, order: Order, taken: bool = 
         plan = Plan(seed, asked, order.device, stamp(course), versions())
         if known is not None and not order.again:
             _refuse_mixing(known, plan, out)
-        store.make_folders()
-        there = store.roster() if taken else take_in(source, store.submissions, course, asked)
         if known != plan:
             store.begin(plan)
-        roster = tuple(_explained(handed, course) for handed in there)
-        if not roster:
-            raise CourseError(f"nobody's work was found in {source}")
+        store.make_folders()
+        try:
+            there = store.roster() if taken else take_in(source, store.submissions, course, asked)
+            roster = tuple(_explained(handed, course) for handed in there)
+            if not roster:
+                raise CourseError(f"nobody's work was found in {source}")
+        except CourseError:
+            if known is None:
+                store.withdraw()
+            raise
         if not order.again:
             _refuse_losing(store, roster, source, out)
         store.put_roster(roster)

@@ -121,6 +121,12 @@ class Store:
         for folder in (self.submissions, self.results, self.details):
             folder.mkdir(exist_ok=True)
 
+    def withdraw(self) -> None:
+        """Undo `begin` and `make_folders`: there was nothing to grade, and the next order may be another."""
+        for folder in (self.submissions, self.results, self.details):
+            shutil.rmtree(folder, ignore_errors=True)
+        (self.folder / "grading.json").unlink(missing_ok=True)
+
     def forget(self, ids: Iterable[str] | None = None) -> None:
         """Drop what is known of these learners; of all of them by default."""
         for id in self.graded() if ids is None else ids:

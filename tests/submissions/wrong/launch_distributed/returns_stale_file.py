@@ -1,4 +1,5 @@
-# diagnosis: leaves-files
+# diagnosis: returns-stale-file
+# also: leaves-files
 # why: loads the file of an earlier launch where there is one, and trains only where there is none
 import os
 import socket
