@@ -21,8 +21,8 @@ CROWD_TICK = 0.5
 """Seconds between two looks at all processes: that reads all of /proc."""
 MANY_THREADS = 60
 """So many more of them on the machine than at the last look, and the next look comes at once."""
-THREADS = (600, 1500)
-"""The kernel's own limit for a run that has one of processes, in a sandbox and elsewhere: more than it may need."""
+THREADS = 600
+"""The kernel's own limit in a sandbox, for a run that has one of processes: more than it may need."""
 
 
 class Limits:

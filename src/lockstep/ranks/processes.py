@@ -84,28 +84,30 @@ def threads() -> int:
     return 0
 
 
-def limit_threads(more: int, more_among_others: int) -> None:
-    """Let this process and its children have so many threads, which are what the kernel counts, more than there are now.
+def limit_threads_in_sandbox(more: int) -> None:
+    """In a sandbox, let this process and its children have so many threads, which are what the kernel counts, more than now.
 
-    A last barrier, for nothing that forks shall fill the machine before it is stopped. In a sandbox there are its own
-    threads alone; elsewhere all of its user count, who may start a browser meanwhile. It does not hold root. Before Linux 5.14
-    the kernel counted a sandbox's threads together with those outside, which are not seen from within: no limit there.
+    A last barrier, for nothing that forks shall fill the machine before it is stopped. Elsewhere there is none: the kernel
+    counts all threads of a user, those in other containers too, and nobody can say how many of them are this run's. It
+    does not hold root. Before Linux 5.14 a sandbox's threads were counted together with those outside: no limit there.
     """
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if not LINUX or os.geteuid() == 0 or release is None or (int(release[1]), int(release[2])) < (5, 14):
         return
+    alone = False
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/uid_map") as file:
+        alone = file.read().split()[2] == "1"  # the sandbox's namespace knows one user
+    if not alone:
+        return
     import resource
 
-    count, alone = 0, False
+    count = 0
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
                 count += len(os.listdir(f"/proc/{entry.name}/task"))
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/uid_map") as file:
-        alone = file.read().split()[2] == "1"  # the sandbox's namespace knows one user
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    most = count + (more if alone else more_among_others)
-    most = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    most = count + more if hard == resource.RLIM_INFINITY else min(hard, count + more)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 

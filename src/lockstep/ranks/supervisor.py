@@ -92,7 +92,7 @@ class Supervisor:
         processes.close_to_others(True)
         processes.adopt_orphans()
         if self.job.process_limit:
-            processes.limit_threads(*THREADS)
+            processes.limit_threads_in_sandbox(THREADS)
         signal.signal(signal.SIGTERM, lambda *_: self._interrupt())
         shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         self.directory = make_folder()
