@@ -24,7 +24,7 @@ from .authoring.stubs import SCRIPT, canary, make_stub, solved, with_canary, wit
 from .grading.course import Course, CourseError
 
 FOR_LEARNERS = ("## Two commands", "## The course", "## For learners")
-NOT_IN_A_COPY = ("git clone", "./lockstep test ", "claims in the texts", "`chapters/claims.toml`")
+NOT_IN_A_COPY = ("git clone", "./lockstep test ", "Of the 194 claims", "`chapters/claims.toml`")
 ITS_PICTURE = ("explains it after a second:", "explains it after a second.")
 TOP = (".gitignore", "LICENSE", "README.md", "environment.yml", "lockstep", "pyproject.toml")
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
