@@ -60,7 +60,8 @@ def test_a_worker_is_killed(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_workers_hang(size: int) -> None:
     run = launch("launch", mode="hang", size=size)
-    assert run.cause is not None and run.cause.kind == "hang" and run.cause.ranks == (1,), run.cause
+    assert run.cause is not None and run.cause.kind == "hang", run.cause
+    assert set(run.cause.ranks) == ({0, 1} if size == 2 else {1}), run.cause  # of two, nobody knows who is wrong
     assert "all_reduce #1" in run.cause.headline and "barrier #1" in run.cause.headline
     assert run.cause.frame is not None and run.cause.frame.text == "dist.barrier()"
     assert {report.outcome for report in run.workers} == {Outcome.HUNG}
@@ -70,7 +71,7 @@ def test_workers_hang_in_a_second_launch() -> None:
     """Those of the first launch have finished; they are not the ones that are missing."""
     text = "import bodies\nif __name__ == '__main__':\n    bodies.launch()\n    bodies.launch('hang')\n"
     run = ranks.run(ranks.Source(f"import sys\nsys.path.insert(0, {str(BODIES.parent)!r})\n{text}"), 1, launcher=True)
-    assert run.cause is not None and run.cause.kind == "hang" and run.cause.ranks == (1,), run.cause
+    assert run.cause is not None and run.cause.kind == "hang" and set(run.cause.ranks) == {0, 1}, run.cause
     assert "finished" not in run.cause.headline
 
 
