@@ -63,7 +63,7 @@ def launches(submission, ranks: int, x: torch.Tensor, y: torch.Tensor, epochs: i
     weights = submission.launch_distributed(ranks, Classifier, TensorDataset(x, y), epochs)
     observe("type", type(weights).__name__)
     if isinstance(weights, dict):
-        observe("weights", {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)})
+        observe("weights", _tensors(weights))
     changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
     observe("changed", sorted(changed))
     observe("children", len(multiprocessing.active_children()))
@@ -74,9 +74,12 @@ def launches_in_turn(submission, sizes: list[int], x: torch.Tensor, y: torch.Ten
     returned = []
     for ranks in sizes:
         weights = submission.launch_distributed(ranks, Classifier, TensorDataset(x, y), epochs)
-        found = weights if isinstance(weights, dict) else {}
-        returned.append({str(name): value for name, value in found.items() if isinstance(value, torch.Tensor)})
+        returned.append(_tensors(weights) if isinstance(weights, dict) else {})
     observe("in turn", returned)
+
+
+def _tensors(weights: dict) -> dict[str, torch.Tensor]:
+    return {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
 
 
 def breaks(submission, ranks: int, x: torch.Tensor, y: torch.Tensor, epochs: int, word: str) -> None:

@@ -88,19 +88,19 @@ def wanted(exercise: str) -> tuple[int, int]:
     return IN_A_GROUP if "/" in exercise else WRONG_AND_RIGHT
 
 
-def shortfall(report: Report) -> CheckResult | None:
+def shortfall(report: Report, without_script: bool = False) -> CheckResult | None:
     """The first check that did not pass, though it could have: None for one that is right as far as this machine can tell.
 
-    A check could not where it needs SLURM or hosts and there are none, where it needs a batch script and none was handed
-    in, or where it needs such a check.
+    A check could not where it needs SLURM or hosts and there are none, where it needs such a check, or, for what is handed
+    in `without_script`, where it needs a batch script.
     """
-    absent = tuple(str(lack) for lack in (cluster.available("slurm"), cluster.available("hosts")) if lack is not None)
+    absent = [str(lack) for lack in (cluster.available("slurm"), cluster.available("hosts")) if lack is not None]
     for result in report.exercises:
+        excused = (*absent, *([f"there is no {leaf(result.name)}{SCRIPT}"] if without_script else ()))
         held_back = set()
         for check in result.checks:
             if check.outcome is CheckOutcome.NOT_RUN and (
-                check.reason.startswith((*absent, f"there is no {leaf(result.name)}{SCRIPT}"))
-                or check.reason[7:-1] in held_back  # needs “…”
+                check.reason.startswith(excused) or check.reason[7:-1] in held_back  # needs “…”
             ):
                 held_back.add(check.name)
             elif check.outcome is not CheckOutcome.PASSED:

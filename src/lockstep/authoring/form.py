@@ -24,7 +24,6 @@ MINUTES_SPARE = 20
 LONGEST_CELL, LONGEST_PROGRAM, LONGEST_BUG = 25, 36, 12
 WIDEST_LINE = 105
 """What JupyterLab shows without scrolling on a screen of 1280 pixels."""
-IGNORE_TAGS = ("nbval-ignore-output", "nbval-skip")
 EXEMPT_SHARE = 0.05
 
 
@@ -99,7 +98,7 @@ def _cells(notebook: NotebookNode) -> Iterator[str]:
         counted = [line for line in lines if line and not line.startswith(("%%", "import", "from"))]
         if "# BUG" in cell.source and len(counted) > LONGEST_BUG:
             yield f"{where} shows a mistake in {len(counted)} lines, and {LONGEST_BUG} are enough"
-    exempt = [cell for cell in cells if set(cell.metadata.get("tags", ())) & set(IGNORE_TAGS)]
+    exempt = [cell for cell in cells if set(cell.metadata.get("tags", ())) & set(claims.IGNORED)]
     if len(exempt) > EXEMPT_SHARE * len(cells):
         yield f"{len(exempt)} of {len(cells)} cells are exempt from comparison, which is more than 5 %"
     for cell in exempt:

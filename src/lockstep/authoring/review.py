@@ -252,9 +252,14 @@ def _bank_gradings(course: Course, name: str) -> Iterator[Lack]:
         with tempfile.TemporaryDirectory(prefix="lockstep-author-") as folder:
             report = grade(course, [name], entry.hand_in(course, Path(folder)), checks=entry.checks)
         found = [diagnosis.id for exercise in report.exercises for diagnosis in exercise.diagnoses]
-        if entry.right and not _passed(report):
-            yield Lack(name, where, f"it is right and does not pass: {_first_failure(report)}", "Mend the check.")
-        elif not entry.right and _passed(report):
+        if entry.right and not _passed(report, not entry.script):
+            yield Lack(
+                name,
+                where,
+                f"it is right and does not pass: {_first_failure(report, not entry.script)}",
+                "Mend the check.",
+            )
+        elif not entry.right and _passed(report, not entry.script):
             yield Lack(
                 name, where, "it is wrong and passes", f"No check finds {entry.said('diagnosis')[0]}: write one."
             )
@@ -269,15 +274,15 @@ def _bank_gradings(course: Course, name: str) -> Iterator[Lack]:
             )
 
 
-def _passed(report: Report) -> bool:
+def _passed(report: Report, without_script: bool = False) -> bool:
     """Whether all has passed that this machine can run."""
-    return bool(report.exercises) and not report.faults and bank.shortfall(report) is None
+    return bool(report.exercises) and not report.faults and bank.shortfall(report, without_script) is None
 
 
-def _first_failure(report: Report) -> str:
+def _first_failure(report: Report, without_script: bool = False) -> str:
     if report.faults:
         return " ".join(line.strip() for line in report.faults[0].splitlines()[-3:] if line.strip())
-    check = bank.shortfall(report)
+    check = bank.shortfall(report, without_script)
     if check is not None and check.diagnosis is not None:
         return f"“{check.name}”: {check.diagnosis.message.splitlines()[0]}"
     if check is not None:

@@ -146,12 +146,8 @@ def _living() -> dict[int, tuple[int, int]]:
 
 def descendants(root: int, known: dict[int, int] | None = None) -> list[int]:
     """Process ids of all living descendants of `root`, nearest first, among those of `known` (default: `parents()`)."""
-    return _below(root, None if known is None else {pid: (parent, 0) for pid, parent in known.items()})
-
-
-def _below(root: int, living: dict[int, tuple[int, int]] | None = None) -> list[int]:
     children: dict[int, list[int]] = {}
-    for pid, (parent, _) in (_living() if living is None else living).items():
+    for pid, parent in (parents() if known is None else known).items():
         children.setdefault(parent, []).append(pid)
     found: list[int] = []
     queue = [root]
@@ -231,7 +227,10 @@ def end_all(root: int, statuses: dict[int, int] | None = None, patience: float =
         if statuses is not None:
             reap(statuses)
         living = _living()
-        left = _below(root, living) or _below(root)  # in the first, one whose parent died meanwhile may be missing
+        known_parents = {pid: parent for pid, (parent, _) in living.items()}
+        left = descendants(root, known_parents) or descendants(
+            root
+        )  # in the first, one whose parent died may be missing
         now = time.monotonic()
         if not left:
             return []
