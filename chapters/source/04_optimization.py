@@ -215,7 +215,7 @@ megabits = int(2 * bits / backward / 1e6)  # so that sending takes as long as ba
 observe("rate", megabits)
 for rate in (f"{megabits}mbit", None):
     set_bandwidth(rate)
-    observe("slow" if rate else "fast", fastest(steps, 9))
+    observe("slow" if rate else "fast", fastest(steps, 9 if rate else 4))
 
 # %% tags=["needs-bandwidth"]
 def throttled(script, world_size=2):

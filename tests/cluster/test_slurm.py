@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,26 @@ def test_a_job_puts_itself_back_into_the_queue(slurm: cluster.Slurm) -> None:
     slurm.wait(job, SECONDS, until=["COMPLETED"])
     assert slurm.job(job).restarts == 1
     assert [line for line in slurm.job(job).output.splitlines() if line.startswith("try")] == ["try 0", "try 1"]
+
+
+def test_a_requeued_job_need_not_wait_for_its_time(slurm: cluster.Slurm) -> None:
+    job = slurm.sbatch(batch("#SBATCH --requeue", "sleep 300"))
+    slurm.wait(job, SECONDS, until=["RUNNING"])
+    slurm.run("scontrol", "requeue", job)
+    slurm.wait(job, SECONDS, until=["PENDING"])
+
+    def begins() -> str:
+        return re.findall(r"StartTime=(\S+)", slurm.run("scontrol", "show", "job", "--oneliner", job))[0]
+
+    before = begins()
+    waiting = slurm.job(job)
+    slurm.hurry([waiting])
+    assert waiting.reason == "BeginTime" and begins() < before
+    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now+600")
+    far = begins()
+    slurm.hurry([waiting])
+    assert begins() == far, "once for each time that it is requeued"
+    slurm.scancel(job)
 
 
 def test_an_urgent_job_takes_the_place_of_another(slurm: cluster.Slurm) -> None:

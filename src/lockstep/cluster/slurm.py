@@ -103,6 +103,7 @@ class Slurm:
         missing = available("slurm")
         if missing is not None:
             raise NotRun(str(missing))
+        self._hurried: set[tuple[str, int]] = set()
         self.nodes = Nodes(nodes, bandwidth=bandwidth)
         mine = {key: value for key, value in own_environment().items() if not key.startswith(OTHERS)}
         self.environment = {**mine, "SLURM_CONF": f"{FOLDER}/slurm.conf"}
@@ -188,7 +189,8 @@ class Slurm:
 
     def wait(self, job: str, timeout: float, until: Sequence[str] = ()) -> Job:
         """Wait until a job, with all tasks of an array, has ended, or is in one of these states; returns what is known
-        of it then (see `jobs` for an array). Raises TimeoutError, saying how far it got, after so many seconds.
+        of it then (see `jobs` for an array). Requeued ones are hurried (see there). Raises TimeoutError, saying how far it
+        got, after so many seconds.
         """
         give_up = time.monotonic() + timeout
         while True:
@@ -197,10 +199,22 @@ class Slurm:
                 return there[0]
             if until and all(one.ended for one in there):
                 raise TimeoutError(f"job {job} has ended as {there[0].state} and will not be {' or '.join(until)}")
+            self.hurry(there)
             if time.monotonic() > give_up:
                 why = f" ({there[0].reason})" if there[0].reason not in ("", "None") else ""
                 raise TimeoutError(f"job {job} is still {there[0].state}{why} after {timeout:g} s")
             time.sleep(POLL_SECONDS)
+
+    def hurry(self, jobs: Sequence[Job]) -> None:
+        """Let those of these jobs that were requeued, and wait for nothing but the time set for that, begin in the next
+        second. SLURM gives a requeued job a begin time of `cred_expire` and one seconds later, here 6, by default 121.
+        """
+        for job in jobs:
+            requeued = (job.id, job.restarts)
+            if job.state == "PENDING" and job.reason == "BeginTime" and job.restarts and requeued not in self._hurried:
+                self._hurried.add(requeued)
+                with contextlib.suppress(ClusterError):  # it has just begun, or was cancelled
+                    self.run("scontrol", "update", f"jobid={job.id}", "starttime=now+1")
 
     def processes(self, job: str) -> list[Running]:
         """What a job's script and its steps have started and what of it lives. Of an array, name the task (`12_0`)."""
