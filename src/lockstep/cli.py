@@ -280,14 +280,15 @@ def author_check(
 def chapters(
     names: Annotated[list[str] | None, typer.Argument(help="chapters, such as 02_setup", show_default=False)] = None,
     back: Annotated[bool, typer.Option("--back", help="take edits made in JupyterLab into the sources")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="store the times of this run (a quiet machine's)")] = False,
 ) -> None:
-    """Build the chapters: run their sources and store the outputs."""
+    """Build the chapters: run their sources and store the outputs. An output that says the same but for its times stays."""
     from .authoring import chapters as building
 
     unknown = sorted(set(names or ()) - set(building.names()))
     if unknown:
         _usage(f"there is no chapter {unknown[0]!r}. There are: {', '.join(building.names())}")
-    done = building.update_sources(names) if back else building.build(names)
+    done = building.update_sources(names) if back else building.build(names, fresh=fresh)
     for path in done or ():
         typer.echo(_short(path))
     if back and done:
@@ -356,10 +357,10 @@ def _choose(course: Course, names: list[str] | None, every: bool, submission: Pa
         places = {name: (submission / f"{name}.py", submission / f"{leaf(name)}.py") for name in course.names}
         found = [name for name, files in places.items() if any(file.is_file() for file in files)]
         if not found:
-            _usage(f"{submission} has no file named after an exercise ({', '.join(course.names)})")
+            _usage(f"{submission} has no file named after an exercise ({course.listed})")
         return found
     if not every:
-        _usage(f"which exercise? {', '.join(course.names)}, or --all")
+        _usage(f"which exercise? {course.listed}; or --all")
     return list(course.names)
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from . import cluster, ranks
 from .ranks import text
@@ -20,9 +21,16 @@ IGNORED = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--
 FLAGS_ONLY = ("--standalone",)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"lockstep run: {message}\nAll options: lockstep run --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """torchrun's flags that mean something on one machine, and ours."""
-    options = argparse.ArgumentParser(
+    options = _Parser(
         prog="lockstep run",
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
         epilog="torchrun's other flags (rendezvous, logging) are accepted and have no effect here.",

@@ -62,7 +62,11 @@ def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Cours
     ("arguments", "word"),
     [
         ([], "which exercise"),
+        ([], "clinic/… (28 of them)"),
         (["train_dp"], "Did you mean train_ddp"),
+        (["exercises/clinic/short_shart.py"], "Did you mean clinic/short_shard"),
+        (["xyz"], "There are: average_gradients, "),
+        (["solutions/train_ddp.py"], "./lockstep check train_ddp --submission solutions/train_ddp.py"),
         (["train_ddp", "--submission", "/no/such/file.py"], "there is no"),
         (["train_ddp", "--all"], "not both"),
         (["--all", "--submission", "pyproject.toml"], "one file"),
@@ -75,6 +79,20 @@ def test_usage_errors_are_exit_2(lockstep: CommandLine, arguments: list[str], wo
     done = lockstep("check", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert word in done.stderr and "Traceback" not in done.stderr and not done.stdout
+
+
+def test_an_exercise_may_be_named_by_its_file(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell completes it, from the course's folder, from exercises/, or by an absolute path."""
+    monkeypatch.chdir(course.root)
+    asked = [
+        "exercises/train_ddp.py",
+        str(course.exercises / "clinic" / "nan_batch.py"),
+        "train.sbatch",
+        "setup_ddp.py",
+    ]
+    assert course.require(asked) == ["setup_ddp", "train_ddp", "clinic/nan_batch", "train"]
+    monkeypatch.chdir(course.exercises / "clinic")
+    assert course.require(["nan_batch.py"]) == ["clinic/nan_batch"]
 
 
 def test_our_own_fault_is_exit_3(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:

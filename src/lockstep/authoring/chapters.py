@@ -8,9 +8,10 @@ that it can be read without running it and so that `pytest --nbval chapters` can
     python -m lockstep.authoring.chapters stale              name the notebooks that their source has overtaken
 
 A build is reproducible to the byte. Cell ids come from the cells' text; execution counts are renumbered (nbval takes a cell
-without one for a cell that was not run); widgets are stored as the text beside them, since their models live in a kernel. What remains are the few things that differ in
-every run (`chapters/nbval_sanitize.cfg`: how long a hang was watched, a port). Those are real readings and stay as they
-were, as long as the output says the same apart from them.
+without one for a cell that was not run); widgets are stored as the text beside them, since their models live in a kernel.
+What remains are the few things that differ in every run (`chapters/nbval_sanitize.cfg`: how long a hang was watched, a
+port). Those are real readings and stay as they were, as long as the output says the same apart from them (`fresh` takes
+this run's).
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ def names(root: Path = ROOT) -> list[str]:
     return sorted(path.stem for path in (root / "chapters" / "source").glob("*.py"))
 
 
-def build(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
+def build(chosen: Iterable[str] | None = None, root: Path = ROOT, fresh: bool = False) -> list[Path]:
     """Run these chapters (default: all) and write their notebooks. Returns the paths of those that changed.
 
+    `fresh` stores this run's times and other readings as well, also where an output says the same as before.
     Raises BuildError when a cell fails that is not marked `raises-exception`, or does not end.
     """
     changed = []
@@ -96,7 +98,7 @@ def build(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
             raise BuildError(_what_failed(name, notebook, error)) from error
         target = notebook_path(name, root)
         before = target.read_text(encoding="utf-8") if target.exists() else ""
-        _tidy(notebook, nbformat.reads(before, as_version=4) if before else None, rules(root))
+        _tidy(notebook, nbformat.reads(before, as_version=4) if before and not fresh else None, rules(root))
         after = nbformat.writes(notebook) + "\n"
         if after != before:
             target.write_text(after, encoding="utf-8")

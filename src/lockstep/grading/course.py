@@ -117,15 +117,38 @@ class Course:
     def require(self, names: list[str]) -> list[str]:
         """These exercises, checked to exist; raises CourseError naming what there is instead.
 
-        The name of a group (`clinic`) stands for all its exercises.
+        The name of a group (`clinic`) stands for all its exercises, and an exercise's file (`exercises/train.py`, as a
+        shell completes it) for the exercise.
         """
+        names = [self._of_file(name) for name in names]
         names = [one for name in names for one in (self.group(name) or (name,))]
         for name in names:
             if name not in self.names:
                 near = _nearest(name, self.names)
-                hint = f" Did you mean {near}?" if near else ""
-                raise CourseError(f"there is no exercise {name!r}.{hint} There are: {', '.join(self.names)}")
+                hint = f"Did you mean {near}?" if near else f"There are: {self.listed}"
+                raise CourseError(f"there is no exercise {name!r}. {hint}")
         return [name for name in self.names if name in names]
+
+    @property
+    def listed(self) -> str:
+        """The names of all exercises, for a message: a group as one."""
+        short = dict.fromkeys(f"{name.partition('/')[0]}/…" if "/" in name else name for name in self.names)
+        return ", ".join(
+            f"{name} ({len(self.group(name.removesuffix('/…')))} of them)" if "/" in name else name for name in short
+        )
+
+    def _of_file(self, name: str) -> str:
+        """The exercise that is meant by a file in `exercises/`, or by its name alone; anything else as it is."""
+        if name in self.names or not name.endswith((".py", ".sbatch")):
+            return name
+        file = Path(name).resolve()
+        if file.is_relative_to(self.exercises):
+            return file.relative_to(self.exercises).with_suffix("").as_posix()
+        if file.is_file():
+            raise CourseError(
+                f"{name} is not in exercises/. To grade it: ./lockstep check {leaf(file.stem)} --submission {name}"
+            )
+        return Path(name).with_suffix("").as_posix()
 
 
 def leaf(name: str) -> str:
