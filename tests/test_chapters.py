@@ -115,6 +115,14 @@ def test_building_again_changes_no_byte(copy: Path) -> None:
     assert file.read_bytes() == before
 
 
+def test_a_fresh_build_takes_the_readings_of_this_run(copy: Path) -> None:
+    file = chapters.notebook_path("10_count", copy)
+    stored = file.read_text()
+    file.write_text(re.sub(r"after \d\.\d s", "after 99.9 s", stored))
+    assert file.read_text() != stored and chapters.build(None, copy) == [], "it says the same"
+    assert chapters.build(None, copy, fresh=True) == [file] and "99.9" not in file.read_text()
+
+
 def test_a_changed_source_is_noticed(copy: Path) -> None:
     source = chapters.source_path("10_count", copy)
     assert chapters.stale(None, copy) == []

@@ -218,6 +218,8 @@ def test_nothing_is_written_over(course, tmp_path):
     with pytest.raises(CourseError, match=r"a\.zip is there already"):
         release(course, gradescope=tmp_path / "a.zip")
     assert sorted(files_of(tmp_path).values()) == [b"keep", b"keep"]
+    with pytest.raises(CourseError, match=r"/proc/nowhere/copy could not be written: No such file"):
+        release(course, ["average_gradients"], folder=Path("/proc/nowhere/copy"))
 
 
 def test_the_template_for_classrooms_has_a_workflow(course, tmp_path):

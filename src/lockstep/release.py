@@ -296,15 +296,17 @@ def _write_zip(place: Path, files: Files) -> Path:
 def _atomically(place: Path, fill: Callable[[Path], None], part: str = "") -> Path:
     """Build beside the final place and rename: the final name is there whole or not at all."""
     place = place.absolute()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    temporary = None
     try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         fill(temporary)
         os.rename(temporary / part, place)
     except OSError as error:
         raise CourseError(f"{place} could not be written: {error.strerror}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
     return place
 
 

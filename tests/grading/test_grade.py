@@ -366,7 +366,7 @@ def test_one_learner_again_gives_the_same_bytes(tiny: Course, grade: Grade, tmp_
     after = {path.name: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
     assert [name for name in times if times[name] != after[name]] == ["hank-1003.json"]
     code, _, err = finish(command(tiny, source, "--out", out, "--only", "hank"))
-    assert code == 2 and "there is no learner 'hank'" in err
+    assert code == 2 and "there is no learner 'hank': did you mean hank-1003?" in err
 
 
 def test_other_checks_or_another_order_do_not_mix(grade: Grade, tiny: Course, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from ..ranks.processes import cores
 from . import isolation
 from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, seed_of
-from .course import Course, CourseError
+from .course import Course, CourseError, nearest
 from .intake import Handed, take_in
 from .isolation import Tier
 from .run import versions
@@ -146,7 +146,9 @@ def opened(course: Course, source: Path, out: Path, order: Order, taken: bool = 
         ids = {handed.id for handed in roster}
         for id in order.only:
             if id not in ids:
-                raise CourseError(f"there is no learner {id!r}: roster.json in {out} has them all")
+                near = nearest(id, ids)
+                hint = f"did you mean {near}?" if near else f"roster.json in {out} has them all"
+                raise CourseError(f"there is no learner {id!r}: {hint}")
         store.forget(None if order.again and not order.only else order.only)
         yield Grading(course, store, plan, roster, found)
 

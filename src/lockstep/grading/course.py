@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +125,7 @@ class Course:
         names = [one for name in names for one in (self.group(name) or (name,))]
         for name in names:
             if name not in self.names:
-                near = _nearest(name, self.names)
+                near = nearest(name, self.names)
                 hint = f"Did you mean {near}?" if near else f"There are: {self.listed}"
                 raise CourseError(f"there is no exercise {name!r}. {hint}")
         return [name for name in self.names if name in names]
@@ -181,7 +182,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise CourseError(f"{path} cannot be read: {error}") from None
 
 
-def _nearest(name: str, known: tuple[str, ...]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What was probably meant; nothing where no known name is like it."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
+    return next(iter(difflib.get_close_matches(name, list(known), 1, 0.5)), "")

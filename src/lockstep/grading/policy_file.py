@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from .course import Course, CourseError, _nearest
+from .course import Course, CourseError, nearest
 from .policy import Accommodation, Classroom50, Half, Late, Policy, Rounding
 
 if sys.version_info >= (3, 11):
@@ -90,7 +90,7 @@ class _Reader:
     def only(self, path: tuple[str, ...], raw: dict[str, Any], keys: tuple[str, ...]) -> None:
         for key in raw:
             if key not in keys:
-                near = _nearest(key, keys)
+                near = nearest(key, keys)
                 hint = f" (did you mean {near}?)" if near else ""
                 raise self.wrong((*path, key), f"is not known{hint}: there are {', '.join(keys)}")
 
@@ -102,7 +102,7 @@ class _Reader:
 
     def exercise(self, path: tuple[str, ...], key: str) -> bool:
         if key not in self.exercises:
-            near = _nearest(key, self.exercises)
+            near = nearest(key, self.exercises)
             raise self.wrong(path, f"names no exercise{f': did you mean {near}?' if near else ' of this course'}")
         return True
 
