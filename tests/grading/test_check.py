@@ -58,6 +58,17 @@ def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Cours
     )
 
 
+def test_a_wait_for_ranks_that_have_left_the_code(lockstep: CommandLine) -> None:
+    """The collective that the others wait in is the check's own: the first line does not speak of it."""
+    wrong = ROOT / "tests" / "submissions" / "wrong" / "setup_ddp" / "waits_on_rank_0.py"
+    done = lockstep("check", "setup_ddp", "--submission", str(wrong), "--json")
+    first = only(done.stdout)["exercises"][0]["checks"][0]["diagnosis"]
+    assert (
+        first["message"] == "Rank 0 waits in barrier #1, where nobody else comes: ranks 1, 2 and 3 have left your code."
+    )
+    assert wrong.read_text().splitlines()[first["line"] - 1].strip() == "dist.barrier()"
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

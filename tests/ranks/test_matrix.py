@@ -80,6 +80,8 @@ CASES = [
     Case("busy loop", "if rank == 1:\n    while True: pass\ndist.barrier()", {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT},
          "timed out", says=("rank 1 was still computing after 1.5 s of processor time", "waited in barrier #1"),
          line="while True: pass", limits={"cpu_limit": 1.5}),
+    Case("busy loop on all", "while True: pass", {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT}, "timed out", None,
+         ("were still computing after 1.5 s of processor time, rank 0 at",), "while True: pass", {"cpu_limit": 1.5}),
     Case("long sleep", "if rank == 1:\n    time.sleep(100)\ndist.barrier()", {Outcome.TIMED_OUT}, {Outcome.TIMED_OUT},
          "timed out", says=("rank 1 did nothing for 1.5 s", "waited in barrier #1"), line="time.sleep(100)",
          limits={"idle_limit": 1.5}),

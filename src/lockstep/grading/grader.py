@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from .. import ranks
 from ..ranks import text
+from ..ranks.words import names, one_or_more
 from .course import Course, leaf
 from .isolation import Tier
 from .submission import Submission
@@ -268,8 +269,13 @@ class Grader:
         message = message[0].upper() + message[1:]
         id = _GENERAL.get(cause.kind, "raised")
         if cause.error is not None and cause.kind == "raised":
+            if cause.error.type == "GroupOnImport":
+                message = (
+                    f"Importing {self.submission.shown} joined a process group: this runs outside of any function."
+                )
+                return self.diagnosis("group-on-import", message, of=cause.ranks, at=_JOINS_OUTSIDE)
             id, message = self._read_error(cause.error, message)
-        return self.diagnosis(id, message, evidence=evidence, of=cause.ranks, at=frame)
+        return self.diagnosis(id, _left_behind(cause) or message, evidence=evidence, of=cause.ranks, at=frame)
 
     def _read_error(self, error: ranks.Error, message: str) -> tuple[str, str]:
         name = self.submission.name
@@ -287,6 +293,27 @@ class Grader:
         return "raised", message
 
 
+def _left_behind(cause: ranks.Cause) -> str:
+    """What a hang's first line says when some ranks wait in the submission, and all others have come out of it: the
+    collective in which these wait is the check's own, and means nothing to a learner. Empty for any other end.
+    """
+    inside = [row for row in cause.rows if row.differs]
+    out = [row for row in cause.rows if not row.differs]
+    if (
+        cause.kind != "hang"
+        or not inside
+        or not out
+        or any(row.frame for row in out)
+        or not all(r.frame for r in inside)
+    ):
+        return ""
+    first = inside[0]
+    return (
+        f"{names(row.rank for row in inside).capitalize()} {one_or_more(inside, 'waits', 'wait')} in {first.what}, where "
+        f"nobody else comes: {names(row.rank for row in out)} {one_or_more(out, 'has', 'have')} left your code."
+    )
+
+
 _GENERAL = {
     "hang": "hang",
     "mismatch": "mismatched-collectives",
@@ -298,6 +325,8 @@ _GENERAL = {
     "interrupted": "broke-the-run",  # by a signal of its own: who interrupts a grading ends it
     "too many processes": "too-many-processes",
 }
+
+_JOINS_OUTSIDE = r"^(?!def |from |import )\S.*\b(init_process_group|setup_ddp)\( || \binit_process_group\("
 
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",
               "OMP_NUM_THREADS", "VIRTUAL_ENV", "SYSTEMROOT", "TORCH_SHOW_CPP_STACKTRACES")  # fmt: skip

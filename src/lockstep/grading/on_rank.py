@@ -13,17 +13,29 @@ if TYPE_CHECKING:
     import torch
 
 
+class GroupOnImport(RuntimeError):
+    """Importing the submission has made the default process group."""
+
+
 def play(scenario_file: str, scenario: str, submission: str, kwargs: dict[str, Any]) -> Any:
     """Run `scenario` of `scenario_file` with the submission's module and these arguments, on this rank.
 
-    The scenario's module may define `before()`, which is called ahead of the submission's import.
+    The scenario's module may define `before()`, which is called ahead of the submission's import. Raises GroupOnImport.
     """
     sys.path.insert(0, str(Path(submission).parent))
     stage = load(scenario_file)
     if hasattr(stage, "before"):
         stage.before()
+    had_group = _has_group()
     module = load(submission)
+    if _has_group() and not had_group:
+        raise GroupOnImport(submission)
     return getattr(stage, scenario)(module, **kwargs)
+
+
+def _has_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")  # an exercise without torch does not pay for its import
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def join() -> torch.device:

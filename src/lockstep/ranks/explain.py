@@ -355,7 +355,8 @@ def _timed_out(run: Run, job: Job, reason: str) -> Cause:
     waiting = [report for report in late if report not in held and call(report)]
     busy = [report for report in late if report not in held and report not in waiting]
     if kind == "cpu" and busy:
-        busy = sorted(busy, key=lambda report: -report.cpu_seconds)[:1]
+        most = max(busy, key=lambda report: report.cpu_seconds)
+        busy = [report for report in busy if report is most or _same_loop(report, most)]
     first = next(iter(held or busy or waiting))
     frame = place(first)
     who, where = _who(run, job, held or busy or waiting), line(frame)
@@ -385,6 +386,12 @@ def _timed_out(run: Run, job: Job, reason: str) -> Cause:
         (),
         read=HANGS,
     )
+
+
+def _same_loop(one: RankReport, other: RankReport) -> bool:
+    """They compute in the same function: which of them came to its limit first is chance."""
+    here, there = place(one), place(other)
+    return here is not None and there is not None and (here.file, here.function) == (there.file, there.function)
 
 
 def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:
