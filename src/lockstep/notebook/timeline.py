@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..ranks.report import Collective, Mark, RankReport, Run
+from ..ranks.report import Collective, Mark, RankReport
+from ..ranks.result import Run
 
 PHASES = ("forward", "backward", "step")
 READY = "ready "

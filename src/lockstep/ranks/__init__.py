@@ -14,7 +14,8 @@ from typing import Any
 from .client import RanksError, run, served_by, start_method, stop, warm
 from .job import Function, Job, Script, Source, Target
 from .network import Network, NotRun
-from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack, Waiting
+from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Waiting
+from .result import Run
 
 __all__ = [
     "Cause", "Collective", "Error", "Frame", "Function", "Job", "Mark", "Network", "NotRun", "Outcome", "RankReport",

@@ -23,7 +23,8 @@ from .channel import Channel, ChannelError, decode, encode
 from .folder import remove_left_folders
 from .job import Function, Job, Source, Target, describe
 from .network import NotRun
-from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Run, Stack, only_places_below
+from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Stack, only_places_below
+from .result import Run
 
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0

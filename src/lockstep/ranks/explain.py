@@ -15,7 +15,8 @@ from .hangs import SAME_ORDER, hang
 from .job import Job
 from .mismatch import first_mismatch, mismatch_cause
 from .places import call, is_learners, place, rows, said_of, what
-from .report import Cause, Error, Frame, Outcome, RankReport, Run
+from .report import Cause, Error, Frame, Outcome, RankReport
+from .result import Run, latest
 from .words import at, first_line, line, names, one_or_more, size
 
 ECHO = re.compile(
@@ -64,11 +65,6 @@ def cause(run: Run, job: Job, reason: str) -> Cause | None:
         return launched(run, job)
     bad = [report for report in run.ranks if _is_bad(report, job)]
     return _failure(run, job, bad) if bad else None
-
-
-def latest(workers: Sequence[RankReport]) -> list[RankReport]:
-    """The workers of a launcher's last launch: for each rank the one that was started last."""
-    return sorted({report.rank: report for report in workers}.values(), key=lambda report: report.rank)
 
 
 # Failures --------------------------------------------------------------------------------------------------------

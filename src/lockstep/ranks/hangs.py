@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from .job import Job
 from .mismatch import SAME_TENSORS, first_mismatch, odd_ones, say_mismatch
 from .places import call, detail, pending, rows, said_of, what
-from .report import Cause, Collective, Outcome, RankReport, Run
+from .report import Cause, Collective, Outcome, RankReport
+from .result import Run, latest
 from .words import names, one_or_more
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
@@ -23,8 +24,6 @@ Finding = tuple[str, Sequence[int], Sequence[str]]
 
 def hang(run: Run, job: Job) -> Cause:
     """The cause of a hang. Its ranks are those that differ from most: whom the others wait for."""
-    from .explain import latest
-
     members = latest(run.workers) if job.launcher else list(run.ranks)
     if job.launcher and run.ranks[0].outcome is Outcome.HUNG:  # The launcher is a rank too.
         members = latest([*run.workers, run.ranks[0]])

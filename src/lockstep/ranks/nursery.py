@@ -28,7 +28,7 @@ import traceback
 from multiprocessing import context, process, reduction, resource_tracker, spawn, util
 from typing import Any
 
-from . import processes, rank
+from . import processes, reporting
 from .channel import Channel
 from .job import Job
 
@@ -144,7 +144,7 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    supervisor = rank.attach(directory, "nursery", None)
+    supervisor = reporting.attach(directory, "nursery", None)
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     selector.register(wake_read, selectors.EVENT_READ)
@@ -220,10 +220,10 @@ def _child(directory: str, job: Job, memory: int, data_read: int, descriptors: l
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["directory"])
-    rank.reseed()
-    rank.open_streams()
-    rank.fault_file(directory)
-    _report_the_end(rank.record(rank.attach(directory, "worker", order["number"]), job))
+    reporting.reseed()
+    reporting.open_streams()
+    reporting.fault_file(directory)
+    _report_the_end(reporting.record(reporting.attach(directory, "worker", order["number"]), job))
     forkserver._forkserver._inherited_fds = descriptors  # type: ignore[attr-defined]  # where `DupFd` looks for them
     return int(spawn._main(data_read, os.dup(data_read)) or 0)
 
@@ -238,7 +238,7 @@ def _report_the_end(book: Any) -> None:
             run(self)
         except BaseException as error:
             if os.getpid() == this:
-                rank.report(book, _own(error))
+                reporting.report(book, _own(error))
             raise
         if os.getpid() == this:
             book.send({"event": "returned"})

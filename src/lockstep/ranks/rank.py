@@ -11,44 +11,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import faulthandler
 import importlib
 import importlib.util
 import linecache
 import logging
 import multiprocessing.util
 import os
-import random
 import runpy
 import signal
-import socket
 import sys
 import tempfile
 import threading
-import traceback
 import types
 import weakref
 from pathlib import Path
 from typing import Any
 
-from .channel import Channel, decode
+from . import reporting
+from .channel import decode
 from .job import Job
-
-FAULT_SIGNAL = getattr(signal, "SIGRTMAX", None)
-
-
-def attach(directory: str, role: str, rank: int | None) -> Channel:
-    """Connect this process to the supervisor that waits in `directory`, and say who it is."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(os.path.join(directory, "attach"))
-    channel = Channel(sock)
-    channel.send({"event": "hello", "pid": os.getpid(), "role": role, "rank": rank})
-    return channel
 
 
 def main(directory: str, rank: int) -> None:
     """Be rank `rank` of the run whose supervisor waits in `directory`. Never returns."""
-    channel = attach(directory, "rank", rank)
+    channel = reporting.attach(directory, "rank", rank)
     order = channel.wait()
     if order is None:
         os._exit(1)
@@ -59,11 +45,11 @@ def main(directory: str, rank: int) -> None:
         from . import nursery
 
         nursery.open_nursery(channel, directory, job)
-    recorder = record(channel, job)
+    recorder = reporting.record(channel, job)
     try:
         _run(recorder, job.target, decode(message["kwargs"], blob))
     except BaseException as error:
-        report(recorder, error)
+        reporting.report(recorder, error)
     _leave(recorder)
 
 
@@ -82,22 +68,12 @@ def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job.directory)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    reseed()
+    reporting.reseed()
     forget_exit_functions()
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG"):
         torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
-    open_streams()
-    fault_file(directory)
-
-
-def reseed() -> None:
-    """Random state of its own, as a fresh interpreter has it: forked ranks would all begin with the same."""
-    import torch
-
-    torch.seed()
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    reporting.open_streams()
+    reporting.fault_file(directory)
 
 
 def forget_exit_functions() -> None:
@@ -110,42 +86,6 @@ def forget_exit_functions() -> None:
         atexit.register(logging.shutdown)
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
         atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
-
-
-def open_streams() -> None:
-    """Fresh text streams over the descriptors 0, 1 and 2; line by line, so that a kill loses nothing said before."""
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-
-
-_fault_file: Any = None
-
-
-def fault_file(directory: str) -> None:
-    """Where the stack goes when this process crashes, or holds the interpreter lock and cannot answer."""
-    global _fault_file
-    _fault_file = open(os.path.join(directory, f"fault-{os.getpid()}"), "w")  # noqa: SIM115
-    faulthandler.enable(_fault_file, all_threads=False)
-    if FAULT_SIGNAL is not None:
-        faulthandler.register(FAULT_SIGNAL, _fault_file, all_threads=False)
-
-
-def record(channel: Channel, job: Job) -> Any:
-    """Start to record this process's communication."""
-    from . import recorder
-
-    book = recorder.Recorder(channel, tuple(job.hidden), job.timeline)
-    if job.watch_replicas:
-        from .replicas import ReplicaWatch
-
-        book.replica = ReplicaWatch(book)
-        book.replica.start()
-    recorder.start(book)
-    return book
 
 
 def load(file: str) -> types.ModuleType:
@@ -205,60 +145,6 @@ def _fresh_main(filename: str) -> None:
 
 def _execute(source: str | bytes, filename: str) -> None:
     exec(compile(source, filename, "exec"), sys.modules["__main__"].__dict__)
-
-
-def report(recorder: Any, error: BaseException) -> None:
-    """Say that the code ended in this exception."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        recorder.send({"event": "exit", "code": error.code or 0, "frames": _frames(recorder, error)})
-        return
-    if isinstance(error, SystemExit):
-        print(error.code, file=sys.stderr, flush=True)
-        recorder.send({"event": "exit", "code": 1, "frames": _frames(recorder, error), "message": str(error.code)})
-        return
-    recorder.send({
-        "event": "raised",
-        "type": type(error).__name__,
-        "message": _message(error),
-        "frames": _frames(recorder, error),
-        "traceback": _traceback(recorder, error),
-    })  # fmt: skip
-
-
-def _message(error: BaseException) -> str:
-    with contextlib.suppress(Exception):
-        if isinstance(error, SyntaxError):
-            return f"{error.msg} (line {error.lineno})"
-        return str(error)[:20_000]
-    return ""
-
-
-def _frames(recorder: Any, error: BaseException) -> list[list[Any]]:
-    frames = [
-        [frame.filename, frame.lineno, frame.name]
-        for frame in traceback.extract_tb(error.__traceback__)
-        if recorder.is_learners(frame.filename)
-    ]
-    if isinstance(error, SyntaxError) and error.filename and recorder.is_learners(error.filename):
-        frames.append([error.filename, error.lineno or 1, "<module>"])
-    return frames
-
-
-def _traceback(recorder: Any, error: BaseException) -> str:
-    """The traceback as Python would print it, cut to the learner's frames."""
-    with contextlib.suppress(Exception):
-        printed = traceback.TracebackException.from_exception(error)
-        one: traceback.TracebackException | None = printed
-        while one is not None:
-            one.stack = traceback.StackSummary.from_list(
-                [frame for frame in one.stack if recorder.is_learners(frame.filename)]
-            )
-            one = one.__cause__ or one.__context__
-        return "".join(printed.format())[:100_000]
-    return f"{type(error).__name__}: {_message(error)}\n"
 
 
 def _leave(recorder: Any) -> None:

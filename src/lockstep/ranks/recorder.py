@@ -19,17 +19,15 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from .channel import Channel, ChannelError, encode
-
-if TYPE_CHECKING:
-    from .replicas import ReplicaWatch
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -79,7 +77,7 @@ class Recorder:
         self.pid = os.getpid()
         self.channel = channel
         self.timeline = timeline
-        self.replica: ReplicaWatch | None = None
+        self.reduced: Callable[[list[torch.Tensor]], None] | None = None  # told what DDP's backward reduces
         self.leave = threading.Event()
         self._hidden = (*hidden, _TORCH, _HERE)
         self._lock = threading.Lock()
@@ -106,8 +104,8 @@ class Recorder:
         group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
         frame, inside, reduce_op = self.caller()
-        if self.replica is not None and inside == "backward":
-            self.replica.reduced(tensors)
+        if self.reduced is not None and inside == "backward":
+            self.reduced(tensors)
         with self._lock:
             self._number += 1
             number = self._number

@@ -37,12 +37,13 @@ class ReplicaWatch:
         self.wrapped_forward = False
 
     def start(self) -> None:
-        """Follow every optimizer and module of this process from now on."""
+        """Follow every optimizer and module of this process, and what DDP reduces, from now on."""
+        self.recorder.reduced = self._reduced
         register_module_forward_pre_hook(self._forward)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
-    def reduced(self, tensors: list[torch.Tensor]) -> None:
+    def _reduced(self, tensors: list[torch.Tensor]) -> None:
         """DDP is about to average these gradients: note what this rank brings, and how many bytes."""
         print_ = zlib.crc32(repr([sketch(tensor) for tensor in tensors]).encode())
         any_ = any(bool(tensor.any()) for tensor in tensors)  # gradients of zero are equal everywhere and say nothing

@@ -11,7 +11,7 @@ import linecache
 import os
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -276,78 +276,3 @@ class Replicas:
     same_work: int
     statistics: tuple[str, ...]
     drift: Drift | None = None
-
-
-@dataclass
-class Run:
-    """The result of a run: the reports of its ranks in order, and the cause when it did not end well.
-
-    `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
-    `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
-    `began` is the start of the run by `time.monotonic()`, from which the times of collectives and marks count.
-    """
-
-    world_size: int
-    device: str
-    ranks: list[RankReport]
-    workers: list[RankReport] = field(default_factory=list)
-    cause: Cause | None = None
-    replicas: Replicas | None = None
-    seconds: float = 0.0
-    quiet_seconds: float | None = None
-    began: float | None = None
-    left_running: list[str] = field(default_factory=list)
-    left_files: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """True when every rank ended as it should: returned, or, for a script, left with status 0."""
-        return self.cause is None
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """The outcome of each rank, in order."""
-        return [report.outcome for report in self.ranks]
-
-    @property
-    def silent_mismatch(self) -> dict[int, Collective]:
-        """The first collective in which ranks met with different calls, sizes, types or reductions: {rank: its call}.
-
-        Also when the run ended well: gloo mixes unrelated tensors of equal size without a word (claims X09, X11).
-        Empty when there is none.
-        """
-        from .explain import latest
-        from .mismatch import first_mismatch
-
-        return first_mismatch([*self.ranks, *latest(self.workers)]) or {}
-
-    def observed(self, name: str) -> list[Any]:
-        """What each rank observed under this name, in rank order; None for a rank that did not."""
-        return [report.observations.get(name) for report in self.ranks]
-
-    @property
-    def collectives(self) -> list[list[Collective]]:
-        """Each rank's communication calls, in the order in which it made them."""
-        return [report.collectives for report in self.ranks]
-
-    def to_json(self) -> dict[str, Any]:
-        """The run as plain data, without observations and output, for machines to read."""
-
-        def rank_json(report: RankReport) -> dict[str, Any]:
-            return {
-                "rank": report.rank,
-                "outcome": report.outcome.value,
-                "code": report.code,
-                "error": str(report.error) if report.error else None,
-                "peak_memory": report.peak_memory,
-                "collectives": [asdict(collective) for collective in report.collectives],
-            }
-
-        return {
-            "world_size": self.world_size,
-            "device": self.device,
-            "ok": self.ok,
-            "seconds": self.seconds,
-            "cause": asdict(self.cause) if self.cause else None,
-            "ranks": [rank_json(report) for report in self.ranks],
-        }

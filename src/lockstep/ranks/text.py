@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from .report import Frame, Run, Waiting
+from .report import Frame, Waiting
+from .result import Run
 from .words import names
 
 WIDTH = 96

@@ -1,0 +1,128 @@
+"""How a process of a run, a rank or a worker that a rank has spawned, reports to the supervisor: it connects, has its
+communication recorded, and tells of the error that ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import random
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from .channel import Channel
+from .job import Job
+
+FAULT_SIGNAL = getattr(signal, "SIGRTMAX", None)
+
+
+def attach(directory: str, role: str, rank: int | None) -> Channel:
+    """Connect this process to the supervisor that waits in `directory`, and say who it is."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(os.path.join(directory, "attach"))
+    channel = Channel(sock)
+    channel.send({"event": "hello", "pid": os.getpid(), "role": role, "rank": rank})
+    return channel
+
+
+def reseed() -> None:
+    """Random state of its own, as a fresh interpreter has it: forked ranks would all begin with the same."""
+    import torch
+
+    torch.seed()
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def open_streams() -> None:
+    """Fresh text streams over the descriptors 0, 1 and 2; line by line, so that a kill loses nothing said before."""
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+_fault_file: Any = None
+
+
+def fault_file(directory: str) -> None:
+    """Where the stack goes when this process crashes, or holds the interpreter lock and cannot answer."""
+    global _fault_file
+    _fault_file = open(os.path.join(directory, f"fault-{os.getpid()}"), "w")  # noqa: SIM115
+    faulthandler.enable(_fault_file, all_threads=False)
+    if FAULT_SIGNAL is not None:
+        faulthandler.register(FAULT_SIGNAL, _fault_file, all_threads=False)
+
+
+def record(channel: Channel, job: Job) -> Any:
+    """Start to record this process's communication."""
+    from . import recorder
+
+    book = recorder.Recorder(channel, tuple(job.hidden), job.timeline)
+    if job.watch_replicas:
+        from .replicas import ReplicaWatch
+
+        ReplicaWatch(book).start()
+    recorder.start(book)
+    return book
+
+
+def report(recorder: Any, error: BaseException) -> None:
+    """Say that the code ended in this exception."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        recorder.send({"event": "exit", "code": error.code or 0, "frames": _frames(recorder, error)})
+        return
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr, flush=True)
+        recorder.send({"event": "exit", "code": 1, "frames": _frames(recorder, error), "message": str(error.code)})
+        return
+    recorder.send({
+        "event": "raised",
+        "type": type(error).__name__,
+        "message": _message(error),
+        "frames": _frames(recorder, error),
+        "traceback": _traceback(recorder, error),
+    })  # fmt: skip
+
+
+def _message(error: BaseException) -> str:
+    with contextlib.suppress(Exception):
+        if isinstance(error, SyntaxError):
+            return f"{error.msg} (line {error.lineno})"
+        return str(error)[:20_000]
+    return ""
+
+
+def _frames(recorder: Any, error: BaseException) -> list[list[Any]]:
+    frames = [
+        [frame.filename, frame.lineno, frame.name]
+        for frame in traceback.extract_tb(error.__traceback__)
+        if recorder.is_learners(frame.filename)
+    ]
+    if isinstance(error, SyntaxError) and error.filename and recorder.is_learners(error.filename):
+        frames.append([error.filename, error.lineno or 1, "<module>"])
+    return frames
+
+
+def _traceback(recorder: Any, error: BaseException) -> str:
+    """The traceback as Python would print it, cut to the learner's frames."""
+    with contextlib.suppress(Exception):
+        printed = traceback.TracebackException.from_exception(error)
+        one: traceback.TracebackException | None = printed
+        while one is not None:
+            one.stack = traceback.StackSummary.from_list(
+                [frame for frame in one.stack if recorder.is_learners(frame.filename)]
+            )
+            one = one.__cause__ or one.__context__
+        return "".join(printed.format())[:100_000]
+    return f"{type(error).__name__}: {_message(error)}\n"
