@@ -103,6 +103,16 @@ def assert_ran(cells: list[Any]) -> None:
 # Chapter 1 ------------------------------------------------------------------------------------------------------------
 
 
+def test_the_first_picture_is_there_before_anything_has_run(browser: Any, running: Lab) -> None:
+    """JupyterLab hides the stored pictures of a notebook that nobody has signed, and shows the text beside them."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    notebook = Notebook(page, running, f"{CHAPTERS[0]}.ipynb")
+    output = notebook.cell("timeline(run)").locator(".jp-OutputArea-output").first
+    output.locator("img, svg").first.wait_for()
+    assert "Timeline(" not in output.inner_text()
+    page.close()
+
+
 def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], list[str]]) -> None:
     notebook, cells, errors = first
     assert_ran(cells)
