@@ -257,7 +257,7 @@ assert apart["parameters"] == 0 == apart["running mean, one forward later"] < ap
 
 # %% [markdown]
 # The parameters are equal to the bit after 20 steps: the same mean gradient, the same update. Only the statistics differ,
-# between forwards. Nodes make no difference. Four ranks on two of them:
+# between forwards. Nodes, the machines of a cluster, make no difference. Four ranks that are told they are on two of them:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -318,12 +318,12 @@ DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: on a CPU
 
 # %%
 torch.manual_seed(0)
-for samples in (4, 16, 32, 256):
+for samples in (4, 16, 64, 256):
     means = torch.randn(2000, samples).mean(1)
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples, half of the error, all the way. Where it stops mattering depends on your task.
+# Four times the samples, half of the error, each time. Where it stops mattering depends on your task.
 #
 # ### Exactly when buffers are sent
 #
@@ -538,7 +538,7 @@ assert len(sizes["bucket_cap_mb=None"]) == 2 and len(sizes["bucket_cap_mb=25"]) 
 # %% [markdown]
 # The documentation gives 25 as the default size, and still **`bucket_cap_mb=25` is not the default**. The default is
 # `None`: 25 MiB, with a first bucket of 1 MiB. A number of your own holds for the first bucket too. This network of 3 MiB
-# then has one bucket, which leaves when all is computed.
+# has one bucket with 25, which leaves when all is computed.
 
 # %%
 quiz("01_internals/buckets")
@@ -634,7 +634,8 @@ assert model.weight.grad.item() == 40000
 
 # %% [markdown]
 # **DDP divides first**, then sums. Many texts say it the other way round. Remember the order when you write your own.
-# Where nothing overflows all ways to the mean agree; gloo knows it as an operation as well:
+# Where nothing overflows all ways to the mean agree up to rounding; here, with 4 ranks and small whole numbers, to the bit
+# (dividing by 3 would round). gloo knows the mean as an operation as well:
 
 # %%
 # %%ranks 4
@@ -654,10 +655,10 @@ assert torch.equal(summed, averaged) and torch.equal(averaged, torch.stack(every
 # ### Is it the gradient of the joined batch?
 #
 # That is what one wants: N ranks with 16 samples each should make the step that one process makes with 16·N. `joined.py`
-# compares the two, and returns the relative error of DDP's gradient. First where it holds:
+# compares the two, and returns the relative error of DDP's gradient. This is the function, and below it six cases:
 
 # %%
-print(Path("joined.py").read_text().partition("def relative_error")[2])
+print("".join(Path("joined.py").read_text().partition("def relative_error")[1:]))
 
 # %%
 # %%ranks 2 --into run
@@ -906,7 +907,7 @@ for name, counts in run.ranks[0].observations.items():
 # one memory, the bucket itself, and the copy is saved. Activations come on top, and depend on the batch.
 #
 # None of this shrinks with more ranks. DDP makes training *faster*; it does not make a model *fit*. For that, FSDP
-# (*fully sharded data parallel*) cuts parameters, gradients and state into N parts. And autocast does not shrink what is sent: parameters and gradients stay
+# (*fully sharded data parallel*) cuts parameters, gradients and state into N parts. And mixed precision by autocast (chapter 4) does not shrink what is sent: parameters and gradients stay
 # float32.
 
 # %%
@@ -987,7 +988,7 @@ for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# A layer that is frozen after wrapping is missed in the same way:
+# A layer that is frozen after wrapping ends in the same error, one step late as well:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -1001,8 +1002,8 @@ for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# The advice in this message, `find_unused_parameters=True`, silences it here and mends nothing: the new layer is still
-# nobody's. Change first, wrap last.
+# The advice in these messages, `find_unused_parameters=True`, silences them. It does not mend the replaced layer: nobody
+# averages the new one. Change first, wrap last.
 #
 # One more, without touching the model at all. Two forwards before one backward are fine. Two forwards, then two
 # backwards, are not:

@@ -100,11 +100,11 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
     print(f"{name}={os.environ[name]}", end="  ")
 
 # %% [markdown]
-# This is the whole contract between launcher and program:
+# This is what a program learns from its launcher:
 #
 # | variable | what it says |
 # |---|---|
-# | `RANK` | which process this is, 0 to `WORLD_SIZE` − 1, over all nodes |
+# | `RANK` | which process this is, 0 to `WORLD_SIZE` − 1, over all nodes (machines) |
 # | `WORLD_SIZE` | how many there are |
 # | `LOCAL_RANK` | which process this is on its own node: the number of its GPU |
 # | `LOCAL_WORLD_SIZE` | how many run on this node |
@@ -192,8 +192,8 @@ os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **What this tells you.** A job that stands still before its first step has a rank too few, a number too many, or a
-# number twice. (Without a launcher's store the last one is loud: the second rank 0 wants to open the store as well, and
+# **What this tells you.** When a job stands still before its first step, look for a `WORLD_SIZE` that is too large, a rank
+# that did not come, and two ranks of one number. (Without a launcher's store the last one is loud: the second rank 0 wants to open the store as well, and
 # raises `EADDRINUSE`.) Count the processes, and print `RANK` and `WORLD_SIZE` on each *before* `init_process_group`:
 # after it is too late to see anything.
 #
@@ -319,7 +319,8 @@ dist.all_reduce(t, group=mine)
 print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
 
 # %% [markdown]
-# `cpu:gloo` is the long way to say `gloo`: which backend for which device. The next section has the use of it.
+# `cpu:gloo` names the backend for a kind of device: gloo, for tensors on the CPU and no others. The next section has the use
+# of it.
 #
 # ### Four programs side by side
 #
@@ -345,8 +346,8 @@ for epoch in range(2):
 
 # %% [markdown]
 # Four losses, each over all 1500 samples: four separate trainings that happen to share a machine. A process group alone
-# synchronises nothing. Two things are missing, and they are the next two sections after this one: each rank should take
-# its part of the data, and the gradients should be averaged.
+# synchronises nothing. Two things are missing: each rank should take its part of the data ("Sharding"), and the gradients
+# should be averaged ("Wrapping"). Before them, a word about devices.
 #
 # ## Backends and devices
 #
@@ -367,7 +368,7 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# nccl wants a GPU for each rank. Two ranks of one communicator on the same GPU are an error by default, so the right
+# nccl wants a GPU for each rank. Two ranks of one group on the same GPU are an error by default, so the right
 # question is not "is there a GPU?" but "has every rank of this node its own?". `device.py` asks it:
 
 # %%
@@ -395,8 +396,8 @@ print("with two GPUs a node:", *local_device())
 # - **`set_device` first, then `init_process_group`.** Until it is called, everything that says just `"cuda"` goes to GPU
 #   0, from every rank. The other order often works, since nccl connects at the first collective only, but what runs in
 #   between opens a context on GPU 0 for each rank.
-# - Newer code says it in one line: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
-#   once and tells collectives such as `barrier` which device is meant.
+# - Newer code also names the device to the group: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`
+#   connects at once and tells collectives such as `barrier` which device is meant. It does not replace `set_device`.
 # - Inputs and targets have to be moved as well. `train_epoch` in `digits.py` does it. A loss function needs moving only
 #   if it holds tensors of its own:
 
@@ -925,7 +926,7 @@ print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[
 
 # %% [markdown]
 # The ranks may have different numbers of samples here, because they meet only once, at the end. So evaluate
-# `ddp.module`, not `ddp`: with buffers, each forward of the wrapper is a meeting too.
+# `ddp.module`, not `ddp`: with buffers, a forward of the wrapper can be a meeting too (chapter 1).
 #
 # ### Everybody calls, one prints
 #
@@ -1265,15 +1266,16 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# That is the *static* way: you number the nodes, and give the address of node 0 to all. With a *rendezvous* the nodes
-# number themselves, the command is the same everywhere, and nodes that fail can come back (chapter 5):
+# That is the *static* way: you number the nodes, and give the address of node 0 to all. With a *rendezvous*, a
+# meeting of the launchers, the nodes get their numbers there and the command is the same everywhere; with `--max-restarts`
+# added, the job can begin again after a failure (chapter 5):
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
 # ```
 #
-# Two launchers on one machine are as good as two nodes for trying it out. This is the real thing, two agents with two
-# ranks each:
+# Two launchers on one machine are as good as two nodes for trying it out. This is the real thing, two launchers
+# (torchrun calls them *agents*) with two ranks each:
 
 # %%
 # %%writefile nodes.py
@@ -1357,6 +1359,7 @@ print("when it is gone:      ", reach(port))
 # | `RANK` | `SLURM_PROCID` |
 # | `LOCAL_RANK` | `SLURM_LOCALID` |
 # | `WORLD_SIZE` | `SLURM_NTASKS` |
+# | `LOCAL_WORLD_SIZE` | `SLURM_NTASKS_PER_NODE`, where `--ntasks-per-node` was given |
 # | `GROUP_RANK` | `SLURM_NODEID` |
 # | `MASTER_ADDR` | the first name in `scontrol show hostnames $SLURM_JOB_NODELIST` |
 # | `MASTER_PORT` | one that you choose, the same for all, such as 10000 + `SLURM_JOB_ID` % 20000 |
@@ -1389,7 +1392,8 @@ assert "recommended to use" in " ".join(torch.nn.DataParallel.__doc__.split())
 
 # %% [markdown]
 # How much faster DDP is depends on model, machine and batch. You will find factors quoted without a source; measure
-# yours, with chapter 4's tools. The other neighbour is FSDP:
+# yours, with chapter 4's tools. The other alternative is FSDP (*fully sharded data parallel*), which keeps no whole model on a
+# rank: it cuts parameters, gradients and optimizer state into parts, one for each rank:
 
 # %%
 quiz("02_setup/fsdp_or_ddp")

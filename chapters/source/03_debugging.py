@@ -49,7 +49,7 @@ from lockstep.notebook.quiz import quiz
 # | **lies** | a loss that goes down | are the replicas still equal? are the numbers everybody's? |
 #
 # Whichever it is, first make it small: few ranks, a toy model, a few steps, CPU. Almost every mistake in this chapter
-# survives that. What does not survive is going down to *one* rank, which is where debugging usually begins. Here is a
+# survives that. What hardly any of them survives is *one* rank, which is where debugging usually begins. Here is a
 # job; nine records are dealt out to the ranks.
 
 # %%
@@ -94,8 +94,9 @@ lockstep("run", "-n", "2", "suspect.py")
 
 # %% [markdown]
 # A single process has nobody to wait for. **A job that works on one rank is a job whose arithmetic works**, and
-# nothing is known of its communication. Two ranks on a laptop show most of the rest. Three show more: numbers like 2
-# and 1/2 come out right for wrong reasons.
+# nothing is known of its communication. Two ranks on a laptop show most of the rest. Try three as well: with two, a 2 that
+# should be N comes out right by accident. Neither number is enough alone: nine records go evenly into three ranks, and this
+# job runs with three.
 #
 # From there on, halve. Half the steps: does it still happen? Without the data loader, with random tensors of the same
 # shapes? Without the optimizer? Each answer takes a second, and at the end ten lines are left that you can read. The
@@ -210,8 +211,8 @@ quiz("03_debugging/echo")
 # ## Hangs
 #
 # With gloo, a rank that waits does not use the processor (with nccl the GPU shows 100 %, which looks like work). It
-# prints nothing and raises nothing until a timeout that is 30 minutes away with gloo and 10 with nccl. Every hang is
-# one sentence: **some ranks wait in a collective that another never calls.** So ask each rank where it stands.
+# prints nothing and raises nothing until a timeout that is 30 minutes away with gloo and 10 with nccl. Nearly every
+# hang is one sentence: **some ranks wait for a call that another does not make.** So ask each rank where it stands.
 
 # %%
 # %%ranks 3 --expect hang
@@ -307,8 +308,8 @@ if dist.get_rank() in (1, 2):
 dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
 # %% [markdown]
-# With `wait_all_ranks=True` it names everybody who is missing, without it the first. Rank 0 has the list; rank 3,
-# which was there, was told only to look at rank 0. It costs a round trip to every rank, so it belongs before the
+# With `wait_all_ranks=True` it names everybody who is missing, without it the first. Rank 0 has the list. Rank 3,
+# which was there, raised as well; its message (not shown) only says to look at rank 0's. It costs a round trip to every rank, so it belongs before the
 # first step, after each checkpoint, at the end of an epoch; not in the loop.
 #
 # ### What TORCH_DISTRIBUTED_DEBUG does, and what it does not
@@ -347,8 +348,10 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2))
 
 # %% [markdown]
-# `INFO` does work with DDP. It turns "Parameter indices which did not receive grad: 2 3" into names, which is what
-# you want when a layer was not used:
+# The way out that is named there avoids the crash only: with the level set afterwards, collectives are not compared.
+#
+# `INFO` does work with DDP. Beside "Parameter indices which did not receive grad for rank 0: 2 3" it tells the names, which is
+# what you want when a layer was not used:
 
 # %%
 # %%ranks 1 --expect raised --env TORCH_DISTRIBUTED_DEBUG=INFO
@@ -402,8 +405,8 @@ print("last was", last["profiling_name"], "number", last["collective_seq_id"], l
 # ### The usual causes
 #
 # 1. The ranks do not have equally many batches (`suspect.py`).
-# 2. A collective, a `barrier`, or a DDP forward (of a model with buffers, the second one of a training, or any that a
-#    backward follows) stands under `if rank == 0`.
+# 2. A collective, a `barrier`, or a forward of the DDP wrapper stands under `if rank == 0`. (That forward may send
+#    something itself: buffers, and in the second step the new order of the buckets. The backward after it always does.)
 # 3. Each rank decides by itself: to stop early, to skip a batch, to take a branch.
 # 4. One rank has died, or does something long alone.
 # 5. The ranks have not met at all: chapter 2, "When the numbers are wrong".
@@ -596,9 +599,9 @@ quiz("03_debugging/swapped")
 # %% [markdown]
 # ## Silent divergence
 #
-# DDP makes the replicas equal once, in its constructor, and afterwards only averages gradients. Replicas that start
-# equal and take equal steps stay equal, *bit for bit*. So there is a sharp test: if one bit differs, something went
-# past DDP.
+# DDP makes the replicas equal once, in its constructor. Afterwards it averages gradients and sends buffers, and never looks
+# at the parameters again. Replicas that start equal and take equal steps stay equal, *bit for bit*. So there is a sharp
+# test: if one bit of a parameter differs, something went past DDP.
 
 # %%
 # %%writefile drift.py
@@ -644,7 +647,7 @@ for number in range(3):
 from drift import *
 
 model, optimizer, x = start()
-model.double()  # BUG: after DDP(). By the same line of PyTorch's source, so does .to(another device)
+model.double()  # BUG: after DDP(). .to(another device) does the same harm, by PyTorch's source
 for number in range(2):
     step(model, optimizer, x)
     print(f"after step {number + 1}: {'equal' if equal_everywhere(model) else 'DIFFERENT'}")
@@ -769,7 +772,8 @@ contract("find_divergence")
 # ## Devices
 #
 # "Expected all tensors to be on the same device" is the commonest error on GPUs. It is loud, and still it takes time,
-# because it names two devices and no tensor. This machine may have no GPU, so the device `meta` takes its place: a
+# because it names two devices, and at best an argument of an inner operation (`mat1`), not your tensor. This machine may
+# have no GPU, so the device `meta` takes its place (with other words, which may blame the wrong one of the two): a
 # device that every PyTorch has, whose tensors have a shape and no values, and which refuses to mix with the CPU as a
 # GPU does.
 
@@ -900,8 +904,9 @@ if os.environ["RANK"] == "1":
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **The ranks have met and cannot connect.** 29500 is where the launchers meet. torchrun then opens the ranks' own
-# store at a port that the system chooses, and their connections take more. "Port 29500 is open" is therefore half of
+# **The launchers have met, and the ranks cannot.** 29500 is where the launchers meet. With `--rdzv-backend=c10d`, as here,
+# torchrun then opens the ranks' own store at a port that the system chooses (with `--master-port`, at that one), and the
+# ranks' connections to each other take more. "Port 29500 is open" is therefore half of
 # what a firewall has to allow; the symptom of the other half is a rendezvous that works and a group that does not
 # form. Here are two hosts with addresses of their own, made on this machine for the moment, and a firewall on the
 # first that lets nothing but port 29500 through:
@@ -1117,8 +1122,8 @@ dist.barrier()
 
 # %% [markdown]
 # A program that runs on rank 0 alone cannot measure four ranks. And had it run: the same number of steps with the
-# same batch per rank takes *the same* time when all is perfect, so "time on one rank / time on four" is 1.0 at best,
-# and the helper prints 25 % efficiency. Compare samples per second.
+# same batch per rank takes *the same* time when all is perfect, so "time on one rank / time on four" is 1.0 at best.
+# The helper divides that by four and prints 25 % efficiency. Compare samples per second.
 #
 # **4. "Is NCCL there?"**
 
@@ -1247,8 +1252,9 @@ shared = DataLoader(data, batch_size=1, sampler=DistributedSampler(data))
 print(len(without), "batches without,", len(shared), "with")
 
 # %% [markdown]
-# **"Out of memory? A smaller batch."** It helps, and it also hides four ranks that all sit on GPU 0. Look at
-# `nvidia-smi` first: one full GPU and three empty ones is no question of batch size.
+# **"Out of memory? A smaller batch."** It helps, and it also hides ranks that put a part of their memory on GPU 0, by
+# a fixed `cuda:0` or a `torch.load` without `map_location`. Look at `nvidia-smi` first: one GPU much fuller than the others is
+# no question of batch size.
 #
 # **"It works on one node, so two nodes will work."** Other addresses, other interfaces, a firewall: "The network" is
 # new there, and `LOCAL_RANK` is no longer `RANK`. Run the preflight on two nodes before the job.
@@ -1328,7 +1334,7 @@ quiz("03_debugging/longer_timeout")
 # - One rank tests arithmetic. Two ranks test communication. Three tell 2 from N.
 # - The loudest rank is seldom the guilty one. "Connection closed by peer" is an echo.
 # - A hang is a difference: find the rank that stands elsewhere, and what it did before.
-# - Replicas are equal bit for bit, or something went past DDP. That is the sharpest test there is, and it is cheap.
+# - Parameters are equal bit for bit on all ranks, or something went past DDP. That is the sharpest test there is, and it is cheap.
 # - Whether a collective is called must depend on nothing that differs between the ranks.
 # - A check that was never seen to fail is not a check.
 #

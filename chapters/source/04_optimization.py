@@ -78,8 +78,8 @@ run = ranks.run(ranks.Script("profiled.py"), 2)
 print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("times")], sep="\n")
 
 # %% [markdown]
-# Four names to look for. The forward, the matrix products, the optimizer, and the all-reduces: `gloo:all_reduce`
-# here, `nccl:all_reduce` on GPUs. Their `device_time_total` (on a CPU `cpu_time_total`) says how long they took.
+# Four names to look for. The forward, its matrix products (backward's are called `aten::mm`), the optimizer, and the
+# all-reduces: `gloo:all_reduce` here, `nccl:all_reduce` on GPUs. Their `device_time_total` (on a CPU `cpu_time_total`) says how long they took.
 # `cuda_time_total`, which older texts sort by, is deprecated: sorting still takes it, and the averages lack it:
 
 # %%
@@ -250,9 +250,9 @@ if lab:
 picture if lab else None
 
 # %% [markdown]
-# On the slow link the buckets earn their keep. On the fast one there is next to nothing to hide, and next to nothing
-# is won (look at the bars). **That contrast is the lesson**: a setting is good *for a network*, and the same change
-# that helps there does nothing here. Try other sizes: `bucket_cap_mb=0.1` makes one bucket of each layer, and an explicit
+# On the slow link the buckets earn their keep. On the fast one there is little to hide, and little is won (look
+# at the bars). **That contrast is the lesson**: a setting is good *for a network*, and the same change
+# that helps there does little here. Try other sizes: `bucket_cap_mb=0.1` makes one bucket of each layer, and an explicit
 # 25 makes one of the whole model, which hides nothing. This link is slow and near. On a distant one each message would
 # cost latency as well, and few large buckets win (chapter 1, "What it costs").
 #
@@ -769,7 +769,7 @@ contract("compress_gradients", "compress_hook", "register")
 
 # %% [markdown]
 # <details><summary>"KeyError: 'bucket'"</summary>
-# DDP looks at the names of the hook's arguments: they have to be <code>state</code> and <code>bucket</code>.
+# DDP looks for an argument of the hook by its name: the second one has to be called <code>bucket</code>.
 # </details>
 #
 # <details><summary>Error feedback is right at first and wrong from the second step on</summary>
@@ -861,13 +861,16 @@ for step in range(2):
 # never trained:
 
 # %%
-# %%ranks 1 --quiet
+# %%ranks 1 --into silenced --quiet
 from checkpointed import start
 
 model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: silences DDP
 for step in range(2):
     model(x).sum().backward()
 print("first layer has a gradient:", model.module.first.weight.grad is not None)
+
+# %%
+print(silenced.ranks[0].stdout)
 
 # %% [markdown]
 # Only when the input does need a gradient is there another error:
@@ -881,7 +884,8 @@ model(x.requires_grad_()).sum().backward()
 
 # %% [markdown]
 # **`static_graph=True`** tells DDP that every step uses the same parameters. It then needs no
-# `find_unused_parameters`, and tolerates the reentrant form:
+# `find_unused_parameters`, and takes the reentrant form without that error. (The gradient itself comes from
+# `x.requires_grad_()`; the flag alone would not bring it.)
 
 # %%
 # %%ranks 2
@@ -1025,6 +1029,10 @@ for event in sorted([*report.collectives, *report.marks], key=lambda event: even
     elif event.inside == "backward":
         print(f" {event.nbytes} bytes", end="")
 
+# %% [markdown]
+# One bucket less. The 8 bytes belong to `find_unused_parameters`: for each of the two parameters a number that says whether
+# some rank has used it.
+
 # %%
 quiz("04_optimization/reentrant")
 
@@ -1037,8 +1045,8 @@ quiz("04_optimization/reentrant")
 # - `num_workers` is **per rank**. Count the processes before you choose it, and the cores.
 # - `persistent_workers=True` keeps them from being started anew in every epoch; `pin_memory=True` is what makes
 #   `non_blocking=True` mean anything.
-# - torchrun sets `OMP_NUM_THREADS=1` for each rank unless you have set it. Without it every rank starts a thread for
-#   every core.
+# - Where torchrun starts more than one rank on a machine, it sets `OMP_NUM_THREADS=1` unless you have set it. Without it
+#   every rank starts a thread for every core.
 # - An `IterableDataset` knows nothing of samplers. It has to share out by itself, over ranks *and* workers, or every
 #   worker of every rank delivers everything:
 
@@ -1141,13 +1149,14 @@ print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 # for yours. Nor does "99 % of bad scaling is configuration".
 #
 # "Large models scale well, small ones badly" is folklore too. Both computing and communication grow with the number
-# of parameters; **what decides is how many samples each rank computes for each time it sends**. In numbers, by the
-# cost model of chapter 1: a sample costs 6 operations a parameter, a step sends 8(N − 1)/N bytes a parameter.
+# of parameters; **what decides is how many samples each rank computes for each time it sends**. In
+# numbers: a sample costs about 6 operations a parameter, 2 in forward and 4 in backward; by chapter 1, in a step each rank
+# sends 2(N − 1)/N times the gradient, in float32 8(N − 1)/N bytes a parameter.
 # (Latency is left out; for tiny models it decides.)
 
 # %%
 def ratio(batch, ranks=8, flops=1e14, bandwidth=2.5e10):
-    """Seconds of communication over seconds of computation, for a dense layer of any size."""
+    """Seconds of communication, hidden or not, over those of computation (bandwidth in bytes/s)."""
     compute = 6 * batch / flops
     communication = 8 * (ranks - 1) / ranks / bandwidth
     return communication / compute
@@ -1156,7 +1165,7 @@ for batch in (64, 512, 4096, 32768):
     print(f"{batch:>6} samples (or tokens) a rank: communication / computation = {ratio(batch):7.2f}")
 
 # %% [markdown]
-# Change `flops` and `bandwidth` to your machine's. It also says what helps: a larger batch per rank, accumulation,
+# Change `flops` and `bandwidth` (bytes a second, not bits) to your machine's. It also says what helps: a larger batch per rank, accumulation,
 # compression, a faster link.
 #
 # ### Unequal machines
@@ -1178,7 +1187,7 @@ for step in range(15):
     dist.all_reduce(torch.ones(1))
     steps.append(time.perf_counter() - started)
 longer = time.perf_counter() - began > 1
-print("longer than the timeout:", longer, "  all of the pace of rank 1:", min(steps[1:]) > 0.09)
+print("longer than the timeout:", longer, "  every step at the pace of rank 1:", min(steps[1:]) > 0.09)
 
 # %% [markdown]
 # No. Each call has its own timeout; the job has none. What the slow one does cost is everybody's time: all
@@ -1240,7 +1249,9 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 #
 # ## Beyond DDP
 #
-# DDP keeps everything on every rank. When that does not fit, cut it up. In the order in which one should try:
+# DDP keeps everything on every rank. When that does not fit, cut it up. ZeRO (*zero redundancy optimizer*) counts how far: 1
+# cuts the optimizer's state, 2 the gradients too, 3 the parameters too. FSDP2 is torch's ZeRO-3; HSDP, the *hybrid*, cuts
+# within a node and copies between nodes. In the order in which one should try:
 #
 # | | parameters | gradients | optimizer state | in torch |
 # |---|---|---|---|---|
@@ -1250,7 +1261,8 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # | HSDP | cut within a node, whole over nodes | the same | the same | `fully_shard` with a 2-D mesh |
 #
 # FairScale, which older texts name, is no longer developed; its ideas are these. (Its `ShardedDDP` cut gradients, not
-# parameters, as is often said: ZeRO-2. By its documentation; not run here.) Both of torch's run on CPU and gloo:
+# parameters, as is often said: ZeRO-2. By its documentation; not run here.) Here are torch's
+# `ZeroRedundancyOptimizer` and `fully_shard`, which run on CPU and gloo as well:
 
 # %%
 # %%ranks 2
@@ -1326,7 +1338,7 @@ quiz("04_optimization/zero")
 # ## Take it with you
 #
 # - Only exposed communication costs time, and only a measurement against `no_sync` shows it.
-# - A setting is good for a network. The same change wins on one link and does nothing on another.
+# - A setting is good for a network. The same change wins on one link and does little on another.
 # - Autocast does not shrink what is sent. A hook does.
 # - Ranks agree on skipping a step because their averaged gradients agree. Never let one decide alone.
 # - Efficiency is samples per second per rank, against the smallest run; 100 % is perfect in both kinds of scaling.

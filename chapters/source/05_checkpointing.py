@@ -208,8 +208,8 @@ quiz("05_checkpointing/forgotten")
 # %% [markdown]
 # ## Who writes, who reads
 #
-# After an all-reduce all ranks hold the same weights, so one of them writes. Suppose that each does, carefully, through
-# a temporary file that is renamed when it is complete:
+# Under DDP all ranks hold the same weights after every step, so one of them writes. Suppose that each does, carefully,
+# through a temporary file that is renamed when it is complete:
 
 # %%
 # %%ranks 2 --expect raised
@@ -227,7 +227,7 @@ for turn in range(dist.get_world_size()):
 # %% [markdown]
 # Rank 0 has taken the file from under rank 1. The barriers fix an order that otherwise falls out one way on most days,
 # and another on one of them: rank 0 may also rename a file into which rank 1 is still writing. And two who write to one
-# name without any care spoil the file, though not the file system, as is sometimes said. Its neighbour is well:
+# name without any care spoil that file. Some say that they spoil the file system: they do not. The file beside it is well:
 
 # %%
 # %%ranks 2 --expect raised
@@ -711,7 +711,7 @@ print("read by the library:", load_file("saved/one.safetensors"))
 
 # %% [markdown]
 # It holds tensors under names and no more: good for weights, while an optimizer's nested state, a scheduler and a
-# position need something beside it. It has no checksum either.
+# position need something beside it. And it has no checksum, where the zip archive has one of every entry.
 #
 # **Shards.** A model that is split over the ranks (FSDP2, ZeRO-3) exists on no rank as a whole, so no single rank can
 # write it. `torch.distributed.checkpoint`, DCP, lets each rank write its part into one folder:
@@ -1011,8 +1011,9 @@ own = DataLoader(range(4), generator=torch.Generator())
 print("with its own:     ", draws(lambda: iter(own)))
 
 # %% [markdown]
-# So a job that is resumed in mid-epoch makes one iterator more than the undisturbed run, and its dropout masks are
-# others from there on. Give the loader a generator of its own. And remember that there are three generators, Python's,
+# A job that is resumed in mid-epoch makes one iterator more than the undisturbed run. Where the loop makes it after the
+# random states are back (`for batch in loader`), its dropout masks are others from there on. So give the loader a
+# generator of its own. And remember that there are three generators, Python's,
 # NumPy's and torch's, plus one for each GPU.
 
 # %%
@@ -1151,8 +1152,8 @@ observe("gradient", gradient)
 # %% [markdown]
 # The mathematics is the same, the bits are not, and no setting changes that: to have the same bits, the sums would have
 # to be made in the same order. So after a restart on fewer nodes, keep the *global* batch (more per rank, or more
-# accumulation), and compare loss curves. Dropout cannot continue at all: there is no random state for a rank that did
-# not exist.
+# accumulation), and compare loss curves. Dropout cannot go on as it was: with fewer ranks nobody draws the masks of those
+# that are gone, and with more there is no random state for the new ones.
 #
 # On GPUs there is more: some kernels add in an order that differs from run to run.
 # `torch.use_deterministic_algorithms(True)` makes them raise or take a slower way, cuDNN's benchmark mode may choose
@@ -1175,7 +1176,7 @@ for name in ("max_restarts", "signals_to_handle"):
     print(f"{name:18} {options.get_default(name)}")
 
 # %% [markdown]
-# By default never. That is all its fault tolerance. What the script does with it is the script's affair. This one saves
+# By default never. Such a restart is all its fault tolerance; what to do with it is the script's affair. This one saves
 # every second step, and rank 1 has an accident at step 5:
 
 # %%
@@ -1243,7 +1244,8 @@ lockstep("run", "-n", "2", "--max-restarts", "1", "elastic.py", "kill", "again")
 # somebody who died in the first: `Connection refused`, and the job is over. Without
 # `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` that happened in six of ten restarts of this script with gloo, and with it in
 # none of eight; with nccl it is reported as PyTorch's issues 135712 and 167288 (not run here). The variable gives every
-# attempt a store of its own. It is a matter of chance, so it is told, not shown; the old address is not:
+# attempt a store of its own. That failure is a matter of chance, so it is told, not shown. What can be
+# shown is its cause, that a group which is gone leaves its keys in the store:
 
 # %%
 # %%ranks 2
@@ -1404,7 +1406,8 @@ print("saves after step", step)
 # Three lines are about being ended:
 #
 # - `--signal=B:USR1@60` has SLURM send SIGUSR1 to the batch script alone (`B:`): 60 seconds before the time limit, not
-#   run here, and at preemption where the cluster is set up so, as the one below.
+#   run here, and at preemption where the cluster is set up so, as the one below. There the 60 do not count: how long the
+#   job still has is the cluster's `GraceTime`, 10 seconds below, and 0 where nobody has set it.
 # - The `trap` passes it on as SIGTERM, which torchrun gives to its ranks, and waits until they have saved. SIGUSR1 is
 #   not among the signals that torchrun passes on by default (`signals_to_handle`, above).
 # - `--requeue` and `scontrol requeue` put the job back into the queue, under the same number. With `--open-mode=append`
@@ -1518,9 +1521,10 @@ else:
 #
 # Numbers to think about: the grace has to be longer than one step plus one save, and you know how long that is only if
 # you have measured it. torchrun kills its ranks 30 seconds after SIGTERM, however long SLURM would wait:
-# `--shutdown-timeout`, or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, gives them more (from its source; not run here). A job array
-# or a dependency chain (`--dependency=singleton`) does the same as requeueing for clusters that do not allow it (not run
-# here).
+# `--shutdown-timeout`, or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, gives them more (from its source; not run here). Where a
+# cluster allows no requeueing, submit several jobs that run one after the other in the same folder: an array with `%1`
+# (`--array=1-10%1`; without it the tasks run at once), or the same job several times with one name and
+# `--dependency=singleton` (not run here).
 #
 # Without torchrun, `srun` can start the ranks itself, one task for each; chapter 2, "Under SLURM", has the variables to
 # translate. There is no agent then and no `--max-restarts`: SLURM's requeue is what restarts.
@@ -1595,13 +1599,13 @@ else:
 # | SIGTERM to one rank only | all stop behind the same step, and save | "Preemption and SLURM" |
 # | let a rank sleep | how long until the job notices | "Elastic restarts" |
 # | let it requeue | the log is appended to, the step goes on | "Preemption and SLURM" |
-# | load the checkpoint in a plain process, with `weights_only=True` | evaluation gives the same number | "Who writes, who reads" |
+# | load the checkpoint in a plain process, with `weights_only=True` | evaluation gives the same number | "Who writes, who reads", "Atomic and durable" |
 # | resume on another number of ranks, if you ever will | the loss goes on where it was | "Determinism" |
 # | start the finished job again | it says so, and ends with status 0 | "Elastic restarts" |
 #
 # And three numbers to write down: seconds a save takes (against the timeout of the process group and the grace of the
-# scheduler), bytes a save takes times how many are kept, plus one (against the quota), and steps that a kill costs at
-# most.
+# scheduler), bytes a save takes, times one more than are kept, since the new one is written first (against the quota),
+# and steps that a kill costs at most.
 
 # %%
 quiz("05_checkpointing/rehearsal")
