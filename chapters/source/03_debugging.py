@@ -1254,7 +1254,7 @@ print(len(without), "batches without,", len(shared), "with")
 # %% [markdown]
 # **"Out of memory? A smaller batch."** It helps, and it also hides ranks that put a part of their memory on GPU 0, by
 # a fixed `cuda:0` or a `torch.load` without `map_location`. Look at `nvidia-smi` first: one GPU much fuller than the others is
-# no question of batch size.
+# no question of batch size. (Whole ranks that share a GPU are what nccl refuses by default.)
 #
 # **"It works on one node, so two nodes will work."** Other addresses, other interfaces, a firewall: "The network" is
 # new there, and `LOCAL_RANK` is no longer `RANK`. Run the preflight on two nodes before the job.

@@ -870,7 +870,7 @@ for step in range(2):
 print("first layer has a gradient:", model.module.first.weight.grad is not None)
 
 # %%
-print(silenced.ranks[0].stdout)
+print(silenced.ranks[0].stdout, end="")
 
 # %% [markdown]
 # Only when the input does need a gradient is there another error:
