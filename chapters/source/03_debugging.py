@@ -78,19 +78,24 @@ main()
 # `./lockstep run` takes torchrun's options and explains what goes wrong. One rank:
 
 # %%
-def lockstep(*arguments):
-    """Run `lockstep arguments ...` as a terminal would, and print what it says."""
-    job = subprocess.run([sys.executable, "-m", "lockstep", *arguments], capture_output=True, text=True)
-    said = [line for line in job.stderr.splitlines() if not line.startswith("As torchrun")]
-    print(*sorted(job.stdout.splitlines()), "\n".join(said).strip(), sep="\n")
+import contextlib, io
+from lockstep import running
 
-lockstep("run", "-n", "1", "suspect.py")
+def lockstep_run(*arguments):
+    """Print what `lockstep run arguments ...` says. From this kernel it starts faster than from a terminal."""
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        running.main(arguments)
+    said = [line for line in error.getvalue().splitlines() if not line.startswith("As torchrun")]
+    print(*sorted(out.getvalue().splitlines()), "\n".join(said).strip(), sep="\n")
+
+lockstep_run("-n", "1", "suspect.py")
 
 # %% [markdown]
 # And two:
 
 # %%
-lockstep("run", "-n", "2", "suspect.py")
+lockstep_run("-n", "2", "suspect.py")
 
 # %% [markdown]
 # A single process has nobody to wait for. **A job that works on one rank is a job whose arithmetic works**, and
@@ -193,7 +198,7 @@ except RuntimeError as error:
     os._exit(1)
 
 # %%
-lockstep("run", "-n", "4", "killed.py")
+lockstep_run("-n", "4", "killed.py")
 
 # %% [markdown]
 # For a closed connection gloo's text goes on: "This is typically caused by a remote worker crashing. Check the logs
@@ -1291,7 +1296,7 @@ for name, case in cases.items():
 
 # %%
 os.environ["CLINIC_TICKET"] = "1"
-lockstep("run", "-n", "3", "../exercises/clinic/short_shard.py")
+lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]

@@ -1224,19 +1224,24 @@ torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "kill", "killed
 # accident, for comparison:
 
 # %%
-def lockstep(*arguments):
-    """Run `lockstep arguments ...` likewise. Print what the job prints, and the headlines."""
-    Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
-    job = subprocess.run([sys.executable, "-m", "lockstep", *arguments], capture_output=True, text=True)
-    said = [line for line in job.stderr.splitlines() if re.match("CRASH|ERROR|HANG|Restart", line)]
-    print(job.stdout, *said, sep="\n")
+import contextlib, io, time
+from lockstep import running
 
-lockstep("run", "-n", "2", "elastic.py", "none", "undisturbed")
+def lockstep_run(*arguments):
+    """The same with `lockstep run arguments ...`: print what the job prints, and the headlines."""
+    Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        running.main(arguments)
+    said = [line for line in error.getvalue().splitlines() if re.match("CRASH|ERROR|HANG|Restart", line)]
+    print(out.getvalue(), *said, sep="\n")
+
+lockstep_run("-n", "2", "elastic.py", "none", "undisturbed")
 weights = {name: torch.load(f"saved/{name}.pt")["weights"] for name in ("killed", "undisturbed")}
 print("the same bits:", torch.equal(weights["killed"], weights["undisturbed"]))
 
 # %%
-lockstep("run", "-n", "2", "--max-restarts", "1", "elastic.py", "kill", "again")
+lockstep_run("-n", "2", "--max-restarts", "1", "elastic.py", "kill", "again")
 
 # %% [markdown]
 # **One variable is needed to make torchrun's restarts reliable.** The ranks leave their addresses in the store.
@@ -1493,7 +1498,7 @@ else:
     slurm = cluster.Slurm(2)
     job = slurm.sbatch("preempted.sbatch")
     while not Path("saved/preempted.pt").exists() and not slurm.job(job).ended:
-        pass
+        time.sleep(0.1)
     print("after the first save:", slurm.job(job).state, "on", slurm.job(job).nodes)
     urgent = "#!/bin/bash\necho urgent on $(hostname) >> saved/preempted.log"
     urgent = slurm.sbatch(urgent, "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
