@@ -82,7 +82,7 @@ import contextlib, io
 from lockstep import running
 
 def lockstep_run(*arguments):
-    """Print what `lockstep run arguments ...` says. From this kernel it starts faster than from a terminal."""
+    """Print what `lockstep run arguments ...` says. (From a kernel it starts faster.)"""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         running.main(arguments)
