@@ -12,7 +12,7 @@ from typing import Any
 
 from .grading import array, bulk, policy_file, writers
 from .grading.classroom import ClassResult, Learner, Outcome
-from .grading.course import Course, CourseError
+from .grading.course import Course, CourseError, short
 from .grading.exports import visible
 from .grading.policy import apply
 
@@ -145,19 +145,19 @@ def _shown(total: int, done: int) -> Iterator[Callable[[Learner], None]]:
 def _sum_up(graded: ClassResult, files: list[Path], grading: bulk.Grading) -> None:
     count = Counter(one.outcome for one in graded.learners)
     _say(" · ".join(f"{count[outcome]} {outcome.value}" for outcome in Outcome if count[outcome]))
-    _say("   ".join(_short(path) for path in files))
+    _say("   ".join(short(path) for path in files))
     if graded.frequent:
         _say("Most frequent: " + " · ".join(f"{id} {number}" for id, number in graded.frequent[:6]))
     if graded.faults:
         named = ", ".join(one.id for one in graded.faults[:8]) + (" …" if len(graded.faults) > 8 else "")
         _say(f"The grader itself broke on {_count(len(graded.faults), 'submission')} ({named}). It costs them no points; "
-             f"{_short(grading.store.details)} says why. The same command tries them again.")  # fmt: skip
+             f"{short(grading.store.details)} says why. The same command tries them again.")  # fmt: skip
 
 
 def _tell_of(grading: bulk.Grading, ids: tuple[str, ...]) -> None:
     for handed in grading.roster:
         if handed.id in ids and (learner := grading.known(handed)) is not None:
-            _say(f"{line(learner)}   {_short(grading.store.results / f'{handed.id}.json')}")
+            _say(f"{line(learner)}   {short(grading.store.results / f'{handed.id}.json')}")
 
 
 def _count(number: int, what: str) -> str:
@@ -166,13 +166,6 @@ def _count(number: int, what: str) -> str:
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
-from .grading.course import Course, CourseError, find, leaf
+from .grading.course import Course, CourseError, find, leaf, short
 
 app = typer.Typer(
     name="lockstep",
@@ -119,8 +119,8 @@ def reset(exercise: Name) -> None:
     name = _asked(lambda: course.require([exercise]))[0]
     for suffix in help.suffixes(course, name):
         kept = _asked(partial(help.reset, course, name, suffix))
-        where = _short(course.exercises / f"{name}{suffix}")
-        typer.echo(f"{where} is the stub again. Yours is kept at {_short(kept)}." if kept else f"{where} is the stub.")
+        where = short(course.exercises / f"{name}{suffix}")
+        typer.echo(f"{where} is the stub again. Yours is kept at {short(kept)}." if kept else f"{where} is the stub.")
 
 
 @app.command()
@@ -172,7 +172,7 @@ def book(
     course = _course()
     folder = out or course.root / "book"
     written = _asked(lambda: write_book(course, folder))
-    typer.echo(f"{_short(folder / 'index.html')}: {sum(path.suffix == '.html' for path in written) - 1} chapters")
+    typer.echo(f"{short(folder / 'index.html')}: {sum(path.suffix == '.html' for path in written) - 1} chapters")
 
 
 @app.command()
@@ -196,7 +196,7 @@ def release(
     if done.added:
         typer.echo(f"also needed, so included: {', '.join(done.added)}")
     for path in done.written:
-        typer.echo(f"{_short(path)}: {len(done.exercises)} exercises, no solution in it")
+        typer.echo(f"{short(path)}: {len(done.exercises)} exercises, no solution in it")
 
 
 @app.command()
@@ -253,7 +253,7 @@ def stubs() -> None:
     course = _course()
     changed = write_canaries(course.solutions) + write_stubs(course.solutions, course.exercises)
     for path in changed + write_support(course.autograder, course.solutions, course.exercises):
-        typer.echo(_short(path))
+        typer.echo(short(path))
 
 
 @author.command("check")
@@ -290,7 +290,7 @@ def chapters(
         _usage(f"there is no chapter {unknown[0]!r}. There are: {', '.join(building.names())}")
     done = building.update_sources(names) if back else building.build(names, fresh=fresh)
     for path in done or ():
-        typer.echo(_short(path))
+        typer.echo(short(path))
     if back and done:
         edited = " ".join(path.stem for path in done)
         typer.echo(f"To run what was edited and store its outputs: ./lockstep author chapters {edited}")
@@ -384,10 +384,3 @@ def _asked(action: Callable[[], Answer]) -> Answer:
 def _usage(message: str) -> NoReturn:
     print(f"lockstep: {message}", file=sys.stderr)
     raise typer.Exit(2)
-
-
-def _short(path: Path | str) -> str:
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

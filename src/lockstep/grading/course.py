@@ -157,6 +157,14 @@ def leaf(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def short(path: Path) -> str:
+    """A path as one would type it: from the current folder, where it lies in that."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
 def find(start: Path | None = None) -> Course:
     """The course around `start` (default: LOCKSTEP_COURSE, the current folder, then this installation's own checkout).
 
