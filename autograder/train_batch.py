@@ -224,7 +224,6 @@ class Batch:
                 slurm.boot(3)
                 slurm.run("scontrol", "update", "nodename=node3", "state=resume")
                 node = "booted"
-            slurm.hurry([plain.job, first.job])
             return plain.job.ended and first.job.ended
 
         self.watch([plain, first, second], over)

@@ -93,6 +93,16 @@ def test_a_job_puts_itself_back_into_the_queue(slurm: cluster.Slurm) -> None:
     assert [line for line in slurm.job(job).output.splitlines() if line.startswith("try")] == ["try 0", "try 1"]
 
 
+def environments(slurm: cluster.Slurm) -> Iterator[dict[str, str]]:
+    """Of everything that runs on the cluster."""
+    for pid in descendants(slurm.nodes.pid):
+        try:
+            lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        yield dict(line.split("=", 1) for line in lines if "=" in line)
+
+
 def test_a_requeued_job_need_not_wait_for_its_time(slurm: cluster.Slurm) -> None:
     job = slurm.sbatch(batch("#SBATCH --requeue", "sleep 300"))
     slurm.wait(job, SECONDS, until=["RUNNING"])
@@ -102,10 +112,17 @@ def test_a_requeued_job_need_not_wait_for_its_time(slurm: cluster.Slurm) -> None
     def begins() -> str:
         return re.findall(r"StartTime=(\S+)", slurm.run("scontrol", "show", "job", "--oneliner", job))[0]
 
+    left = slurm.nodes.run(None, ["sleep", "300"], env={**slurm.environment, "SLURM_JOB_ID": job})  # as a late srun is
     before = begins()
     waiting = slurm.job(job)
     slurm.hurry([waiting])
-    assert waiting.reason == "BeginTime" and begins() < before
+    assert waiting.reason == "BeginTime" and begins() == before, "something of its former start is left"
+    left.kill()
+    left.wait(SECONDS)
+    while any(entry.get("SLURM_JOB_ID") == job for entry in environments(slurm)):
+        time.sleep(0.05)
+    slurm.hurry([waiting])
+    assert begins() < before
     slurm.run("scontrol", "update", f"jobid={job}", "starttime=now+600")
     far = begins()
     slurm.hurry([waiting])

@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -207,18 +207,25 @@ class Slurm:
 
     def hurry(self, jobs: Sequence[Job]) -> None:
         """Let those of these jobs that were requeued, and wait for nothing but the time set for that, begin in the next
-        second. SLURM gives a requeued job a begin time of `cred_expire` and one seconds later, here 6, by default 121.
+        second. SLURM gives a requeued job a begin time of `cred_expire` and one seconds later, here 6, by default 121: an
+        `srun` of the former start that is still about would end the step of the same number in the new one. So nothing is
+        done while a process of the job, SLURM's own included, is left.
         """
         for job in jobs:
             requeued = (job.id, job.restarts)
-            if job.state == "PENDING" and job.reason == "BeginTime" and job.restarts and requeued not in self._hurried:
+            if job.state != "PENDING" or job.reason != "BeginTime" or not job.restarts or requeued in self._hurried:
+                continue
+            if next(self._of(job.id), None) is None:
                 self._hurried.add(requeued)
                 with contextlib.suppress(ClusterError):  # it has just begun, or was cancelled
                     self.run("scontrol", "update", f"jobid={job.id}", "starttime=now+1")
 
     def processes(self, job: str) -> list[Running]:
         """What a job's script and its steps have started and what of it lives. Of an array, name the task (`12_0`)."""
-        found = []
+        return [one for one in self._of(job) if one.command and Path(one.command[0]).name not in OWN]
+
+    def _of(self, job: str) -> Iterator[Running]:
+        """All processes that have this job's number in their environment."""
         for pid in processes.descendants(self.nodes.pid):
             with contextlib.suppress(OSError):
                 place = Path(f"/proc/{pid}")
@@ -227,10 +234,9 @@ class Slurm:
                 command = tuple(place.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
                 task = environment.get("SLURM_ARRAY_TASK_ID", "")
                 of = f"{environment.get('SLURM_ARRAY_JOB_ID')}_{task}" if task else environment.get("SLURM_JOB_ID")
-                if of == job and command and Path(command[0]).name not in OWN:
+                if of == job:
                     node = environment.get("SLURMD_NODENAME", "")
-                    found.append(Running(pid, node, command, environment, processes.cpu_seconds(pid)))
-        return found
+                    yield Running(pid, node, command, environment, processes.cpu_seconds(pid))
 
     # Starting --------------------------------------------------------------------------------------------------
 
