@@ -32,6 +32,7 @@ STILL_SECONDS = 6.0
 STILL_CPU = 0.4
 DEAF_STEPS = 100
 GRACE_SECONDS = 120
+LEAVING_SECONDS = 20.0
 FIRST, SECOND = "node0,node1", "node2,node3"
 NOISE = re.compile(r"^frame #|^Exception raised from|^<omitting|hostname of the client socket|^[ ^]+$")
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -209,9 +210,13 @@ class Batch:
         urgent = ("--partition=urgent", "--nodes=2", "--exclusive", f"--nodelist={FIRST}", "--output=/dev/null")
         slurm.sbatch("#!/bin/bash\ntrue", *urgent)
         node = "up"
+        died = 0.0
+
+        def has_left(job: OneJob) -> bool:
+            return not slurm.anything_left(job.id) or time.monotonic() - died > LEAVING_SECONDS
 
         def over() -> bool:
-            nonlocal node
+            nonlocal node, died
             if plain.signalled is None and not plain.job.ended and "PreemptTime=2" in self._told(plain.id):
                 plain.signalled = len(plain.events)
             if plain.steps_unheard > DEAF_STEPS and not plain.cut_off and not plain.of("asked"):
@@ -219,8 +224,9 @@ class Batch:
             if node == "up" and second.job.ended:
                 slurm.nodes.kill(3)
                 slurm.run("scontrol", "update", "nodename=node3", "state=down", "reason=it died")
-                node = "dead"
-            elif node == "dead" and first.job.state != "RUNNING":
+                node, died = "dead", time.monotonic()
+            elif node == "dead" and first.job.state != "RUNNING" and has_left(first):
+                # Not before the old srun is gone: it would end the step of the same number in the new start.
                 slurm.boot(3)
                 slurm.run("scontrol", "update", "nodename=node3", "state=resume")
                 node = "booted"

@@ -215,7 +215,7 @@ class Slurm:
             requeued = (job.id, job.restarts)
             if job.state != "PENDING" or job.reason != "BeginTime" or not job.restarts or requeued in self._hurried:
                 continue
-            if next(self._of(job.id), None) is None:
+            if not self.anything_left(job.id):
                 self._hurried.add(requeued)
                 with contextlib.suppress(ClusterError):  # it has just begun, or was cancelled
                     self.run("scontrol", "update", f"jobid={job.id}", "starttime=now+1")
@@ -223,6 +223,10 @@ class Slurm:
     def processes(self, job: str) -> list[Running]:
         """What a job's script and its steps have started and what of it lives. Of an array, name the task (`12_0`)."""
         return [one for one in self._of(job) if one.command and Path(one.command[0]).name not in OWN]
+
+    def anything_left(self, job: str) -> bool:
+        """Whether a process of the job lives, SLURM's own (`srun`) included."""
+        return next(self._of(job), None) is not None
 
     def _of(self, job: str) -> Iterator[Running]:
         """All processes that have this job's number in their environment."""
