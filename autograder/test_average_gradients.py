@@ -2,8 +2,9 @@
 
     average_gradients(model) -> None
 
-Every rank is given gradients that were drawn here, and no rank another's; each reports those that it has afterwards. When they are not the
-mean, the usual mistakes are computed as well: the one that gives the same numbers is the diagnosis.
+Every rank is given gradients that were drawn here, and no rank another's; each reports those that it has afterwards.
+When they are not the mean, the usual mistakes are computed as well: the one that gives the same numbers is the
+diagnosis.
 """
 
 from __future__ import annotations
@@ -14,12 +15,7 @@ import math
 import pytest
 import torch
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.explain import names
-from lockstep.ranks.mismatch import say_mismatch
-from lockstep.ranks.text import evidence
+from lockstep.grading import Diagnosis, Grader, Run, evidence, names, say_mismatch
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {

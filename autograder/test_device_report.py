@@ -2,8 +2,8 @@
 
     device_report(model, *batch, loss=None, device=None) -> DeviceReport
 
-It is shown models, losses and batches whose tensors are on two devices: the CPU, and a GPU or, without one, "meta". What
-counts is what its report holds, tensor by tensor, and the first line of the report as text.
+It is shown models, losses and batches whose tensors are on two devices: the CPU, and a GPU or, without one, "meta".
+What counts is what its report holds, tensor by tensor, and the first line of the report as text.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
+from lockstep.grading import Diagnosis, Grader, Run
 
 FUNCTION = r"def device_report"
 WALK = r"named_parameters || parameters\( || " + FUNCTION

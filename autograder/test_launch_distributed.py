@@ -3,29 +3,46 @@
     launch_distributed(world_size, model_class, data, epochs) -> dict[str, Tensor]
 
 It is called in a process of its own, as a script or a notebook would. The training that it launches is known, so the
-weights that it must return can be computed here, and with them those that the usual mistakes return.
+weights that it must return can be computed here, and with them those that the usual mistakes return. Ranks may be started
+in any way; who trained, they tell themselves.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.text import evidence
+from lockstep.grading import Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, evidence
 
-IN_TURN = (1, 3)
-WORLD, SAMPLES, EPOCHS, BATCH, RATE = 2, 96, 3, 32, 0.1
-MODEL_BYTES = 4 * (6 * 3 + 3)
-SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || def launch_distributed"
+SAMPLES, BATCH, RATE = 97, 32, 0.1  # three ranks make two steps an epoch, two ranks two, one rank four
+IN_TURN = ({"world_size": 3, "epochs": 3}, {"world_size": 1, "epochs": 2})
+TOLERANCE = Tolerance(1e-3, 1e-5)
+SPAWN = r"spawn\( || Process\( || elastic_launch || start_processes || Popen\(|subprocess || def launch_distributed"
 RETURN = r"^\s+return || def launch_distributed"
-ERROR_FILES = re.compile(r"pytorch-errorfile-|torchelastic_|pymp-")
+UNSEEN = r"\.wait\(\)|\.join\( || except || Popen\(|subprocess || " + SPAWN
+TORCHS_OWN = re.compile(r"pytorch-errorfile-|pymp-")  # torch leaves the first; Python removes the second when it ends
+
+# Launches at once. Rank `rank` fails at the `moment`: while the group forms, in a step, or when its work is done.
+ELSEWHERE = {"MASTER_ADDR": "127.0.0.77", "MASTER_PORT": "taken"}  # the number of a port that somebody listens on
+FINE = (
+    {"world_size": 2, "epochs": 2, "failure": {}},
+    {"world_size": 2, "epochs": 4, "failure": {}, "environment": ELSEWHERE},
+)
+FAILING = (
+    {"world_size": 2, "epochs": 2, "failure": {"rank": 1, "moment": 2, "how": "raise"}},
+    {"world_size": 3, "epochs": 1, "failure": {"rank": 2, "moment": "joining", "how": "raise"}},
+    {"world_size": 2, "epochs": 2, "failure": {"rank": 0, "moment": 4, "how": "kill"}},
+    {"world_size": 2, "epochs": 1, "failure": {"rank": 1, "moment": "leaving", "how": "exit"}},
+)  # fmt: skip
+MOMENTS = {"joining": "while the group was forming", 2: "in its second step", 4: "in its last step",
+           "leaving": "after its last step"}  # fmt: skip
+HOW = {"raise": "raised ValueError", "exit": "left with exit status 3", "kill": "was killed by SIGKILL"}
 
 
 def dataset(grader: Grader) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,256 +52,266 @@ def dataset(grader: Grader) -> tuple[torch.Tensor, torch.Tensor]:
     return features, (features @ torch.randn(6, 3, generator=generator)).argmax(1)
 
 
-def launched(grader: Grader, world: int = WORLD, epochs: int = EPOCHS) -> Run:
-    """Call the submission once, with so many ranks."""
+def in_turn(grader: Grader) -> list[dict[str, Any]]:
+    """What came of three ranks, and then of one, in the same process."""
     x, y = dataset(grader)
-    return grader.run("launches", 1, launcher=True, ranks=world, x=x, y=y, epochs=epochs)
+    run = grader.run("in_turn", 1, launcher=True, launches=list(IN_TURN), x=x, y=y)
+    return [run.observed(f"launch {number}")[0] for number in range(len(IN_TURN))]
+
+
+def at_once(grader: Grader) -> tuple[Run, list[dict[str, Any] | None]]:
+    """What came of launches at the same time, two that can succeed and then those with a failing rank."""
+    x, y = dataset(grader)
+    word = f"{grader.random('word').randrange(1 << 32):08x}"
+    told = [one | {"failure": one["failure"] | {"word": word}} for one in (*FINE, *FAILING)]
+    run = grader.attempt("at_once", 1, launcher=True, launches=told, x=x, y=y)
+    return run, [run.observed(f"launch {number}")[0] for number in range(len(told))]
 
 
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     cause = run.cause
     assert cause is not None
-    error = cause.error
-    text = f"{error.type}: {error.message}" if error else ""
-    last = text.strip().splitlines()[-1] if text.strip() else ""
+    text = str(cause.error or "")
+    last = (text.strip().splitlines() or [""])[-1]
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return grader.diagnosis("hard-coded-port", f"The port was taken already: {last}", at=r"\b\d{4,5}\b")
     if "pickle" in text and "local object" in text:
+        said = "The function given to spawn must be importable by name, and is defined inside another"
+        return grader.diagnosis("raised", f"{said}: {last}", at=SPAWN)
+    meeting = cause.kind == "hang" and "init_process_group" in cause.headline
+    if meeting and len(run.workers) == 1:
+        said = ("One process was started, and launch_distributed waits for its end before it starts the next one, while that "
+                "process waits in init_process_group for the others.")  # fmt: skip
         return grader.diagnosis(
-            "raised",
-            f"The function given to spawn must be importable by name, and is defined inside another: {last}",
-            at=SPAWN,
-        )
-    if cause.kind == "hang" and len(run.workers) == 1 and "init_process_group" in cause.headline:
-        return grader.diagnosis(
-            "sequential-workers",
-            "One process was started, and launch_distributed waits for its end before it starts the next one, while that "
-            "process waits in init_process_group for the others.",
-            evidence=evidence(run),
-            of=[0],
-            at=r"\.join\( || " + SPAWN,
+            "sequential-workers", said, evidence=evidence(run), of=[0], at=r"\.join\( || \.wait\( || " + SPAWN
         )
     return None
 
 
-def workers(run: Run) -> list[dict[str, int]]:
-    """Where the training ran: one entry for each process that trained."""
-    found = [
-        report.observations["trained_in"]
-        for report in [*run.ranks, *run.workers]
-        if "trained_in" in report.observations
-    ]
-    return sorted(found, key=lambda one: one["rank"])
-
-
-def train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
+@lru_cache(64)
+def _train(grader: Grader, world: int, epochs: int) -> dict[str, torch.Tensor]:
     """The weights of the reference training on `world` ranks: one process on the joined batches."""
     x, y = dataset(grader)
-    data = TensorDataset(x, y)
     net = nn.Linear(6, 3)
     with torch.no_grad():
         net.weight.copy_(torch.linspace(-0.5, 0.5, 18).view(3, 6))
         net.bias.zero_()
-    samplers = [DistributedSampler(data, world, rank) for rank in range(world)]
+    optimizer = torch.optim.SGD(net.parameters(), RATE)
+    samplers = [DistributedSampler(TensorDataset(x, y), world, rank) for rank in range(world)]
     for epoch in range(epochs):
-        orders = []
         for sampler in samplers:
             sampler.set_epoch(epoch)
-            orders.append(list(sampler))
+        orders = [list(sampler) for sampler in samplers]
         for start in range(0, len(orders[0]), BATCH):
-            loss = sum(nn.functional.cross_entropy(net(x[order[start : start + BATCH]]), y[order[start : start + BATCH]])
-                       for order in orders) / world  # fmt: skip
-            gradients = torch.autograd.grad(loss, list(net.parameters()))  # type: ignore[arg-type]
-            for value, gradient in zip(net.parameters(), gradients, strict=True):
-                value.data -= RATE * gradient
+            shares = [order[start : start + BATCH] for order in orders]
+            optimizer.zero_grad()
+            (sum(nn.functional.cross_entropy(net(x[share]), y[share]) for share in shares) / world).backward()  # type: ignore[union-attr]
+            optimizer.step()
     return {f"linear.{name}": value.detach() for name, value in net.state_dict().items()}
 
 
-def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Equal up to the order of additions."""
-    return set(one) == set(other) and all(
-        torch.allclose(one[name].float(), other[name], rtol=1e-3, atol=1e-5) for name in other
+def trained(launch: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes that trained in a launch."""
+    return [one for one in launch["noted"] if one["what"] == "trains"]
+
+
+def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: int, also: list[Hypothesis]) -> None:
+    """What came back is a state_dict, and the right one."""
+    kind, weights = launch["type"], launch.get("weights")
+    if kind == "NoneType":
+        said = "launch_distributed returned None. mp.spawn returns nothing: the weights lived in processes that have ended."
+        grader.fail("returns-none", said, at=RETURN)
+    if not weights or launch["others"]:
+        others = f"what is no tensor: {', '.join(launch['others'])}" if weights else "no tensor"
+        grader.fail("wrong-return", f"launch_distributed returned a {kind} with {others}.", at=RETURN)
+    if any(name.startswith("module.") for name in weights):
+        keys = ", ".join(map(repr, list(weights)[:2]))
+        said = f"The keys are {keys}: with the wrapper's prefix a plain model cannot load them."
+        grader.fail("prefixed-keys", said, at=r"state_dict || " + RETURN)
+    asked = f"world_size={world} and epochs={epochs} were asked for, and these are the weights"
+    mistakes = [
+        Hypothesis("untrained-weights-returned", "These are the first weights: what was trained in the other processes did "
+                   "not come back.", lambda: _train(grader, world, 0), RETURN),
+        *also,
+        *(Hypothesis("drops-arguments", f"{asked} after {other} epochs.", lambda other=other: _train(grader, world, other))
+          for other in (*range(1, 12), 20, 50, 100)),
+        *(Hypothesis("wrong-world-size", f"{asked} of another world size, {other}.",
+                     lambda other=other: _train(grader, other, epochs)) for other in range(1, 5)),
+    ]  # fmt: skip
+    right = _train(grader, world, epochs)
+    grader.explain(
+        "What came back",
+        [weights],
+        Each([right]),
+        mistakes,
+        otherwise="different-weights",
+        at=SPAWN,
+        tolerance=TOLERANCE,
     )
 
 
 def test_starts_the_ranks(grader: Grader) -> None:
     """starts world_size processes that train together"""
-    run = launched(grader)
-    trained = workers(run)
-    launcher = run.observed("launcher")[0]
-    if any(one["pid"] == launcher for one in trained):
-        grader.fail(
-            "parent-trains",
-            "The caller's own process trained: launch_distributed is to start processes for that.",
-            at=r"train_ddp\( || def launch_distributed",
-        )
-    sizes = sorted({one["world_size"] for one in trained})
-    if len(trained) != WORLD or sizes != [WORLD]:
-        of = f", in groups of {sizes}" if sizes not in ([WORLD], []) else ""
-        grader.fail(
-            "wrong-world-size", f"world_size={WORLD} was asked for; {len(trained)} processes trained{of}.", at=SPAWN
-        )
-    for report in run.workers:
-        moved = sum(call.nbytes for call in report.collectives)
-        if "trained_in" in report.observations and moved < EPOCHS * MODEL_BYTES:
-            grader.fail(
-                "no-communication",
-                f"Rank {report.rank} put {moved} bytes into {len(report.collectives)} communication calls in {EPOCHS} epochs; the "
-                f"model's gradients alone are {MODEL_BYTES} bytes a step.",
-                of=[report.rank],
-                at=SPAWN,
-            )
+    launches = in_turn(grader)
+    for asked, launch in zip(IN_TURN, launches, strict=True):
+        world, ranks = asked["world_size"], trained(launch)
+        if any(one["pid"] == launch["launcher"] for one in ranks):
+            said = "The caller's own process trained: launch_distributed is to start processes for that."
+            grader.fail("parent-trains", said, at=r"train_ddp\( || def launch_distributed")
+        sizes = sorted({one["world_size"] for one in ranks})
+        if len({one["pid"] for one in ranks}) != world or sizes != [world]:
+            if launch is not launches[0] and not ranks and equal(launch.get("weights"), launches[0].get("weights")):
+                said = "A second launch started no process, and returned the weights of the first."
+                grader.fail("returns-stale-file", said, at=r"load\( || " + RETURN)
+            of = f", in groups of {', '.join(map(str, sizes))}" if sizes not in ([world], []) else ""
+            said = f"world_size={world} was asked for; {len(ranks)} processes trained{of}."
+            grader.fail("wrong-world-size", said, at=SPAWN)
 
 
 @pytest.mark.needs("test_starts_the_ranks")
 def test_returns_the_weights(grader: Grader) -> None:
     """returns the trained weights, by the plain model's names"""
-    run = launched(grader)
-    kind = run.observed("type")[0]
-    if kind == "NoneType":
-        grader.fail(
-            "returns-none",
-            "launch_distributed returned None. mp.spawn returns nothing: the weights lived in processes "
-            "that have ended.",
-            at=RETURN,
-        )
-    weights = run.observed("weights")[0]
-    if not weights:
-        grader.fail("wrong-return", f"launch_distributed returned a {kind} without a tensor in it.", at=RETURN)
-    if any(name.startswith("module.") for name in weights):
-        grader.fail(
-            "prefixed-keys",
-            f"The keys are {', '.join(map(repr, list(weights)[:2]))}: with the wrapper's prefix a plain "
-            "model cannot load them.",
-            at=r"state_dict || " + RETURN,
-        )
-    if close(weights, train(grader, WORLD, EPOCHS)):
-        return
-    if close(weights, train(grader, WORLD, 0)):
-        grader.fail(
-            "untrained-weights-returned",
-            "The weights that came back are the first ones: what was trained in the other processes did not come back.",
-            at=RETURN,
-        )
-    for epochs in (*range(1, 12), 20, 50, 100):
-        if close(weights, train(grader, WORLD, epochs)):
-            grader.fail(
-                "drops-arguments", f"epochs={EPOCHS} was asked for, and the weights are those after {epochs}.", at=SPAWN
-            )
-    for world in (1, 3, 4):
-        if close(weights, train(grader, world, EPOCHS)):
-            grader.fail(
-                "wrong-world-size",
-                f"world_size={WORLD} was asked for, and the weights are those that {world} "
-                f"{'rank gives' if world == 1 else 'ranks give'}.",
-                at=SPAWN,
-            )
-    grader.fail(
-        "different-weights",
-        f"The weights are not those that {WORLD} ranks get from train_ddp in {EPOCHS} epochs.",
-        at=RETURN,
-    )
+    judge_weights(grader, in_turn(grader)[0], **_asked(IN_TURN[0]), also=[])
 
 
 @pytest.mark.needs("test_starts_the_ranks", "test_returns_the_weights")
 def test_other_sizes(grader: Grader) -> None:
     """works for one rank and for three, one after the other in one process"""
+    said = "A launch of 3 ranks came before this one of 1, and these are its weights."
+    before = Hypothesis(
+        "returns-stale-file", said, lambda: _train(grader, **_asked(IN_TURN[0])), r"load\( || " + RETURN
+    )
+    judge_weights(grader, in_turn(grader)[1], **_asked(IN_TURN[1]), also=[before])
+
+
+@pytest.mark.needs("test_starts_the_ranks")
+def test_refuses_no_ranks(grader: Grader) -> None:
+    """refuses a world without ranks, with ValueError"""
     x, y = dataset(grader)
-    run = grader.run("launches_in_turn", 1, launcher=True, sizes=list(IN_TURN), x=x, y=y, epochs=2)
-    returned = run.observed("in turn")[0]
-    for number, world in enumerate(IN_TURN):
-        if number and close(returned[number], train(grader, IN_TURN[number - 1], 2)):
-            grader.fail(
-                "returns-stale-file",
-                f"After a launch of {IN_TURN[number - 1]} came one of {world}; the weights that came back are those of the "
-                "launch before.",
-                at=r"load\( || " + RETURN,
-            )
-        trained = sum(one["world_size"] == world for one in workers(run))
-        if trained != world:
-            grader.fail("wrong-world-size", f"world_size={world} was asked for; {trained} processes trained.", at=SPAWN)
-        if close(returned[number], train(grader, world, 2)):
-            continue
-        grader.fail(
-            "drops-arguments",
-            f"With world_size={world} and epochs=2 the weights are not those that {world} ranks get in 2 epochs.",
-            at=SPAWN,
-        )
+    refused = grader.run("in_turn", 1, launcher=True, launches=list(IN_TURN), x=x, y=y).observed("refused")[0]
+    for world, what in refused.items():
+        if what != "ValueError":
+            said = f"Expected a ValueError from world_size={world}; launch_distributed {_raised(what)}."
+            grader.fail("no-validation", said, at=r"def launch_distributed")
 
 
 @pytest.mark.needs("test_starts_the_ranks")
 def test_no_fixed_port(grader: Grader) -> None:
     """finds a free port for every launch"""
-    ports = [workers(run)[0]["port"] for run in (launched(grader), launched(grader, 1, 2)) if workers(run)]
-    fixed = [port for port in ports if port and grader.line(rf"\b{port}\b")]
-    if fixed:
-        grader.fail(
-            "hard-coded-port",
-            f"Port {fixed[0]} was used, and stands in the source. A second launch on this machine at the "
-            "same time fails with EADDRINUSE.",
-            at=rf"\b{fixed[0]}\b",
-        )
-    if len(ports) == 2 and ports[0] and ports[0] == ports[1]:
+    ports = [trained(launch)[0]["port"] for launch in in_turn(grader)]
+    for port in ports:
+        if port and grader.line(rf"\b{port}\b"):
+            said = f"Port {port} was used, and stands in the source. A second launch on this machine at the same time fails."
+            grader.fail("hard-coded-port", f"{said[:-1]} with EADDRINUSE.", at=rf"\b{port}\b")
+    if ports[0] and ports[0] == ports[1]:
         grader.fail("hard-coded-port", f"Two launches used the same port, {ports[0]}.", at=r"[Pp]ort || MASTER_PORT")
 
 
-@pytest.mark.needs("test_starts_the_ranks")
+@pytest.mark.needs("test_starts_the_ranks", "test_no_fixed_port")
 def test_failure_reaches_the_caller(grader: Grader) -> None:
     """a failing rank raises in the caller, with its own message"""
-    x, y = dataset(grader)
-    word = f"{grader.random('word').randrange(1 << 32):08x}"
-    run = grader.attempt("breaks", 1, launcher=True, ranks=WORLD, x=x, y=y, epochs=EPOCHS, word=word)
-    if run.cause is not None and run.cause.kind in ("hang", "timed out"):
-        grader.fail(
-            "hang-on-failure",
-            f"Rank 1 raised ValueError, and launch_distributed never came back. {run.cause.headline}",
-            evidence=evidence(run),
-            of=[1],
-            at=r"\.join\( || \.get\( || " + SPAWN,
-        )
-    if run.cause is not None:
-        diagnosis = grader.diagnose(run)
-        grader.fail(diagnosis.id, diagnosis.message, evidence=diagnosis.evidence, of=diagnosis.ranks)
-    error = run.observed("error")[0]
-    if error is None:
-        grader.fail(
-            "swallows-failure",
-            "Rank 1 raised ValueError, and launch_distributed returned as if nothing had happened.",
-            of=[1],
-            at=r"except || \.join\( || " + SPAWN,
-        )
-    if word not in error:
-        grader.fail(
-            "error-without-message",
-            f"Rank 1 raised 'ValueError: rank 1 ran out of luck ({word})'; what reached the caller "
-            f"says nothing of it: {error.splitlines()[0][:160]}",
-            of=[1],
-            at=r"raise || exitcode || " + SPAWN,
-        )
+    run, launches = at_once(grader)
+    for asked, launch in zip(FAILING, launches[len(FINE) :], strict=True):
+        failure = asked["failure"]
+        rank, raised = failure["rank"], failure["how"] == "raise"
+        happened = f"Rank {rank} of {asked['world_size']} {HOW[failure['how']]} {MOMENTS[failure['moment']]}"
+        if launch is None:
+            headline = run.cause.headline if run.cause is not None else ""
+            said = f"{happened}, and launch_distributed never came back. {headline}"
+            at = r"\.join\( || \.get\( || \.wait\( || " + SPAWN
+            grader.fail("hang-on-failure", said.strip(), evidence=evidence(run), of=[rank], at=at)
+        error = launch.get("error")
+        if error is None:
+            said = f"{happened}, and launch_distributed returned as if nothing had happened."
+            grader.fail("swallows-failure", said, of=[rank], at=UNSEEN)
+        if not launch["is_exception"]:
+            said = f"{happened}, and launch_distributed raised {_shortened(error)}: no caller expects that, and few catch it."
+            grader.fail("error-without-message", said, of=[rank], at=r"exit\( || raise")
+        word = f"{grader.random('word').randrange(1 << 32):08x}"
+        if raised and word not in error:
+            said = (f"Rank {rank} raised 'ValueError: rank {rank} ran out of luck ({word})' {MOMENTS[failure['moment']]}; what "
+                    f"reached the caller says nothing of it: {_shortened(error)}")  # fmt: skip
+            grader.fail("error-without-message", said, of=[rank], at=r"raise || exitcode || " + SPAWN)
 
 
 @pytest.mark.needs("test_starts_the_ranks")
 def test_leaves_nothing(grader: Grader) -> None:
     """leaves no file, no process and no changed environment behind"""
-    run = launched(grader)
-    files = [name for name in run.left_files if not ERROR_FILES.search(name)]
+    x, y = dataset(grader)
+    run = grader.run("in_turn", 1, launcher=True, launches=list(IN_TURN), x=x, y=y)
+    files = [name for name in run.left_files if not TORCHS_OWN.search(name)]
     if files:
-        grader.fail(
-            "leaves-files",
-            f"{_some(files)} {'was' if len(files) == 1 else 'were'} left behind.",
-            at=r"save\( || mkstemp|mkdtemp|tempfile",
+        said = f"{_some(files)} {'was' if len(files) == 1 else 'were'} left behind."
+        grader.fail("leaves-files", said, at=r"save\( || mkstemp|mkdtemp|tempfile || " + SPAWN)
+    for launch in in_turn(grader):
+        if launch["running"]:
+            said = f"{launch['running']} of its processes were still running when launch_distributed had returned."
+            grader.fail("leaves-processes", said, at=SPAWN)
+        if launch["changed"]:
+            said = f"The caller's environment was changed: {_some(launch['changed'])}."
+            grader.fail("leaves-environment", said, at=r"environ || " + SPAWN)
+    if run.left_running:
+        said = f"{_some(run.left_running)} went on after the launch, though no rank did."
+        grader.fail("leaves-processes", said, at=SPAWN)
+
+
+@pytest.mark.needs("test_starts_the_ranks", "test_other_sizes", "test_no_fixed_port", "test_leaves_nothing")
+def test_launches_at_once(grader: Grader) -> None:
+    """any number of launches can run at once, whatever the caller's environment says"""
+    run, launches = at_once(grader)
+    for number, (asked, launch) in enumerate(zip(FINE, launches, strict=False)):
+        what = f"Of {len(FINE) + len(FAILING)} launches at once, launch {number}"
+        told = asked.get("environment", {})
+        where = "The caller's environment had MASTER_ADDR and MASTER_PORT already, of another job." if told else ""
+        if launch is None:
+            said = f"{what} never came back. {where}"
+            grader.fail("launches-interfere", said.strip(), evidence=evidence(run), at=r"[Pp]ort || " + SPAWN)
+        if "error" in launch:
+            taken = "EADDRINUSE" in launch["error"] or "address already in use" in launch["error"].lower()
+            said = f"{what} raised {_shortened(launch['error'])}. {where}"
+            grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=r"[Pp]ort || " + SPAWN)
+        also = [
+            Hypothesis("fixed-filename", "These are the weights of another launch, which ran at the same time.",
+                       lambda other=other: _train(grader, **_asked(other)), r"save\( || load\( || " + RETURN)
+            for other in (*FINE, *FAILING) if other is not asked
+        ]  # fmt: skip
+        judge_weights(grader, launch, **_asked(asked), also=also)
+
+
+@pytest.mark.needs("test_failure_reaches_the_caller", "test_leaves_nothing")
+def test_leaves_nothing_after_a_failure(grader: Grader) -> None:
+    """nor after a failure, or where the caller has such variables already"""
+    run, launches = at_once(grader)
+    for asked, launch in zip((*FINE, *FAILING), launches, strict=True):
+        if launch is None:
+            continue
+        failure = asked["failure"]
+        after = f"When rank {failure['rank']} had failed {MOMENTS[failure['moment']]}, " if failure else ""
+        if launch["running"]:
+            said = f"{after}{launch['running']} other ranks were still running after launch_distributed had raised."
+            grader.fail("leaves-processes", said, at=r"terminate|kill || " + UNSEEN)
+        if launch["changed"]:
+            said = f"{after}the caller's environment was changed: {_some(launch['changed'])}."
+            grader.fail("leaves-environment", said[0].upper() + said[1:], at=r"environ || " + SPAWN)
+    files = [name for name in run.left_files if not TORCHS_OWN.search(name)]
+    if files:
+        said = (
+            f"After launches in which ranks failed, {_some(files)} {'was' if len(files) == 1 else 'were'} left behind."
         )
-    alive = run.observed("children")[0]
-    if alive or run.left_running:
-        grader.fail(
-            "leaves-processes",
-            f"{alive or len(run.left_running)} child processes were still running afterwards.",
-            at=SPAWN,
-        )
-    changed = [name for name in run.observed("changed")[0] if not name.startswith("TORCHELASTIC")]
-    if changed:
-        grader.fail("leaves-environment", f"The caller's environment was changed: {_some(changed)}.", at=r"environ")
+        grader.fail("leaves-files", said, at=r"save\( || mkstemp|mkdtemp|tempfile || " + SPAWN)
+
+
+def _asked(launch: dict[str, Any]) -> dict[str, int]:
+    return {"world": launch["world_size"], "epochs": launch["epochs"]}
+
+
+def _raised(what: str) -> str:
+    return what if what.startswith("returned") else f"raised {what}"
+
+
+def _shortened(error: str) -> str:
+    return (error.strip().splitlines() or [""])[0][:160]
 
 
 def _some(items: list[str]) -> str:

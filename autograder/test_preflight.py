@@ -2,8 +2,8 @@
 
     preflight(timeout=10.0, backend=None) -> list[str]
 
-One thing at a time is broken: a variable, a port, a rank that does not come, a collective that lies. The lines that come
-back must name it, on every rank that is there. A call that never comes back is found as a hang, not by a clock.
+One thing at a time is broken: a variable, a port, a rank that does not come, a collective that lies. The lines that
+come back must name it, on every rank that is there. A call that never comes back is found as a hang, not by a clock.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.explain import names
-from lockstep.ranks.text import evidence
+from lockstep.grading import Diagnosis, Grader, Run, evidence, names
 
 WORLD = 3
 SECONDS = 1.2  # where somebody is waited for until the deadline

@@ -11,10 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Collective, Run, text
-from lockstep.ranks.explain import names
+from lockstep.grading import Collective, Diagnosis, Grader, Run, evidence, names
 
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
@@ -61,7 +58,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     cause = run.cause
     assert cause is not None
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
-    evidence = text.evidence(run)
+    table = evidence(run)
     rank = cause.ranks[0] if cause.ranks else 0
     shown = [mark.name for mark in run.ranks[rank].marks if not mark.name.endswith(" done")]
     length = f"with a tensor of length {shown[-1].split()[-1]} on {run.world_size} ranks" if shown else ""
@@ -70,7 +67,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         return grader.diagnosis(
             "everybody-sends-first",
             f"{headline}. All {len(waiting)} ranks wait until somebody receives, and nobody does.",
-            evidence=evidence,
+            evidence=table,
             of=cause.ranks,
             at=r"(?<!i)send\( || " + SEND,
         )
@@ -94,7 +91,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             return grader.diagnosis(
                 "wrong-chunk-length",
                 f"{headline}, {length}: what one rank sends is not as long as what its neighbour expects.",
-                evidence=evidence,
+                evidence=table,
                 of=cause.ranks,
                 at=CUT,
             )

@@ -3,8 +3,8 @@
     setup_ddp(rank, world_size) -> None
     cleanup_ddp() -> None
 
-They are tried as torchrun calls them, as a launcher built on mp.spawn calls them, on two nodes, and on a machine that
-seems to have GPUs. What counts is the group that comes out, and that the launcher's variables are left alone.
+They are tried as torchrun calls them, as a launcher built on mp.spawn calls them, on two nodes, alone, and on a machine
+that seems to have GPUs. What counts is the group that comes out, and that the launcher's variables are left alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,32 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.explain import names
+from lockstep.grading import Diagnosis, Grader, Run, names, wrong_ranks
 
 INIT = r"init_process_group\( || def setup_ddp"
 DESTROY = r"destroy_process_group || def cleanup_ddp"
+SETUP = r"def setup_ddp"
+
+# What is to be refused, how, and what the call was.
+REFUSED = {
+    "rank too large": ("ValueError", "rank {world} or more, of {world}"),
+    "negative rank": ("ValueError", "rank -1"),
+    "no ranks": ("ValueError", "rank 0 of a world of 0"),
+    "RANK contradicts": ("ValueError", "a rank other than the launcher's RANK"),
+    "WORLD_SIZE contradicts": ("ValueError", "a world_size other than the launcher's WORLD_SIZE"),
+    "no MASTER_ADDR": ("ValueError or RuntimeError", "{world} ranks and no MASTER_ADDR"),
+    "no MASTER_PORT": ("ValueError or RuntimeError", "{world} ranks and no MASTER_PORT"),
+}
+# What an error of a run that failed has in it, the diagnosis, what it means, and the line to show.
+ERRORS = (
+    (r"NCCL", "hard-coded-backend", "asked for nccl on a machine without a GPU", r"nccl"),
+    (r"nccl", "hard-coded-backend", "asked for nccl on a machine without a GPU", r"nccl"),
+    (r"CUDA", "hard-coded-backend", "used CUDA on a machine without a GPU", r"cuda"),
+    (r"NVIDIA", "hard-coded-backend", "used CUDA on a machine without a GPU", r"cuda"),
+    (r"KeyError", "needs-launcher-variable", "needed a variable that a launcher built on mp.spawn does not set", r"environ\["),
+    (r"environment variable", "needs-launcher-variable", "was not told what a launcher built on mp.spawn passes as rank and "
+     "world_size, and sets no variable for", INIT),
+)  # fmt: skip
 
 
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
@@ -27,47 +46,25 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     cause = run.cause
     assert cause is not None
     error = cause.error
-    if error is not None and error.type == "AddressChanged":
+    if error is None:
+        return None
+    who = names(cause.ranks).capitalize()
+    if error.type == "AddressChanged":
         name, old, new = error.message.split("|")
         port = new if new.isdigit() else new.rsplit(":", 1)[-1]
-        fixed = port.isdigit() and grader.line(rf"\b{port}\b") is not None
+        fixed = port.isdigit() and grader.line(rf"\b{port}\b") is not None and name != "MASTER_ADDR"
         message = (
-            f"{names(cause.ranks).capitalize()} changed {name} from {old!r}, which the launcher had set, to {new!r}. "
+            f"{who} changed {name} from {old!r}, which the launcher had set, to {new!r}. "
             "Under torchrun nobody listens there, and every rank waits; beside a second job the place is taken."
         )
-        if fixed and name != "MASTER_ADDR":
-            return grader.diagnosis("hard-coded-port", message, of=cause.ranks, at=rf"\b{port}\b")
-        return grader.diagnosis("overwrites-launcher-environment", message, of=cause.ranks, at=rf"{name} || MASTER_")
-    if error is not None and ("NCCL" in error.message or "nccl" in error.message):
-        return grader.diagnosis(
-            "hard-coded-backend",
-            f"{names(cause.ranks).capitalize()} asked for nccl on a machine without a GPU: {error}",
-            of=cause.ranks,
-            at=r"nccl",
+        id, at = (
+            ("hard-coded-port", rf"\b{port}\b") if fixed else ("overwrites-launcher-environment", rf"{name} || MASTER_")
         )
-    if error is not None and ("CUDA" in error.message or "NVIDIA" in error.message):
-        return grader.diagnosis(
-            "hard-coded-backend",
-            f"{names(cause.ranks).capitalize()} used CUDA on a machine without a "
-            f"GPU: {error.type}: {error.message.splitlines()[0]}",
-            of=cause.ranks,
-            at=r"cuda",
-        )
-    if error is not None and "KeyError" in error.type:
-        return grader.diagnosis(
-            "needs-launcher-variable",
-            f"{names(cause.ranks).capitalize()} raised {error}: a launcher built on mp.spawn does not set it.",
-            of=cause.ranks,
-            at=error.frame,
-        )
-    if error is not None and "environment variable" in error.message:
-        return grader.diagnosis(
-            "needs-launcher-variable",
-            f"{names(cause.ranks).capitalize()}: {error.message} A launcher built "
-            "on mp.spawn does not set it: pass rank and world_size on.",
-            of=cause.ranks,
-            at=INIT,
-        )
+        return grader.diagnosis(id, message, of=cause.ranks, at=at)
+    for word, id, meaning, at in ERRORS:
+        if word in f"{error.type}: {error.message}":
+            place = error.frame if word == "KeyError" else at
+            return grader.diagnosis(id, f"{who} {meaning}: {error}", of=cause.ranks, at=place)
     return None
 
 
@@ -82,59 +79,48 @@ def play(grader: Grader, scenario: str, world: int, **options: Any) -> Run:
     return grader.run(scenario, world, each=[{"number": number} for number in numbers(grader, world)], **options)
 
 
+def under_torchrun(grader: Grader) -> Run:
+    """Two nodes with two ranks each: the local rank is not the rank."""
+    return play(grader, "joins", 4, nodes=2, under="torchrun")
+
+
 def look_at_group(grader: Grader, run: Run, label: str = "first") -> None:
     """The group that came out, on every rank."""
-    world = run.world_size
-    for rank, seen in enumerate(run.observed(label)):
-        if not seen["initialized"]:
-            grader.fail("no-group", f"After setup_ddp rank {rank} belongs to no process group.", of=[rank], at=INIT)
-        if seen["world_size"] == 1 and world > 1:
-            grader.fail(
-                "own-process-group",
-                f"Rank {rank} is alone in a group of its own: world size 1 instead of {world}.",
-                of=[rank],
-                at=INIT,
-            )
-        if (seen["rank"], seen["world_size"]) != (rank, world):
-            grader.fail(
-                "wrong-rank-or-world-size",
-                f"setup_ddp({rank}, {world}) made rank {seen['rank']} of {seen['world_size']}.",
-                of=[rank],
-                at=INIT,
-            )
-        wanted = sum(numbers(grader, world))
-        if seen["sum"] != wanted:
-            grader.fail(
-                "own-process-group",
-                f"The ranks' numbers were summed with all_reduce, and on rank {rank} the sum came out as {seen['sum']:g}; "
-                f"{wanted:g} was expected. Not all ranks are in one group.",
-                of=[rank],
-                at=INIT,
-            )
+    world, groups = run.world_size, run.observed(label)
+    none = [rank for rank, seen in enumerate(groups) if not (seen and seen["initialized"])]
+    grader.fail_on(none, "no-group", "After setup_ddp {ranks} belonged to no process group.", at=INIT)
+    alone = [rank for rank, seen in enumerate(groups) if seen["world_size"] == 1 < world]
+    said = f"Expected one group of {world} ranks; after setup_ddp {{ranks}} had a group of one."
+    grader.fail_on(alone, "own-process-group", said, at=INIT)
+    seen_as = [(seen["rank"], seen["world_size"]) for seen in groups]
+    others = [rank for rank, seen in enumerate(seen_as) if seen != (rank, world)]
+    said = "".join(f"setup_ddp({r}, {world}) made rank {seen_as[r][0]} of {seen_as[r][1]}." for r in others[:1])
+    grader.fail_on(others, "wrong-rank-or-world-size", said, at=INIT)
+    total, sums = sum(numbers(grader, world)), [seen["sum"] for seen in groups]
+    apart = wrong_ranks(sums, total)
+    said = "".join(
+        f"Expected {total:g} from an all_reduce of the ranks' numbers; rank {r} got {sums[r]:g}. " for r in apart[:1]
+    )
+    grader.fail_on(apart, "own-process-group", f"{said}Not all ranks are in one group.", at=INIT)
 
 
 def look_at_environment(grader: Grader, run: Run) -> None:
-    """The launcher's variables, after."""
-    for rank, changed in enumerate(run.observed("changed")):
-        for name, (old, new) in changed.items():
-            grader.fail(
-                "overwrites-launcher-environment",
-                f"Rank {rank} changed {name} from {old!r}, which the launcher had set, to {new!r}.",
-                of=[rank],
-                at=rf"{name}",
-            )
+    """The launcher's variables are read, and never written, not even with the value that they have."""
+    for rank, written in enumerate(run.observed("written")):
+        for name, value in written.items():
+            said = f"Rank {rank} set {name} to {value!r}. The launcher's variables are only read."
+            grader.fail("overwrites-launcher-environment", said, of=[rank], at=name)
 
 
 def test_joins_under_torchrun(grader: Grader) -> None:
     """joins all ranks under torchrun, and leaves what it set alone"""
-    run = play(grader, "joins", 4, nodes=2, under="torchrun")
-    look_at_group(grader, run)
-    look_at_environment(grader, run)
+    look_at_group(grader, under_torchrun(grader))
+    look_at_environment(grader, under_torchrun(grader))
 
 
 def test_joins_under_spawn(grader: Grader) -> None:
     """joins all ranks under mp.spawn, from its arguments alone"""
-    run = play(grader, "joins", 2, under="spawn")
+    run = play(grader, "joins", 3, under="spawn")
     look_at_group(grader, run)
     look_at_environment(grader, run)
 
@@ -142,15 +128,15 @@ def test_joins_under_spawn(grader: Grader) -> None:
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_leaves(grader: Grader) -> None:
     """cleanup_ddp leaves the group"""
-    run = play(grader, "joins", 4, nodes=2, under="torchrun")
-    still = [rank for rank, left in enumerate(run.observed("open_after_cleanup")) if left]
-    if still:
-        grader.fail(
-            "cleanup-missing",
-            f"After cleanup_ddp {names(still)} still belonged to the process group.",
-            of=still,
-            at=DESTROY,
-        )
+    left_open(grader, under_torchrun(grader), "open_after_cleanup")
+
+
+def left_open(grader: Grader, run: Run, label: str) -> None:
+    """Whether a group was there after cleanup_ddp."""
+    still = [rank for rank, left in enumerate(run.observed(label)) if left]
+    grader.fail_on(
+        still, "cleanup-missing", "After cleanup_ddp {ranks} still belonged to the process group.", at=DESTROY
+    )
 
 
 @pytest.mark.needs("test_joins_under_spawn", "test_leaves")
@@ -159,64 +145,69 @@ def test_can_be_repeated(grader: Grader) -> None:
     run = play(grader, "twice", 2)
     for rank, errors in enumerate(run.observed("errors")):
         for step, error in errors.items():
-            if "cleanup" in step:
-                grader.fail(
-                    "cleanup-not-idempotent",
-                    f"On rank {rank} {step} raised {error}. Cleaning up comes last, often after "
-                    "another error, and must not add its own.",
-                    of=[rank],
-                    at=DESTROY,
-                )
-            grader.fail("setup-not-repeatable", f"On rank {rank} {step} raised {error}.", of=[rank], at=INIT)
-    still = [rank for rank, left in enumerate(run.observed("open_between")) if left]
-    if still:
-        grader.fail(
-            "cleanup-missing",
-            f"After cleanup_ddp {names(still)} still belonged to the process group.",
-            of=still,
-            at=DESTROY,
-        )
+            cleans = "cleanup" in step
+            why = " Cleaning up comes last, often after another error, and must not add its own." if cleans else ""
+            id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
+            grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
+    left_open(grader, run, "open_between")
     look_at_group(grader, run, "second")
 
 
-@pytest.mark.needs("test_joins_under_spawn")
+@pytest.mark.needs("test_joins_under_spawn", "test_leaves")
+def test_alone(grader: Grader) -> None:
+    """a single rank needs no launcher and no variable"""
+    run = play(grader, "limits", 2)
+    errors = run.observed("alone raised")
+    said = "".join(f"setup_ddp(0, 1) without any variable raised {error.partition(' ')[0]}." for error in errors[:1])
+    grader.fail_on([r for r, error in enumerate(errors) if error], "needs-launcher-variable", said, at=INIT)
+    for rank, seen in enumerate(run.observed("alone")):
+        if seen["initialized"] is not True or (seen["rank"], seen["world_size"]) != (0, 1):
+            said = (
+                f"setup_ddp(0, 1) without any variable made {'another group' if seen['initialized'] else 'no group'}."
+            )
+            grader.fail("no-group", said, of=[rank], at=INIT)
+    look_at_environment(grader, run)
+
+
+@pytest.mark.needs("test_can_be_repeated")
 def test_refuses_a_wrong_rank(grader: Grader) -> None:
-    """refuses a rank that the world does not have, with ValueError"""
-    run = grader.run("refuses", 2)
-    for rank, error in enumerate(run.observed("error")):
-        if error != "ValueError":
-            told = (
-                "went on to make the group, which nobody could ever complete"
-                if error in ("", "NotRefused")
-                else f"raised {error}"
-            )
-            grader.fail(
-                "no-validation",
-                f"setup_ddp({2 + rank}, 2) {told}. There is no rank {2 + rank} in a world of 2.",
-                of=[rank],
-                at=r"def setup_ddp",
-            )
+    """refuses a rank that the world does not have, or that contradicts the launcher, and a missing address"""
+    run = play(grader, "limits", 2)
+    for label, (expected, call) in REFUSED.items():
+        errors = [refused[label] for refused in run.observed("refused")]
+        accepted = [rank for rank, error in enumerate(errors) if not set(expected.split(" or ")) & set(error.split())]
+        told = {errors[rank].partition(" ")[0] for rank in accepted} - {"", "NotRefused"}
+        seen = (
+            f"raised {', '.join(sorted(told))}" if told else "went on, to make a group that nobody could ever complete"
+        )
+        said = f"Expected {expected} from setup_ddp with {call.format(world=2)}; on {{ranks}} it {seen}."
+        grader.fail_on(accepted, "no-validation", said, at=SETUP)
+
+
+@pytest.mark.needs("test_can_be_repeated")
+def test_keeps_the_callers_group(grader: Grader) -> None:
+    """refuses to join where the caller has a group already, and leaves that group alone"""
+    run = play(grader, "limits", 2)
+    errors = run.observed("in a group")
+    accepted = [rank for rank, error in enumerate(errors) if not {"ValueError", "RuntimeError"} & set(error.split())]
+    said = "The caller was in a process group already, and setup_ddp raised neither ValueError nor RuntimeError on {ranks}."
+    grader.fail_on(accepted, "second-group-accepted", said, at=SETUP)
+    lost = [rank for rank, kept in enumerate(run.observed("kept")) if not kept]
+    said = "setup_ddp was called in a process group that the caller had made, and on {ranks} that group is gone."
+    grader.fail_on(lost, "second-group-accepted", said, at=DESTROY)
 
 
 @pytest.mark.needs("test_joins_under_torchrun")
 def test_says_nothing(grader: Grader) -> None:
     """prints nothing and returns None"""
-    run = play(grader, "joins", 4, nodes=2, under="torchrun")
-    for report in run.ranks:
-        if report.stdout.strip():
+    for report in under_torchrun(grader).ranks:
+        if said := report.stdout.strip():
             grader.fail(
-                "speaks",
-                f"Rank {report.rank} printed {report.stdout.strip().splitlines()[0]!r}.",
-                of=[report.rank],
-                at=r"print\(",
+                "speaks", f"Rank {report.rank} printed {said.splitlines()[0]!r}.", of=[report.rank], at=r"print\("
             )
-        if report.observations["returned_value"] != "None":
-            grader.fail(
-                "returns-something",
-                f"setup_ddp returned {report.observations['returned_value']} on rank {report.rank}.",
-                of=[report.rank],
-                at=r"^\s+return",
-            )
+        if (returned := report.observations["returned_value"]) != "None":
+            said = f"setup_ddp returned {returned} on rank {report.rank}."
+            grader.fail("returns-something", said, of=[report.rank], at=r"^\s+return")
 
 
 @pytest.mark.needs("test_joins_under_torchrun")
@@ -224,65 +215,49 @@ def test_own_gpus(grader: Grader) -> None:
     """with a GPU for every rank: nccl, and the device of the local rank, chosen before the group is made"""
     run = play(grader, "with_devices", 4, nodes=2, devices=3)  # more GPUs than ranks: rank % GPUs is no local rank
     look_at_backend(grader, run, "nccl", "3 GPUs for the 2 ranks of a node")
-    look_at_device(grader, run, {rank: run.ranks[rank].observations["local_rank"] for rank in range(4)})
+    look_at_device(grader, run)
+    run = play(grader, "with_devices", 2, devices=2, under="spawn")  # LOCAL_RANK is not set
+    look_at_backend(grader, run, "nccl", "2 GPUs for 2 ranks")
+    look_at_device(grader, run)
 
 
 @pytest.mark.needs("test_own_gpus")
 def test_shared_gpu(grader: Grader) -> None:
-    """with one GPU for several ranks, or none: gloo"""
-    run = play(grader, "with_devices", 2, devices=1)
-    look_at_backend(grader, run, "gloo", "one GPU for 2 ranks")
+    """with fewer GPUs than ranks, or none: gloo"""
+    run = play(grader, "with_devices", 3, devices=2)
+    look_at_backend(grader, run, "gloo", "2 GPUs for 3 ranks")
+    look_at_device(grader, run, gpus=2)
     run = play(grader, "with_devices", 2, devices=0)
     look_at_backend(grader, run, "gloo", "no GPU")
     chosen = [rank for rank, one in enumerate(run.observed("chosen")) if one]
-    if chosen:
-        grader.fail(
-            "hard-coded-backend",
-            f"{names(chosen).capitalize()} selected a CUDA device where there is none.",
-            of=chosen,
-            at=r"set_device",
-        )
+    said = "{ranks} selected a CUDA device where there is none."
+    grader.fail_on(chosen, "hard-coded-backend", said, at=r"set_device")
 
 
 def look_at_backend(grader: Grader, run: Run, wanted: str, where: str) -> None:
     """Which backend was asked for. None is allowed: PyTorch then makes one for each kind of device."""
-    for rank, given in enumerate(run.observed("given")):
-        asked = str(given[0]["backend"] or wanted).lower() if given else ""
-        fits = wanted in asked and (wanted == "nccl" or "nccl" not in asked)
-        if not fits:
-            grader.fail(
-                "hard-coded-backend",
-                f"With {where}, rank {rank} asked for {asked or 'no group'}; {wanted} was expected.",
-                of=[rank],
-                at=INIT if asked else r"def setup_ddp",
-            )
+    asked = [str(given[0]["backend"] or wanted).lower() if given else "no group" for given in run.observed("given")]
+    wrong = [rank for rank, one in enumerate(asked) if wanted not in one or (wanted == "gloo" and "nccl" in one)]
+    said = "".join(f"Expected {wanted} with {where}; {{ranks}} asked for {asked[rank]}." for rank in wrong[:1])
+    grader.fail_on(wrong, "hard-coded-backend", said, at=INIT)
 
 
-def look_at_device(grader: Grader, run: Run, wanted: dict[int, int]) -> None:
+def look_at_device(grader: Grader, run: Run, gpus: int = 1 << 30) -> None:
     """Which device was chosen, and whether that came first."""
-    for rank, chosen in enumerate(run.observed("chosen")):
-        given = run.ranks[rank].observations["given"]
-        by_argument = next((str(one["device_id"]) for one in given if one["device_id"]), "")
-        device = chosen[-1] if chosen else by_argument.rsplit(":", 1)[-1]
+    for report in run.ranks:
+        seen, rank = report.observations, report.rank
+        by_argument = next((str(one["device_id"]) for one in seen["given"] if one["device_id"]), "")
+        device = str(seen["chosen"][-1]) if seen["chosen"] else by_argument.rsplit(":", 1)[-1]
+        right = seen["local_rank"] % gpus
         if not device:
-            grader.fail(
-                "no-device",
-                f"Rank {rank} selected no device: it would work on GPU 0 like every other rank of its node.",
-                of=[rank],
-                at=r"def setup_ddp",
+            said = f"Rank {rank} selected no device: it would work on GPU 0 like every other rank of its node."
+            grader.fail("no-device", said, of=[rank], at=SETUP)
+        if device != str(right):
+            said = (
+                f"Expected GPU {right} for rank {rank}, which is local rank {seen['local_rank']}; it selected {device}."
             )
-        if device != str(wanted[rank]):
-            grader.fail(
-                "device-by-global-rank",
-                f"Rank {rank} is local rank {wanted[rank]} of its node, and selected device {device}.",
-                of=[rank],
-                at=r"set_device || device_id || def setup_ddp",
-            )
-        order = run.ranks[rank].observations["calls"]
-        if chosen and not by_argument and order.index("set_device") > order.index("init_process_group"):
-            grader.fail(
-                "device-after-init",
-                f"Rank {rank} made the group first and selected its device after it.",
-                of=[rank],
-                at=r"set_device",
-            )
+            grader.fail("device-by-global-rank", said, of=[rank], at=r"set_device || device_id || def setup_ddp")
+        order = seen["calls"]
+        if seen["chosen"] and not by_argument and order.index("set_device") > order.index("init_process_group"):
+            said = f"Rank {rank} made the group first and selected its device after it."
+            grader.fail("device-after-init", said, of=[rank], at=r"set_device")

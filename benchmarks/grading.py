@@ -27,19 +27,21 @@ import json
 import multiprocessing
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lockstep.authoring.bank import Entry, entries
+from lockstep.course import Course
 from lockstep.grading import bulk, isolation
 from lockstep.grading.classroom import Learner
-from lockstep.grading.course import Course
+from lockstep.grading.request import GradeRequest
 from lockstep.grading.side_by_side import grade_side_by_side
 from lockstep.ranks.processes import descendants
 
@@ -54,20 +56,24 @@ NAIVE_SECONDS = 30.0
 # Submissions -------------------------------------------------------------------------------------------------------
 
 
-def head(file: Path, key: str) -> str:
-    """What a file of the bank says of itself in its first lines."""
-    lines = file.read_text(encoding="utf-8").splitlines()[:12]
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"# {key}:")), "")
-
-
-def bank(kind: str, name: str) -> list[Path]:
-    """The files of the bank that are of this kind and solve this exercise, sorted."""
+@cache
+def bank(kind: str, name: str) -> list[str]:
+    """The submissions of the bank that are of this kind and solve this exercise, in the order of their names."""
     if kind == "hostile":
-        return sorted(file for file in (BANK / "hostile").rglob("*.py") if head(file, "exercise") == name)
-    found = sorted((BANK / ("right" if kind == "right" else "wrong") / name).glob("*.py"))
+        texts = [file.read_text(encoding="utf-8") for file in sorted((BANK / "hostile").rglob("*.py"))]
+        return [text for text in texts if f"# exercise: {name}\n" in text]
+    found = [entry for entry in sorted(exam(), key=lambda entry: entry.name) if entry.exercise == name]
     if kind == "right":
-        return found
-    return [file for file in found if (head(file, "diagnosis") in HANGS) == (kind == "hanging")]
+        return [entry.text for entry in found if entry.mistake is None]
+    return [
+        entry.text for entry in found if entry.mistake and (entry.mistake.diagnosis in HANGS) == (kind == "hanging")
+    ]
+
+
+@cache
+def exam() -> list[Entry]:
+    """All right and wrong submissions that are Python files."""
+    return [entry for entry in entries(ROOT) if not entry.script]
 
 
 def generate(folder: Path, number: int, names: tuple[str, ...], draw: random.Random) -> dict[str, str]:
@@ -83,7 +89,7 @@ def generate(folder: Path, number: int, names: tuple[str, ...], draw: random.Ran
         odd = draw.choice(able) if able else ""
         for name in names:
             of = kind if kind in ("right", "wrong") or name == odd else "right"
-            shutil.copyfile(draw.choice(bank(of, name)), folder / id / f"{name}.py")
+            (folder / id / f"{name}.py").write_text(draw.choice(bank(of, name)), encoding="utf-8")
     return kinds
 
 
@@ -93,7 +99,7 @@ def generate(folder: Path, number: int, names: tuple[str, ...], draw: random.Ran
 def measure_course(course: Course, names: tuple[str, ...]) -> dict[str, Any]:
     """The reference solutions as `./lockstep check --all` grades them, from cold."""
     began = time.perf_counter()
-    report = grade_side_by_side(course, list(names), course.solutions, seed=1)
+    report = grade_side_by_side(course, GradeRequest(names, course.solutions, seed=1))
     seconds = time.perf_counter() - began
     if not report.passed:
         raise SystemExit(f"the reference solutions do not pass: {report.faults or report.exercises}")
@@ -113,7 +119,7 @@ def grade_class(
     """Everybody graded by the engine, from taking in to the last result; and the seconds that it took."""
     told: list[Learner] = []
     began = time.perf_counter()
-    with bulk.opened(course, source, out, bulk.Order(exercises=names, seed=1, allow_unisolated=True)) as grading:
+    with bulk.opened(course, source, out, bulk.ClassRequest(exercises=names, seed=1, allow_unisolated=True)) as grading:
         bulk.carry_out(grading, grading.pending(), jobs, told.append)
     return told, time.perf_counter() - began
 
@@ -165,16 +171,17 @@ import sys, time
 from pathlib import Path
 from lockstep import ranks
 from lockstep.grading import grader, plugin
-from lockstep.grading.course import Course
-from lockstep.grading.run import grade
-from lockstep.ranks import nursery
+from lockstep.course import Course
+from lockstep.grading.grade import grade
+from lockstep.grading.request import GradeRequest
+from lockstep.ranks import fork_server
 
 root, folder, name, check, seconds = sys.argv[1:]
 import torch  # the judge is warm here, too: only its ranks are not
 
 def setup(item):  # one check, whatever became of those before it
     if item.name != check:
-        raise grader.NotRun("not in the sample")
+        raise grader.CheckNotRun("not in the sample")
 
 def run(*given, _run=ranks.run, **limits):
     limits |= {"deadline": float(seconds), "cpu_limit": None, "idle_limit": None, "patience": 1e9}
@@ -183,7 +190,7 @@ def run(*given, _run=ranks.run, **limits):
 plugin.pytest_runtest_setup = setup
 ranks.run = run
 began = time.perf_counter()
-report = grade(Course(Path(root)), [name], Path(folder), seed=1)
+report = grade(Course(Path(root)), GradeRequest((name,), Path(folder), seed=1))
 print(time.perf_counter() - began)
 """
 
@@ -216,10 +223,11 @@ def resident(pid: int) -> int:
 
 def measure_memory(course: Course, folder: Path, number: int) -> dict[str, Any]:
     """Memory over so many submissions, a tenth at a time: engine, and worker with what forks its ranks."""
-    files = [*bank("right", "average_gradients"), *bank("wrong", "average_gradients")]
+    texts = [*bank("right", "average_gradients"), *bank("wrong", "average_gradients")]
     for index in range(number):
-        (folder / "many" / f"learner-{index:04d}").mkdir(parents=True)
-        shutil.copyfile(files[index % len(files)], folder / "many" / f"learner-{index:04d}" / "average_gradients.py")
+        file = folder / "many" / f"learner-{index:04d}" / "average_gradients.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(texts[index % len(texts)], encoding="utf-8")
     engine: list[int] = []
     workers: list[int] = []
 
@@ -228,7 +236,7 @@ def measure_memory(course: Course, folder: Path, number: int) -> dict[str, Any]:
         now = sum(resident(pid) for pid in descendants(os.getpid()))
         workers.append(now or workers[-1])  # the last one's worker may be gone already
 
-    order = bulk.Order(seed=1, allow_unisolated=True)
+    order = bulk.ClassRequest(seed=1, allow_unisolated=True)
     life, bulk.LIFE = bulk.LIFE, number + 1  # never a new worker: whatever grows would show
     try:
         with bulk.opened(course, folder / "many", folder / "many-graded", order) as grading:
@@ -270,7 +278,7 @@ def measure_same(course: Course, folder: Path, times: int, names: tuple[str, ...
     """How many of so many gradings of one right learner give the bytes of the first."""
     (folder / "one" / "ada").mkdir(parents=True)
     for name in names:
-        shutil.copyfile(bank("right", name)[0], folder / "one" / "ada" / f"{name}.py")
+        (folder / "one" / "ada" / f"{name}.py").write_text(bank("right", name)[0], encoding="utf-8")
     found: list[bytes] = []
     began = time.perf_counter()
     with load(2 * (os.cpu_count() or 1)):

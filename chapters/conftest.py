@@ -21,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from lockstep.authoring.chapters import reference_environment
 
+    option.randomly_reorganize = False  # cells run from top to bottom
     option.nbval_sanitize_with = option.nbval_sanitize_with or str(HERE / "nbval_sanitize.cfg")
     option.nbval_current_env = True  # the kernel of this environment, whatever is registered under its name
     if int(option.nbval_cell_timeout) == NBVAL_DEFAULT_TIMEOUT:

@@ -64,7 +64,7 @@ def train(
 
     The training:
 
-    - Before anything else Python's, NumPy's and torch's random generators are seeded with `seed` plus the rank. They are
+    - Before anything else Python's, NumPy's and torch's random generators are seeded from `seed` and the rank. They are
       used by `make` (the weights), by the dataset (it may augment its samples) and by the model (dropout), and every
       rank draws numbers of its own.
     - In epoch e (from 0) rank r's samples are those of `DistributedSampler(dataset, seed=seed)` for epoch e, in batches
@@ -77,7 +77,7 @@ def train(
     - One is saved when `save_every` steps, or a multiple of it, have been done, and one after the last step.
     - With `stop_after`, one is also saved when that many steps have been done in all, and then the function returns.
     - Called again with the same folder, it goes on behind the last step that was saved. A training that is complete
-      makes no further step.
+      makes no further step; nor does one that has done `stop_after` steps and is told so again.
 
     Args:
         folder: where the checkpoints are.

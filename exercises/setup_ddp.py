@@ -27,7 +27,7 @@ def setup_ddp(rank: int, world_size: int) -> None:
         rank: the global rank, 0 to world_size - 1.
         world_size: how many ranks join, on all nodes together.
 
-    Prints nothing. After `cleanup_ddp` it may be called again.
+    Prints nothing. After `cleanup_ddp` it may be called again, with another MASTER_PORT.
 
     Raises:
         ValueError: `rank` is not in 0 to world_size - 1, or RANK or WORLD_SIZE is set and says something else.

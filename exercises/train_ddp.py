@@ -33,7 +33,7 @@ def train_ddp(
     It joins the process group with `setup_ddp` and leaves it with `cleanup_ddp`, also when training fails. (Where the
     caller is in a group already, setup_ddp refuses and that group stays as it is.)
 
-    The model is `model_class()`, moved to this rank's device and then wrapped in DDP. It is trained with plain SGD on
+    The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or trained as DDP would. It is trained with plain SGD on
     the mean cross-entropy of each batch. Every epoch the samples are shuffled anew and dealt out, each to one rank.
     Where they do not divide by the number of ranks a few come twice, so that all ranks make equally many steps. The
     order must not depend on the global random state.

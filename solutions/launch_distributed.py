@@ -27,7 +27,7 @@ def launch_distributed(
     """Run `train_ddp(rank, world_size, model_class, data, epochs)` on `world_size` new processes of this machine.
 
     It waits until they have ended and leaves nothing behind: no process, no file, no variable in the environment. It
-    uses a free port, so that any number of launches can run at once.
+    uses a free port, so that any number of launches can run at once (a port that was found free just before will do).
 
     Args:
         world_size: how many ranks, 1 or more.

@@ -44,7 +44,7 @@ def exposed_communication(
 ) -> Measurement:
     """Measure a step with the synchronisation of its gradients, and the same step in `no_sync()`. Called on every rank.
 
-    - Two steps of each kind come first and are not counted.
+    - At least two steps of each kind come first and are not counted.
     - Then steps of the two kinds alternate, `repeats` of each, so that a machine that gets slower does so for both.
     - Ranks begin every step together, after a barrier. Only `step()` stands between the two readings of `clock`: no
       barrier, and no zeroing of gradients. Each step begins without gradients, or with zeros.

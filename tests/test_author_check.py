@@ -11,14 +11,19 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from typer.testing import CliRunner
 
 from lockstep.authoring import chapters, claims
+from lockstep.authoring.mutant_grading import examine
 from lockstep.authoring.review import Lack, review
-from lockstep.authoring.stubs import write_canaries, write_stubs
-from lockstep.grading.course import Course, find
+from lockstep.commands.bank import commands
+from lockstep.course import Course, find
+from lockstep.course.stubs import write_canaries, write_stubs
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "rank_sum"
+LEDGER = f"autograder/contracts/{NAME}.toml"
+WRONG, RIGHT = f"tests/submissions/wrong/{NAME}.toml", f"tests/submissions/right/{NAME}"
 MISTAKES = {
     "own_value_twice": "2 * value",
     "nothing": "0.0",
@@ -32,7 +37,7 @@ MISTAKES = {
     "reduced_twice": "reduced(reduced(value))",
     "half_precision": "reduced(value + 0.001)",
 }
-RIGHT = {
+OTHER_STYLES = {
     "all_reduce": "reduced(value)",
     "minus_twice": "reduced(-value) * -1.0",
     "mean_times_world": "reduced(value) / dist.get_world_size() * dist.get_world_size()",
@@ -60,8 +65,9 @@ def blocks() -> dict[str, str]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Course:
-    """A copy of what the course's own files are, without learners' work or builds."""
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    """A copy of what the course's own files are, without learners' work or builds; the current folder."""
+    monkeypatch.chdir(tmp_path)
     for part in ("autograder", "solutions", "exercises", "chapters/source", "chapters/quizzes"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     for file in (*(ROOT / "chapters").glob("*.ipynb"), ROOT / "chapters" / "claims.toml"):
@@ -89,14 +95,26 @@ def write(course: Course, path: str, text: str) -> None:
     place.write_text(text, encoding="utf-8")
 
 
+def draft(course: Course, label: str, diagnosis: str, body: str) -> None:
+    """A wrong submission as a whole file, as its author has it before it is added."""
+    head = f"# diagnosis: {diagnosis}\n# why: returns {body}\n"
+    write(course, f"drafts/{label}.py", head + SHAPE.format(body=body))
+
+
+def bank(*arguments: str) -> None:
+    """`./lockstep author bank …` in the copy, which is the current folder."""
+    done = CliRunner().invoke(commands, arguments)
+    assert done.exit_code == 0, done.output + repr(done.exception)
+
+
 def test_the_walk(copy: Course) -> None:
     """Each step takes its lines away, and the last one all."""
     files = blocks()
-    assert len(files) == 7
+    assert len(files) == 9
     where = {lack.where for lack in lacks(copy)}
     assert where == {
         "autograder/course.toml", f"solutions/{NAME}.py", f"autograder/test_{NAME}.py", f"autograder/hints/{NAME}.md",
-        f"tests/submissions/wrong/{NAME}", f"tests/submissions/right/{NAME}",
+        WRONG, RIGHT, LEDGER,
     }  # fmt: skip
 
     write(copy, f"solutions/{NAME}.py", files[f"solutions/{NAME}.py"])
@@ -125,38 +143,67 @@ def test_the_walk(copy: Course) -> None:
     write(copy, f"autograder/hints/{NAME}.md", files[f"autograder/hints/{NAME}.md"])
     write_canaries(copy.solutions)
     write_stubs(copy.solutions, copy.exercises)
-    assert {lack.where for lack in lacks(copy)} == {f"tests/submissions/{kind}/{NAME}" for kind in ("wrong", "right")}
+    assert {lack.where for lack in lacks(copy)} == {WRONG, RIGHT, LEDGER}
 
-    for path in (path for path in files if path.startswith("tests/")):
-        write(copy, path, files[path])
-    for kind, bodies in (("wrong", MISTAKES), ("right", RIGHT)):
-        for label, body in bodies.items():
-            head = "# diagnosis: wrong-rank-sum\n" if kind == "wrong" else ""
-            write(copy, f"tests/submissions/{kind}/{NAME}/{label}.py", head + SHAPE.format(body=body))
+    write(copy, f"{RIGHT}/gathers.py", files[f"{RIGHT}/gathers.py"])
+    write(copy, "drafts/own_value.py", files["drafts/own_value.py"])
+    bank("add", NAME, "drafts/own_value.py")
+    assert (copy.root / WRONG).read_text(encoding="utf-8").endswith(f"\n\n{files[WRONG]}")
+    for label, body in OTHER_STYLES.items():
+        write(copy, f"{RIGHT}/{label}.py", SHAPE.format(body=body))
+    for label, body in MISTAKES.items():
+        draft(copy, label, "wrong-rank-sum", body)
+        bank("add", NAME, f"drafts/{label}.py")
+    assert [lack.where for lack in lacks(copy)] == [LEDGER]
+    write(copy, LEDGER, files[LEDGER])
     assert lacks(copy, with_bank=True) == []
 
 
 def test_gradings_are_looked_at(copy: Course) -> None:
-    """A solution that fails, a stub that passes and a bank with wrong verdicts are each named."""
+    """No mutant goes unnoticed, as the walk says. A solution that fails, a stub that passes and a bank with wrong
+    verdicts are each named; so is a ledger that has gone astray.
+    """
     test_the_walk(copy)
+    (examined,) = examine(Course(copy.root), [NAME], 1)
+    assert [mutant.id for mutant in examined.survivors] == [] and len(examined.mutants) == 4
+    ledger = copy.root / LEDGER
+    ledger.write_text(blocks()[LEDGER].replace("all ranks.", "some ranks.").replace("test_sum", "test_more", 1))
+    assert [(lack.where, lack.text) for lack in lacks(copy)] == [
+        (LEDGER, "no docstring says “The sum of `value` over some ranks.”"),
+        (LEDGER, "no entry has “The sum of `value` over all ranks.” (the docstring of rank_sum)"),
+        (LEDGER, "the promise “The sum of `value` over some ranks.” is held by 'test_more', which is no check"),
+    ]
+    ledger.write_text(blocks()[LEDGER])
     solution, checks = copy.solutions / f"{NAME}.py", copy.autograder / f"test_{NAME}.py"
     good = solution.read_text()
     solution.write_text(good.replace("dist.all_reduce(total)", "total += 1"), encoding="utf-8")
     (only,) = lacks(copy)
-    assert only.text.startswith("the solution does not pass: “every rank gets the sum of all values”: rank 0 got")
+    assert only.text.startswith(
+        "the solution does not pass: “every rank gets the sum of all values”: The sum on rank 0 is"
+    )
     solution.write_text(good, encoding="utf-8")
 
-    write(copy, f"tests/submissions/wrong/{NAME}/nothing.py", "# diagnosis: raised\n" + SHAPE.format(body="0.0"))
-    write(
-        copy,
-        f"tests/submissions/wrong/{NAME}/minimum.py",
-        "# diagnosis: raised\n" + SHAPE.format(body=RIGHT["all_reduce"]),
+    draft(copy, "nothing", "raised", "0.0")
+    draft(copy, "minimum", "raised", "reduced(value) * 1.0")
+    for label in ("nothing", "minimum"):
+        bank("add", NAME, f"drafts/{label}.py", "--replace")
+    write(copy, f"{RIGHT}/extra.py", SHAPE.format(body="value"))
+    fails, passes, other = sorted(lacks(copy, with_bank=True), key=lambda lack: lack.text)
+    assert (passes.where, passes.text) == (WRONG, f"{NAME}/minimum is wrong and passes")
+    assert (other.where, other.text) == (WRONG, f"{NAME}/nothing gets the diagnosis wrong-rank-sum, not raised")
+    assert fails.where == f"{RIGHT}/extra.py" and "extra is right and does not pass: " in fails.text
+    (copy.root / RIGHT / "extra.py").unlink()
+
+    gathers = copy.root / RIGHT / "gathers.py"
+    gathers.write_text(gathers.read_text().replace("float(sum(values))", "sum(values)"), encoding="utf-8")
+    broken = lacks(copy)
+    assert [lack.where for lack in broken] == [WRONG, WRONG] and "11 wrong submissions" in broken[1].text
+    assert broken[0].text.startswith(f"{NAME}/own_value: its change is not in the text:")
+    assert (
+        "nearest place there:\n         values = [None]" in broken[0].text
+        and "         return sum(values)\n" in broken[0].text
     )
-    write(copy, f"tests/submissions/right/{NAME}/all_reduce.py", SHAPE.format(body="value"))
-    found = {Path(lack.where).stem: lack.text for lack in lacks(copy, with_bank=True)}
-    assert found.keys() == {"nothing", "minimum", "all_reduce"}
-    assert found["nothing"] == "it is told wrong-rank-sum, not raised" and found["minimum"] == "it is wrong and passes"
-    assert found["all_reduce"].startswith("it is right and does not pass: ")
+    write(copy, f"{RIGHT}/gathers.py", blocks()[f"{RIGHT}/gathers.py"])
 
     checks.write_text(
         'from lockstep.grading import Grader\n\n\ndef test_sum(grader: Grader) -> None:\n    """anything goes"""\n'
@@ -177,7 +224,7 @@ def test_a_claim_that_no_cell_shows(copy: Course) -> None:
     assert "A01: this claim is not in the ledger" in [lack.text for lack in review(copy, [])]
     ledger.write_text("[claims", encoding="utf-8")
     (only,) = review(copy, [])
-    assert only.text.startswith("claims.toml cannot be read: ")
+    assert "claims.toml cannot be read: " in only.text
 
 
 def test_files_that_cannot_be_read(copy: Course) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks/train_throughput.py"
 TINY = ("--device", "cpu", "--no-compile", "--model", "tiny", "--rounds", "2", "--steps", "6", "--side", "64")

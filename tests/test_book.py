@@ -14,14 +14,17 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from browser import CONTRASTS, chromium, faults
+from support.browser import CONTRASTS, chromium, faults
 
 bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
 
 from lockstep.authoring import book as books  # noqa: E402
-from lockstep.grading.course import Course, CourseError  # noqa: E402
-from lockstep.notebook import quizfile  # noqa: E402
-from lockstep.outline import outlines  # noqa: E402
+from lockstep.course import (  # noqa: E402
+    Course,
+    CourseError,
+    quizzes,
+)
+from lockstep.course.outline import outlines  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 COURSE = Course(ROOT)
@@ -114,7 +117,7 @@ def test_a_page_holds_all_that_the_notebook_holds(book: Path, name: str) -> None
 @each_chapter
 def test_a_page_asks_all_questions_and_gives_no_answer_away(book: Path, name: str) -> None:
     page, text = soup(book, name), (book / f"{name}.html").read_text(encoding="utf-8")
-    questions = quizfile.read(ROOT / "chapters" / "quizzes" / f"{name}.toml").values()
+    questions = quizzes.read(ROOT / "chapters" / "quizzes" / f"{name}.toml").values()
     assert [quiz["data-key"] for quiz in page.select(".quiz")] == sorted(
         (one.key for one in questions), key=lambda key: text.index(f'data-key="{key}"')
     )
@@ -122,7 +125,7 @@ def test_a_page_asks_all_questions_and_gives_no_answer_away(book: Path, name: st
         quiz = page.select_one(f'[data-key="{question.key}"]')
         assert len(quiz.select("li")) == len(question.choices)
         for choice in question.choices:
-            assert html.escape(choice.because, quote=False) not in text and choice.because not in text
+            assert html.escape(choice.why, quote=False) not in text and choice.why not in text
 
 
 def test_what_reads_as_a_reference_is_a_link(book: Path) -> None:
@@ -249,13 +252,13 @@ def test_a_question_is_answered_and_remembered(book: Path, browser: Any) -> None
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"file://{book}/02_setup.html")
-    question = quizfile.read(ROOT / "chapters" / "quizzes" / "02_setup.toml")["set_epoch"]
+    question = quizzes.read(ROOT / "chapters" / "quizzes" / "02_setup.toml")["set_epoch"]
     quiz = page.locator('[data-key="02_setup/set_epoch"]')
-    for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].is_right):
+    for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].right):
         quiz.get_by_role("button").nth(number).click()
         told = quiz.get_by_role("status")
-        assert told.inner_text().startswith("Right." if choice.is_right else "Not so.")
-        assert re.sub(r"[`\s]", "", choice.because) in re.sub(r"\s", "", told.inner_text())
+        assert told.inner_text().startswith("Right." if choice.right else "Not so.")
+        assert re.sub(r"[`\s]", "", choice.why) in re.sub(r"\s", "", told.inner_text())
         assert quiz.locator("[aria-pressed=true]").count() == 1
     page.reload()
     assert "answered this one before" in quiz.get_by_role("status").inner_text()

@@ -19,20 +19,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec import toml
 
 from lockstep import ranks
-from lockstep.authoring.stubs import make_stub
-from lockstep.grading.course import Course, tomllib
+from lockstep.course import Course
+from lockstep.course.stubs import make_stub
 from lockstep.ranks import text
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTOGRADER, SOLUTIONS, EXERCISES = ROOT / "autograder", ROOT / "solutions" / "clinic", ROOT / "exercises" / "clinic"
-WARD = AUTOGRADER / "clinic" / "support" / "ward.py"
-CASES: dict[str, dict[str, Any]] = tomllib.loads((AUTOGRADER / "clinic" / "cases.toml").read_text(encoding="utf-8"))
-CAUSES: dict[str, str] = tomllib.loads((AUTOGRADER / "clinic" / "causes.toml").read_text(encoding="utf-8"))
+CLINIC_DATA = AUTOGRADER / "clinic" / "support" / "clinic_data.py"
+CASES: dict[str, dict[str, Any]] = toml.decode((AUTOGRADER / "clinic" / "cases.toml").read_text(encoding="utf-8"))
+CAUSES: dict[str, str] = toml.decode((AUTOGRADER / "clinic" / "causes.toml").read_text(encoding="utf-8"))
 LOUD = ("hang", "raised", "crashed", "mismatch", "exited")
 SHOWS = (*LOUD, "drift", "same-data", "nothing")
-HEADINGS = ["Symptom", "How to look", "The tool that shows it", "Cause", "Mend", "Never again"]
+HEADINGS = ["Symptom", "How to look", "The tool that shows it", "Cause", "Fix", "Never again"]
 HINTS = 3
 TICKET = 1  # solutions/clinic/ticket.txt: the one for which solutions and pages are right
 every_case = pytest.mark.parametrize("name", CASES)
@@ -79,7 +80,7 @@ def test_a_case_has_all_its_files(name: str) -> None:
 
 def test_no_part_is_left_over() -> None:
     def stems(folder: Path, pattern: str, prefix: str = "") -> set[str]:
-        return {file.stem.removeprefix(prefix) for file in folder.glob(pattern)} - {"ward", "ticket", "README"}
+        return {file.stem.removeprefix(prefix) for file in folder.glob(pattern)} - {"clinic_data", "ticket", "README"}
 
     assert stems(SOLUTIONS, "*.py") == stems(SOLUTIONS, "*.md") == set(CASES)
     assert stems(AUTOGRADER / "clinic", "test_*.py", "test_") == set(CASES)
@@ -156,17 +157,17 @@ def test_some_causes_fit_no_case() -> None:
 
 def test_every_ward_is_the_same() -> None:
     for folder in (EXERCISES, SOLUTIONS):
-        assert (folder / "ward.py").read_bytes() == WARD.read_bytes(), f"copy {WARD} to {folder}"
+        assert (folder / "clinic_data.py").read_bytes() == CLINIC_DATA.read_bytes(), f"copy {CLINIC_DATA} to {folder}"
 
 
 def test_grader_and_ward_draw_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    ward = loaded(WARD, "ward_under_test")
+    clinic_data = loaded(CLINIC_DATA, "clinic_data_under_test")
     numbers = random.Random(3)
     for ticket in [0, TICKET, 999_999, *(numbers.randrange(1_000_000) for _ in range(200))]:
         monkeypatch.setenv("CLINIC_TICKET", str(ticket))
         for name, item in CASES.items():
-            assert ward.draw(name, item["ranks"]) == case.draw(ticket, name, item["ranks"])
-            assert 0 <= ward.draw(name, item["ranks"]) < item["ranks"]
+            assert clinic_data.draw(name, item["ranks"]) == case.draw(ticket, name, item["ranks"])
+            assert 0 <= clinic_data.draw(name, item["ranks"]) < item["ranks"]
 
 
 def test_every_rank_can_be_guilty() -> None:
@@ -188,7 +189,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def test_ranks_that_come_at_once_draw_one_ticket(tmp_path: Path) -> None:
-    shutil.copyfile(WARD, tmp_path / "ward.py")
+    shutil.copyfile(CLINIC_DATA, tmp_path / "clinic_data.py")
     # Torch is not needed for the ticket, and eight of it would be slow. Each stops with a number of its own in hand, so that
     # all have found no ticket before any has written one.
     code = (
@@ -196,12 +197,12 @@ def test_ranks_that_come_at_once_draw_one_ticket(tmp_path: Path) -> None:
         "for name in ('torch', 'torch.utils', 'torch.utils.data'): sys.modules[name] = types.ModuleType(name)\n"
         "sys.modules['torch'].Tensor = int\n"
         "sys.modules['torch.utils.data'].Dataset = list\n"
-        "import ward\n"
-        "draw = ward.secrets.randbelow\n"
+        "import clinic_data\n"
+        "draw = clinic_data.secrets.randbelow\n"
         "def held(below):\n"
         "    drawn = draw(below); print('drawn', flush=True); sys.stdin.readline(); return drawn\n"
-        "ward.secrets.randbelow = held\n"
-        "print(ward.ticket(), ward.ticket(), flush=True); sys.stdin.readline()\n"
+        "clinic_data.secrets.randbelow = held\n"
+        "print(clinic_data.ticket(), clinic_data.ticket(), flush=True); sys.stdin.readline()\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "CLINIC_TICKET"}
     started = [
@@ -263,7 +264,7 @@ def missing(block: str, shown: str) -> list[str]:
 
 def shown_by(name: str, folder: Path) -> str:
     """Everything that `./lockstep run` prints of the broken job under ticket 1."""
-    shutil.copyfile(WARD, folder / "ward.py")
+    shutil.copyfile(CLINIC_DATA, folder / "clinic_data.py")
     file = folder / f"{name}.py"
     file.write_text(stub(name), encoding="utf-8")
     run = ranks.run(

@@ -15,8 +15,10 @@ import pytest
 from clinic.case import Case, cases
 
 from lockstep import ranks
-from lockstep.authoring.stubs import make_stub
+from lockstep.course.stubs import make_stub
 from lockstep.ranks import text
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 TICKETS = (1, 4)
@@ -39,7 +41,9 @@ def test_case_is_explained(case: Case, tmp_path: Path) -> None:
     solution = ROOT / "solutions" / "clinic" / f"{case.name}.py"
     broken = tmp_path / f"{case.name}.py"
     broken.write_text(make_stub(solution.read_text(encoding="utf-8"), case.name), encoding="utf-8")
-    (tmp_path / "ward.py").write_bytes((ROOT / "autograder" / "clinic" / "support" / "ward.py").read_bytes())
+    (tmp_path / "clinic_data.py").write_bytes(
+        (ROOT / "autograder" / "clinic" / "support" / "clinic_data.py").read_bytes()
+    )
     explained[case.name] = case.shows != "nothing"
     for ticket in TICKETS:
         run = ranks.run(

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.grading import progress
-from lockstep.grading.course import Course, CourseError
+from lockstep.commands.terminal import show_status
+from lockstep.course import Course, CourseError, progress
+from lockstep.course.outline import outlines
+from lockstep.course.standing import mark, standing
 from lockstep.notebook.course_map import CourseMap, course_map
-from lockstep.outline import outlines
-from lockstep.standing import mark, standing
-from lockstep.terminal import show_status
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -44,30 +43,36 @@ def test_every_question_and_exercise_has_one_place_in_the_course(course: Course)
         assert list(outline.quizzes) == asked and len(set(asked)) == len(asked) > 3
 
 
+def answer(course: Course, question: str, given: str) -> None:
+    """As a learner answers a quiz."""
+    with progress.change(course) as known:
+        known.quizzes[question] = given
+
+
 def test_a_section_is_done_when_all_it_asks_is(course: Course) -> None:
     assert standing(course).here is None
-    progress.update("quizzes", "02_setup/local_rank", "right", course)
-    progress.update("quizzes", "02_setup/environment", "wrong", course)
+    answer(course, "02_setup/local_rank", "right")
+    answer(course, "02_setup/environment", "wrong")
     now = standing(course)
     launchers = next(one for one in now.chapters[1].sections if one.section.title == "Launchers and the environment")
     assert (launchers.done, launchers.of, launchers.is_done) == (1, 2, False)
     assert now.here == ("02_setup", "Launchers and the environment")
-    progress.update("quizzes", "02_setup/environment", "right", course)
+    answer(course, "02_setup/environment", "right")
     now = standing(course)
     assert (now.chapters[1].answered, now.chapters[1].passed, now.chapters[0].answered) == (2, 0, 0)
     assert now.here == ("02_setup", "The process group")
 
 
 def test_an_exercise_counts_when_it_has_passed(course: Course) -> None:
-    progress.update("exercises", "setup_ddp", {"passed": False, "attempts": 3}, course)
+    progress.record(course, "setup_ddp", 5, 8)
     assert standing(course).here == ("02_setup", "Exercise: implement setup_ddp")
-    progress.update("exercises", "setup_ddp", {"passed": True, "attempts": 4}, course)
+    progress.record(course, "setup_ddp", 8, 8)
     now = standing(course)
     assert now.chapters[1].passed == 1 and now.here == ("02_setup", "Sharding")
 
 
 def test_a_chapter_marked_as_complete_is_behind_the_reader(course: Course) -> None:
-    progress.update("quizzes", "01_internals/dp_or_ddp", "wrong", course)
+    answer(course, "01_internals/dp_or_ddp", "wrong")
     mark(course, "01_internals", complete=True)
     assert standing(course).here == ("02_setup", "Where we start")
     mark(course, "01_internals", complete=False)
@@ -83,8 +88,8 @@ def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
     box = course_map("02_setup")
     assert "exercises 0 of 3" in shown(box) and "Sharding" in shown(box) and "Hooks and buckets" not in shown(box)
     box._complete.value = True
-    assert progress.load(course)["chapters"] == {"02_setup": "complete"} and "complete" in shown(box)
-    progress.update("quizzes", "01_internals/dp_or_ddp", "wrong", course)
+    assert progress.load(course).chapters == {"02_setup": "complete"} and "complete" in shown(box)
+    answer(course, "01_internals/dp_or_ddp", "wrong")
     box._refresh.click()
     assert re.search(r"How DDP works inside questions 0 of \d+ ", shown(box))
     assert course_map("02_setup")._complete.value is True

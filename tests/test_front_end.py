@@ -15,15 +15,16 @@ from typing import Any
 
 import nbformat
 import pytest
-from browser import CONTRASTS, chromium, faults
+from support.browser import CONTRASTS, chromium, faults
 
 pytest.importorskip("jupyterlab", reason="not run: no JupyterLab here")
 
-from front_end import CELL_SECONDS, ROOT, Lab, Notebook, lab, picture, wait_for
+from support import ROOT
+from support.front_end import CELL_SECONDS, Lab, Notebook, lab, picture, wait_for
 
+from lockstep.authoring.bank import find
 from lockstep.authoring.chapters import KERNEL
-from lockstep.grading.course import Course
-from lockstep.notebook import quizfile
+from lockstep.course import Course, quizzes
 
 CHAPTERS = [chapter.name for chapter in Course(ROOT).chapters]
 CHAPTER_SECONDS = 900
@@ -139,17 +140,17 @@ def test_the_diagram_steps(first: tuple[Notebook, list[Any], list[str]]) -> None
 def test_a_question_is_answered_and_the_answer_kept(first: tuple[Notebook, list[Any], list[str]], running: Lab) -> None:
     notebook, _, errors = first
     key = "01_internals/buffers"
-    question = quizfile.read(ROOT / "chapters" / "quizzes" / "01_internals.toml")["buffers"]
+    question = quizzes.read(ROOT / "chapters" / "quizzes" / "01_internals.toml")["buffers"]
     cell = notebook.cell(f'quiz("{key}")')
     box = cell.locator(".lockstep-quiz")
     assert box.get_by_role("button", name="Check").is_disabled()
-    for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].is_right):
+    for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].right):
         box.get_by_role("radio").nth(number).check()
         box.get_by_role("button", name="Check").click()
-        told = box.get_by_role("status").filter(has_text="Right." if choice.is_right else "Not so.")
+        told = box.get_by_role("status").filter(has_text="Right." if choice.right else "Not so.")
         told.wait_for()
-        assert re.sub(r"[`\s]", "", choice.because) in re.sub(r"\s", "", told.inner_text())
-        kept = "right" if choice.is_right else "wrong"
+        assert re.sub(r"[`\s]", "", choice.why) in re.sub(r"\s", "", told.inner_text())
+        kept = "right" if choice.right else "wrong"
         wait_for(lambda kept=kept: running.progress()["quizzes"].get(key) == kept, 20, "the answer is not recorded")
     notebook.run(cell)
     box.get_by_text("You have answered this one before.").wait_for()
@@ -234,13 +235,14 @@ def test_a_cell_that_does_not_end_is_interrupted_and_says_where_everybody_was(be
 
 
 def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab) -> None:
-    wrong = ROOT / "tests" / "submissions" / "wrong" / "average_gradients" / "touches_frozen.py"
+    wrong = find(ROOT, "average_gradients/touches_frozen")
+    assert wrong is not None
     target = running.course / "exercises" / "average_gradients.py"
     for file in (running.course / ".lockstep").glob("progress*"):
         file.unlink()
     notebook = bench("%check average_gradients", "%course 01_internals")
     cell = notebook.cell("%check average_gradients")
-    shutil.copy(wrong, target)
+    target.write_text(wrong.text, encoding="utf-8")
     said = notebook.run(cell)
     assert "✓" in said and "✗" in said and "Traceback" not in said
     assert re.search(r"^ *exercises/average_gradients\.py:\d+ ", said, re.MULTILINE), "a path that one can read"

@@ -18,6 +18,8 @@ import torch
 from lockstep import ranks
 from lockstep.ranks.rank import load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 AT_LEAST = 200
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import chromium, faults
+from support.browser import chromium, faults
 
 from lockstep import ranks
 from lockstep.authoring import chapters

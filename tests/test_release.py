@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.authoring.stubs import canary, make_stub, solved, with_canary, without_markers
-from lockstep.grading.course import Course, CourseError, find
+from lockstep.authoring.release import contents, find_leaks, release
+from lockstep.course import Course, CourseError, find
+from lockstep.course.stubs import canary, make_stub, solved, with_canary, without_markers
 from lockstep.grading.exports import gradescope
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.release import contents, find_leaks, release
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -69,12 +69,12 @@ def test_the_copy_has_no_canary_and_nothing_of_teachers(course, copy):
     files = files_of(copy)
     assert {path.split("/")[0] for path in files} == {
         ".gitignore", "LICENSE", "README.md", "autograder", "chapters", "environment.yml", "exercises", "lockstep",
-        "pyproject.toml", "src",
+        "pyproject.toml", "requirements.lock", "src",
     }  # fmt: skip
     assert not [path for path in files if path.startswith("chapters/source/") or "__pycache__" in path]
     for name in solved(course.solutions):
         assert not [path for path, content in files.items() if canary(name).encode() in content], name
-    assert "exercises/clinic/ward.py" in files
+    assert "exercises/clinic/clinic_data.py" in files
     readme = files["README.md"].decode()
     links = re.findall(r"\]\(([^)]+)\)", readme)
     assert "## For learners" in readme and "## For teachers" not in readme
@@ -113,6 +113,8 @@ def test_the_copy_checks_resets_and_hints_by_itself(course, copy, tmp_path):
     assert "average_gradients" in lockstep(here, "status").stdout
     answer = lockstep(here, "solution", "-y", "average_gradients")
     assert (answer.returncode, answer.stderr) == (2, "lockstep: this copy of the course has no solutions\n")
+    answer = lockstep(here, "check", "--submission", "average_gradients/never_divides")
+    assert (answer.returncode, answer.stderr.split(" average")[0]) == (2, "lockstep: there is no file or folder")
 
 
 def test_an_exercise_that_imports_another_takes_the_learners_own(course, copy, tmp_path):
@@ -192,7 +194,7 @@ def test_a_leak_refuses_the_release_and_leaves_nothing(course, tmp_path):
     here = tmp_path / "teachers"
     for part in ("autograder", "chapters", "exercises", "solutions", "src"):
         shutil.copytree(course.root / part, here / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("lockstep", "README.md", "pyproject.toml", "LICENSE"):
+    for name in ("lockstep", "README.md", "pyproject.toml", "requirements.lock", "LICENSE"):
         shutil.copyfile(course.root / name, here / name)
     with (here / "autograder/hints/checkpoint.md").open("a") as hints:
         hints.write((here / "solutions/average_gradients.py").read_text())

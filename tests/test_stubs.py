@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.authoring.stubs import (
-    END,
-    SOLUTION,
-    SOLUTION_ONLY,
-    SOLUTION_ONLY_LINE,
-    MarkerError,
-    make_stub,
-    write_stubs,
-)
+from lockstep.course.stubs import END, SOLUTION, SOLUTION_ONLY, SOLUTION_ONLY_LINE, MarkerError, make_stub, write_stubs
 
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = sorted((ROOT / "solutions").glob("*.py"))

@@ -21,16 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from msgspec import toml
 
 from lockstep import cluster
-from lockstep.authoring.stubs import SCRIPT, without_markers
-from lockstep.grading.course import Course, find
-from lockstep.release import release
+from lockstep.authoring.release import release
+from lockstep.course import Course, find
+from lockstep.course.stubs import SCRIPT, without_markers
 
 ROOT = Path(__file__).resolve().parents[1]
 COURSE = find(ROOT)
@@ -96,8 +92,8 @@ def line_of(title: str, status: str) -> str:
 
 
 def answered(text: str, case: str, copy: Path) -> str:
-    """A clinic's file with the rank that is to blame under the ticket that this learner drew: as `ward.draw` has it."""
-    known = tomllib.loads((copy / "autograder" / "clinic" / "cases.toml").read_text(encoding="utf-8"))[case]
+    """A clinic's file with the rank that is to blame under the ticket that this learner drew: as `clinic_data.draw` has it."""
+    known = toml.decode((copy / "autograder" / "clinic" / "cases.toml").read_text(encoding="utf-8"))[case]
     if known["guilty"] != "drawn":
         return text
     ticket = (copy / "exercises" / "clinic" / "ticket.txt").read_text(encoding="utf-8").strip()

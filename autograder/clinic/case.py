@@ -19,11 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.grading import Grader
-from lockstep.grading.course import tomllib
-from lockstep.grading.grader import Failed, NotRun
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run, text
+from msgspec import toml
+
+from lockstep.grading import CheckNotRun, Diagnosis, Failed, Grader, Run, evidence
 
 HERE = Path(__file__).resolve().parent
 UNANSWERED = "?"
@@ -52,19 +50,18 @@ class Case:
 @cache
 def cases() -> dict[str, Case]:
     """Every case, by name, from `cases.toml`."""
-    raw = tomllib.loads((HERE / "cases.toml").read_text(encoding="utf-8"))
+    raw = toml.decode((HERE / "cases.toml").read_bytes())
     return {name: Case(name, **item) for name, item in raw.items()}
 
 
 @cache
 def causes() -> dict[str, str]:
     """What can be wrong: id to one line."""
-    raw: dict[str, str] = tomllib.loads((HERE / "causes.toml").read_text(encoding="utf-8"))
-    return raw
+    return toml.decode((HERE / "causes.toml").read_bytes(), type=dict[str, str])
 
 
 def draw(ticket: int, case: str, choices: int) -> int:
-    """As `ward.draw`, for a given ticket."""
+    """As `clinic_data.draw`, for a given ticket."""
     return int.from_bytes(hashlib.sha256(f"{ticket}/{case}".encode()).digest()[:4], "big") % choices
 
 
@@ -84,7 +81,7 @@ def treat(grader: Grader, case: Case, ticket: int, world_size: int | None = None
 
 
 def learners_ticket(grader: Grader) -> int:
-    """The ticket that lies with the submission; drawn now where a learner checks before any run. NotRun without one."""
+    """The ticket that lies with the submission; drawn now where a learner checks before any run. CheckNotRun without one."""
     original = grader.submission.original
     for folder in list(original.parents)[:FOLDERS_UP]:
         found = folder / "ticket.txt"
@@ -92,10 +89,10 @@ def learners_ticket(grader: Grader) -> int:
             try:
                 return int(found.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                raise NotRun(f"{found.name} holds no number: delete it, run the job again, answer anew") from None
+                raise CheckNotRun(f"{found.name} holds no number: delete it, run the job again, answer anew") from None
     home = grader.course.exercises / "clinic"
     if original.parent != home:
-        raise NotRun("there is no ticket.txt with the submission, so nobody knows which job it was")
+        raise CheckNotRun("there is no ticket.txt with the submission, so nobody knows which job it was")
     ticket = secrets.randbelow(1_000_000)
     (home / "ticket.txt").write_text(f"{ticket}\n", encoding="utf-8")
     return ticket
@@ -182,7 +179,7 @@ def wrapped_with(run: Run) -> list[dict[str, Any]]:
 
 
 def samples(run: Run) -> list[list[tuple[int, int]]]:
-    """What each rank read from `ward.Records`, in order: (the set's seed, the index in it)."""
+    """What each rank read from `clinic_data.Records`, in order: (the set's seed, the index in it)."""
     return [[(seed, index) for seed, index in seen or []] for seen in run.observed("samples")]
 
 
@@ -193,7 +190,7 @@ def tickets(grader: Grader, case: Case, choose: Callable[[Grader, int], int] | N
     """
     try:
         mine = learners_ticket(grader)
-    except NotRun:
+    except CheckNotRun:
         mine = other_ticket(grader, case, case.ranks)
     return mine, choose(grader, mine) if choose else other_ticket(grader, case, case.ranks, besides=mine)
 
@@ -237,11 +234,11 @@ def unmended(grader: Grader, run: Run, seen: str, at: str, of: Iterable[int] = (
         return grader.diagnosis(
             "symptom-hidden",
             f"The timeout is now {longest:g} s, and the cause is still there. {seen}",
-            evidence=text.evidence(run),
+            evidence=evidence(run),
             of=of,
             at=rf"timeout || {at}",
         )
-    return grader.diagnosis("still-broken", seen, evidence=text.evidence(run), of=of, at=at)
+    return grader.diagnosis("still-broken", seen, evidence=evidence(run), of=of, at=at)
 
 
 def steps(run: Run) -> list[int]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.ranks import Run
+from lockstep.grading import Run
 
 State = dict[str, torch.Tensor]
 CLOSE = 1e-4
@@ -19,10 +19,10 @@ def start(seed: int = 0) -> torch.nn.Linear:
     """The linear model that `torch.manual_seed(seed)` gives, without a trace on this process's random numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return torch.nn.Linear(ward.FEATURES, ward.CLASSES)
+        return torch.nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
 
 
-def batch(records: ward.Records, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(records: clinic_data.Records, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Features of shape (N, 8) and classes of shape (N,)."""
     chosen = torch.tensor(list(indices), dtype=torch.int64)
     return records.features[chosen], records.classes[chosen]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat
 from clinic.retrain import CLOSE
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["bn_one_rank"]
 NEAR = 0.15
@@ -42,7 +41,7 @@ def test_mean(grader: Grader) -> None:
                 at=r"track_running_stats || eval\( || BatchNorm || Norm",
             )
         saved = float(mean.mean())
-        sites = [float(ward.Records(32, seed=site).features.mean()) + site**2 for site in range(world_size)]
+        sites = [float(clinic_data.Records(32, seed=site).features.mean()) + site**2 for site in range(world_size)]
         pooled = sum(sites) / world_size
         if abs(saved - pooled) < NEAR:
             continue

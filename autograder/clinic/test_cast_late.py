@@ -6,8 +6,7 @@ import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, samples, treat, unequal
 from clinic.retrain import reductions
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["cast_late"]
 WORLD, STEPS = 3, 4

@@ -7,9 +7,7 @@ from itertools import pairwise
 import pytest
 from clinic.case import cases, judge_diagnosis, treat, treat_widely, unmended
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
+from lockstep.grading import Diagnosis, Grader, Run
 
 CASE = cases()["crossed_sends"]
 EXCHANGE = r"if \w*first || dist\.send\( || dist\.recv\( || isend || def exchange || def main"

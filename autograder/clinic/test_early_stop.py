@@ -7,10 +7,7 @@ from functools import cache
 import pytest
 from clinic.case import cases, judge_diagnosis, other_ticket, steps, treat, treat_widely, unequal, unmended
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["early_stop"]
 GOOD_ENOUGH, EPOCHS, BATCH, RECORDS, PART = 0.7, 30, 8, 48, 24
@@ -103,16 +100,16 @@ def _in_time(grader: Grader, world_size: int, trained: object, id: str) -> None:
 def _good_enough_after(world_size: int) -> tuple[int, ...]:
     """After how many epochs the loss on each part of the validation set is low enough, computed in one process."""
     import torch
-    from clinic.support import ward
+    from clinic.support import clinic_data
     from torch import nn
     from torch.utils.data import DistributedSampler
 
     torch.manual_seed(0)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(RECORDS)
+    records = clinic_data.Records(RECORDS)
     samplers = [DistributedSampler(records, world_size, rank) for rank in range(world_size)]
-    parts = [ward.Records(PART, seed=100 + part) for part in range(world_size)]
+    parts = [clinic_data.Records(PART, seed=100 + part) for part in range(world_size)]
     after: dict[int, int] = {}
     for epoch in range(EPOCHS):
         for sampler in samplers:

@@ -7,13 +7,10 @@ from functools import cache
 import pytest
 import torch
 from clinic.case import cases, judge_diagnosis, other_ticket, treat, treat_widely, unequal
-from clinic.support import ward
+from clinic.support import clinic_data
 from torch import nn
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["failing_rank"]
 COUNT, BATCH, RATE = 48, 4, 0.5
@@ -53,10 +50,10 @@ def _sentence(headline: str) -> str:
 @cache
 def trained(world_size: int) -> dict[str, torch.Tensor]:
     """The model after training on all measurements: each step is one on the batches of all ranks together."""
-    records = ward.Records(COUNT)
+    records = clinic_data.Records(COUNT)
     features = torch.tensor([[float(f"{value:.3f}") for value in row] for row in records.features.tolist()])
     torch.manual_seed(0)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for start in range(0, COUNT // world_size, BATCH):
         numbers = range(start * world_size, min((start + BATCH) * world_size, COUNT))

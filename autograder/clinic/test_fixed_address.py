@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, judge_diagnosis, other_ticket, timeouts, treat, unequal
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["fixed_address"]
 ADDRESS = r"MASTER_(ADDR|PORT) || tcp:// || file:// || Store\( || init_process_group"

@@ -7,12 +7,11 @@ from functools import cache
 import pytest
 import torch
 from clinic.case import cases, draw, judge_diagnosis, treat_widely, unequal
-from clinic.support import ward
+from clinic.support import clinic_data
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["late_load"]
 LOADING = r"load_state_dict || copy_ || broadcast || found_on_disk\( || DDP\("
@@ -27,16 +26,16 @@ REFUTED = {
 
 def good() -> dict[str, torch.Tensor]:
     """The weights on the disk."""
-    rule = torch.randn(ward.FEATURES, ward.CLASSES, generator=torch.Generator().manual_seed(2))
-    return {"weight": rule.T.contiguous(), "bias": torch.zeros(ward.CLASSES)}
+    rule = torch.randn(clinic_data.FEATURES, clinic_data.CLASSES, generator=torch.Generator().manual_seed(2))
+    return {"weight": rule.T.contiguous(), "bias": torch.zeros(clinic_data.CLASSES)}
 
 
 @cache
 def trained(world_size: int, loaded: bool) -> dict[str, torch.Tensor]:
     """The model after an epoch on all ranks together, from the good weights or from random ones."""
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     torch.manual_seed(0)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     if loaded:
         model.load_state_dict(good())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, draw, judge_diagnosis, treat_widely, unmended, wrapped_with
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["lonely_validation"]
 MEASURING = r"accuracy\(model[,.] || accuracies\.append || DDP\( || def main"
@@ -50,9 +47,9 @@ def test_it_ends(grader: Grader) -> None:
 def test_measured(grader: Grader) -> None:
     """the host that measures returns an accuracy for each epoch"""
     import torch
-    from clinic.support import ward
+    from clinic.support import clinic_data
 
-    held_out = ward.Records(64, seed=100)
+    held_out = clinic_data.Records(64, seed=100)
     for ticket, run in treat_widely(grader, CASE):
         host = draw(ticket, CASE.name, CASE.ranks)
         result = run.observed("result")[host] or {}
@@ -65,10 +62,10 @@ def test_measured(grader: Grader) -> None:
                 at=MEASURING,
             )
         model = torch.nn.Sequential(
-            torch.nn.Linear(ward.FEATURES, 16),
+            torch.nn.Linear(clinic_data.FEATURES, 16),
             torch.nn.BatchNorm1d(16),
             torch.nn.ReLU(),
-            torch.nn.Linear(16, ward.CLASSES),
+            torch.nn.Linear(16, clinic_data.CLASSES),
         )
         model.load_state_dict(result["model"])
         model.eval()

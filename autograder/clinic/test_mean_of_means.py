@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from clinic.case import cases, digests, draw, judge_diagnosis, other_ticket, treat, unequal
 from clinic.retrain import CLOSE, State, apart, start
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["mean_of_means"]
 LR, COUNT, BATCH, FEW = 0.5, 32, 8, 2
@@ -87,7 +86,7 @@ def _trained(counts: list[int], weights: list[float]) -> State:
     """One process: in every step, rank r's first counts[r] records of the batch, each with weights[r]."""
     model = start()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    sites = [ward.Records(COUNT, seed=rank) for rank in range(len(counts))]
+    sites = [clinic_data.Records(COUNT, seed=rank) for rank in range(len(counts))]
     for begin in range(0, COUNT, BATCH):
         optimizer.zero_grad()
         for site, count, weight in zip(sites, counts, weights, strict=True):

@@ -15,10 +15,7 @@ from clinic.case import (
     unmended,
 )
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["nan_batch"]
 BATCHES = 8

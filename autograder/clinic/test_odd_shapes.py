@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from clinic.case import cases, draw, judge_diagnosis, treat_widely
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["odd_shapes"]
 GATHER = r"all_gather || all_reduce || gather || def from_all_ranks || def main"
@@ -33,8 +30,12 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 
 def expected(guilty: int, world_size: int) -> tuple[list[int], float]:
     """All classes in the order of the ranks, and the share that is right."""
-    weights = torch.linspace(-1, 1, ward.FEATURES * ward.CLASSES).reshape(ward.FEATURES, ward.CLASSES).sin()
-    parts = [ward.Records(13 if rank == guilty else 20, seed=rank) for rank in range(world_size)]
+    weights = (
+        torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES)
+        .reshape(clinic_data.FEATURES, clinic_data.CLASSES)
+        .sin()
+    )
+    parts = [clinic_data.Records(13 if rank == guilty else 20, seed=rank) for rank in range(world_size)]
     found = torch.cat([(part.features @ weights).argmax(1) for part in parts])
     classes = torch.cat([part.classes for part in parts])
     return found.tolist(), (found == classes).float().mean().item()

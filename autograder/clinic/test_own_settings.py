@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from clinic.case import cases, digests, draw, judge_diagnosis, samples, tickets, treat, unequal
 from clinic.retrain import CLOSE, State, apart, batch, cut, start
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, Run, names
 
 CASE = cases()["own_settings"]
 LR, USUAL, ODD = 0.1, 0.01, 0.1
 STEPS = 4
-WHERE = r"ward\.settings || SGD || settings"
+WHERE = r"clinic_data\.settings || SGD || settings"
 REFUTED = {
     "missed-synchronisation": "DDP averages the gradients in every step: all ranks have the same ones before optimizer.step().",
     "wrapper-bypassed": "Every forward goes through the DDP model, and all ranks have the same gradients before optimizer.step().",
@@ -75,7 +73,7 @@ def _judge_training(grader: Grader, run: Run) -> None:
 
 def _reference(run: Run, decay: float) -> State:
     """One process, the batches of all ranks together, one weight decay."""
-    records, model = ward.Records(48), start()
+    records, model = clinic_data.Records(48), start()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=decay)
     parts = [cut([index for _, index in seen], 8) for seen in samples(run)]
     for together in zip(*parts, strict=False):

@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, samples, treat
 from clinic.retrain import start
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["padded_eval"]
 WORLDS = (CASE.ranks, 4)
@@ -88,7 +85,7 @@ def _right(run: Run) -> int:
     if state.keys() != model.state_dict().keys():
         return 0
     model.load_state_dict(state)
-    test = ward.Records(RECORDS, seed=20)
+    test = clinic_data.Records(RECORDS, seed=20)
     return int((model(test.features).argmax(1) == test.classes).sum())
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, samples, treat, unequal
 from clinic.retrain import CLOSE, State, apart, batch, cut, reduced_bytes, reductions, start
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, Run, names
 
 CASE = cases()["ragged_tail"]
 OTHER_WORLD = 3
@@ -94,7 +92,7 @@ def _grouped(micro: int, size: int) -> list[list[int]]:
 
 def _trained(run: Run, groups, divisor) -> State:  # type: ignore[no-untyped-def]
     """One process, one step a group; micro-batch n is that of all ranks together."""
-    records, model = ward.Records(RECORDS), start()
+    records, model = clinic_data.Records(RECORDS), start()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     parts = [cut([index for _, index in seen], MICRO) for seen in samples(run)]
     together = [[index for part in micro for index in part] for micro in zip(*parts, strict=False)]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, digests, draw, judge_diagnosis, tickets, treat, unequal
 from clinic.retrain import start
-from clinic.support import ward
+from clinic.support import clinic_data
 
-from lockstep.grading import Grader
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, Run, names
 
 CASE = cases()["rank_metric"]
 RECORDS = 50
@@ -80,7 +78,7 @@ def _counted(run: Run) -> tuple[list[int], int]:
     if state.keys() != model.state_dict().keys():
         return [0] * CASE.ranks, 0
     model.load_state_dict(state)
-    test = ward.Records(RECORDS, seed=11)
+    test = clinic_data.Records(RECORDS, seed=11)
     right = model(test.features).argmax(1) == test.classes
     return [int(right[rank :: CASE.ranks].sum()) for rank in range(CASE.ranks)], int(right.sum())
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, draw, judge_diagnosis, treat_widely, unequal, unmended
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Collective, Run
-from lockstep.ranks.words import names
+from lockstep.grading import Collective, Diagnosis, Grader, Run, names
 
 CASE = cases()["rank_zero_logs"]
 LOGGING = r"if .*losses_of_all || losses_of_all\(loss\) || if .*log || % 4 || all_gather || def main"
@@ -114,13 +111,13 @@ def _close(log: object, expected: list[list[float]]) -> bool:
 def _losses(world_size: int) -> list[list[float]]:
     """What the ranks' losses are at steps 4 and 8, computed in one process."""
     import torch
-    from clinic.support import ward
+    from clinic.support import clinic_data
     from torch import nn
 
     torch.manual_seed(0)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    parts = [ward.Records(32, seed=rank) for rank in range(world_size)]
+    parts = [clinic_data.Records(32, seed=rank) for rank in range(world_size)]
     seen = []
     for step in range(8):
         now = slice(4 * step, 4 * step + 4)

@@ -9,14 +9,11 @@ from itertools import islice
 import pytest
 import torch
 from clinic.case import cases, judge_diagnosis, other_ticket, treat, unequal, wrapped_with
-from clinic.support import ward
+from clinic.support import clinic_data
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["reentrant"]
 WIDTH, HIDDEN, STEPS = 6, 2, 4
@@ -59,11 +56,11 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 @cache
 def trained(steps: int = STEPS) -> dict[str, torch.Tensor]:
     """The model after so many steps on the batches of all ranks together, with nothing recomputed."""
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     torch.manual_seed(0)
-    first, second = (nn.Sequential(nn.Linear(width, WIDTH), nn.Tanh()) for width in (ward.FEATURES, WIDTH))
+    first, second = (nn.Sequential(nn.Linear(width, WIDTH), nn.Tanh()) for width in (clinic_data.FEATURES, WIDTH))
     model = nn.Sequential()
-    for name, layer in (("first", first), ("second", second), ("head", nn.Linear(WIDTH, ward.CLASSES))):
+    for name, layer in (("first", first), ("second", second), ("head", nn.Linear(WIDTH, clinic_data.CLASSES))):
         model.add_module(name, layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     samplers = [DistributedSampler(records, num_replicas=CASE.ranks, rank=rank) for rank in range(CASE.ranks)]

@@ -6,8 +6,7 @@ import pytest
 from clinic.case import cases, digests, draw, judge_diagnosis, samples, tickets, treat, unequal
 from clinic.retrain import reductions
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["register_order"]
 STEPS = 4

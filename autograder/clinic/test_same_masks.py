@@ -7,8 +7,7 @@ import torch
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat, unequal
 from clinic.retrain import apart
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["same_masks"]
 WORLD, STEPS, MASK = 3, 4, (8, 16)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, judge_diagnosis, other_ticket, samples, treat, unequal
 
-from lockstep.grading import Grader
-from lockstep.ranks.words import names
+from lockstep.grading import Grader, names
 
 CASE = cases()["stale_shuffle"]
 WORLD, RECORDS, EPOCHS = 3, 48, 3

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat, unmended
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["subgroup"]
 TEAM = r"team = || groups\[ || new_group || def main"
@@ -123,15 +120,15 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
 def _trained(world_size: int, groups: Sequence[Sequence[int]], divisor: int) -> list[Any]:
     """Each rank's weight in the end, when gradients are summed over these groups and divided by `divisor`."""
     import torch
-    from clinic.support import ward
+    from clinic.support import clinic_data
     from torch import nn
 
     models = []
     for rank in range(world_size):
         torch.manual_seed(rank // (world_size // 2))
-        models.append(nn.Linear(ward.FEATURES, ward.CLASSES))
+        models.append(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    parts = [ward.Records(24, seed=rank) for rank in range(world_size)]
+    parts = [clinic_data.Records(24, seed=rank) for rank in range(world_size)]
     for first in range(0, 24, 8):
         now = slice(first, first + 8)
         for model, part in zip(models, parts, strict=True):

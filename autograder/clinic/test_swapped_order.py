@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 from clinic.case import cases, draw, judge_diagnosis, treat_widely
-from clinic.support import ward
+from clinic.support import clinic_data
 from torch import nn
 
 from lockstep.grading import Grader
@@ -28,8 +28,12 @@ REFUTED = {
 @cache
 def own(rank: int, world_size: int) -> dict[str, float]:
     """What this rank's own records give."""
-    records = ward.Records(COUNT)
-    weights = torch.linspace(-1, 1, ward.FEATURES * ward.CLASSES).reshape(ward.FEATURES, ward.CLASSES).sin()
+    records = clinic_data.Records(COUNT)
+    weights = (
+        torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES)
+        .reshape(clinic_data.FEATURES, clinic_data.CLASSES)
+        .sin()
+    )
     numbers = range(rank, COUNT, world_size)
     scores, classes = records.features[numbers] @ weights, records.classes[numbers]
     loss = nn.functional.cross_entropy(scores, classes).item()

@@ -10,10 +10,7 @@ import torch
 from clinic.case import cases, judge_diagnosis, other_ticket, treat, unequal, wrapped_with
 from torch import nn
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["unused_branch"]
 FORWARD = r"self\.hidden\[ || for layer in || \.hidden || def forward"

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import DATA, cases, judge_diagnosis, samples, timeouts, treat_widely, unequal
 
-from lockstep.grading import Grader
-from lockstep.grading.verdict import Diagnosis
-from lockstep.ranks import Run
-from lockstep.ranks.words import names
+from lockstep.grading import Diagnosis, Grader, Run, names
 
 CASE = cases()["wrong_world"]
 RECORDS = 48

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lockstep.grading.on_rank import join
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe
 
 State = dict[str, torch.Tensor]
 Sizes = list[list[int]]  # for each step, how many samples each micro-batch has
@@ -28,11 +29,20 @@ def before() -> None:
     DDP.forward, DDP.no_sync = marked_forward, marked_no_sync
 
 
+class Activation:
+    """A tensor that a forward has saved for its backward; it lives for as long as the graph needs it."""
+
+    def __init__(self, tensor: torch.Tensor, forward: int) -> None:
+        self.tensor, self.forward = tensor, forward
+
+
 class Noting(nn.Module):
-    """A small classifier that marks each forward with the number of its samples, and each backward."""
+    """A small classifier that marks each forward with the number of its samples, and of the earlier ones it still holds."""
 
     def __init__(self, initial: State) -> None:
         super().__init__()
+        self.saved: weakref.WeakSet[Activation] = weakref.WeakSet()
+        self.forwards = 0
         self.first = nn.Linear(*reversed(initial["first.weight"].shape))
         self.second = nn.Linear(*reversed(initial["second.weight"].shape))
         self.load_state_dict(initial)
@@ -40,10 +50,16 @@ class Noting(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, features) → (B, classes)."""
         mark(f"forward {len(x)}")
-        out = self.second(torch.tanh(self.first(x)))
-        if out.requires_grad:
-            out.register_hook(lambda _: mark("backward"))
-        return out
+        mark(f"held {len({one.forward for one in self.saved})}")
+        self.forwards += 1
+        with torch.autograd.graph.saved_tensors_hooks(self.save, lambda saved: saved.tensor):
+            return self.second(torch.tanh(self.first(x)))
+
+    def save(self, tensor: torch.Tensor) -> Activation:
+        """What autograd keeps in place of a tensor that backward will need."""
+        saved = Activation(tensor, self.forwards)
+        self.saved.add(saved)
+        return saved
 
 
 def smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -59,10 +75,10 @@ def parameters(model: nn.Module) -> State:
 class Step:
     """One call of the submission: every step of the optimizer within it is noted with the gradients that it used."""
 
-    def __init__(self, submission, initial: State, lr: float) -> None:
+    def __init__(self, submission, initial: State, lr: float, dtype: torch.dtype = torch.float32) -> None:
         self.submission = submission
         self.device = join()
-        self.inner = Noting(initial).to(self.device)
+        self.inner = Noting(initial).to(self.device, dtype)
         self.wrapped = DDP(self.inner)
         self.optimizer = torch.optim.SGD(self.wrapped.parameters(), lr=lr)
         self.optimizer.register_step_pre_hook(lambda *_: self.used.append(self.gradients()))
@@ -106,37 +122,40 @@ def steps(
     y: torch.Tensor,
     sizes: Sizes,
     once: bool,
+    dtype: str,
 ) -> None:
     """Some steps. `x[step]` has this rank's samples, `sizes[step]` its micro-batches; `once`: as a generator.
+    The model and `x` are of type `dtype`.
 
     Before the first step every gradient holds the number `stale`.
     """
     observe("held", sizes)
-    step = Step(submission, initial, lr)
+    step = Step(submission, initial, lr, getattr(torch, dtype))
     for parameter in step.inner.parameters():
         parameter.grad = torch.full_like(parameter, stale)
     found = []
     for number, own in enumerate(sizes):
-        batches = split((x[number], y[number]), own, step.device)
+        batches = split((x[number].to(getattr(torch, dtype)), y[number]), own, step.device)
         found.append(step.take((pair for pair in batches) if once else batches))
         observe("steps", found)
 
 
 def empty(submission, initial: State, lr: float) -> None:
-    """One call without micro-batches."""
+    """A call without micro-batches, once as a list and once as an iterator."""
     step = Step(submission, initial, lr)
-    error = message = ""
-    returned = None
-    for parameter in step.inner.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    start = parameters(step.inner)
-    try:
-        returned = step.submission.train_step(step.wrapped, [], smoothed, step.optimizer)
-    except NotImplementedError:
-        raise
-    except Exception as caught:
-        error, message = type(caught).__name__, str(caught)
-    observe("error", error)
-    observe("message", message)
-    observe("answer", repr(returned))
-    observe("changed", [n for n, p in parameters(step.inner).items() if not torch.equal(p, start[n])])
+    found = {}
+    for kind, nothing in (("list", []), ("iterator", iter(()))):
+        error = message = ""
+        returned = None
+        for parameter in step.inner.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        start = parameters(step.inner)
+        try:
+            returned = step.submission.train_step(step.wrapped, nothing, smoothed, step.optimizer)
+        except NotImplementedError:
+            raise
+        except Exception as caught:
+            error, message = type(caught).__name__, str(caught)
+        changed = [n for n, p in parameters(step.inner).items() if not torch.equal(p, start[n])]
+        found[kind] = {"error": error, "message": message, "answer": repr(returned), "changed": changed}
+    observe("empty", found)

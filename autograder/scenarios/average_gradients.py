@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lockstep.grading.on_rank import join, rank
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import join, observe, rank
 
 
 class Branches(nn.Module):

@@ -28,8 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.grading.on_rank import rank, world_size
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe, rank, world_size
 
 CHUNK = 4096
 PATIENCE_SECONDS = 20.0
@@ -309,7 +308,7 @@ def round_trip(submission: Any, state: dict[str, Any], folder: str) -> None:
     observe("nothing", load(submission, place))
     observe("empty", load(submission, Path("empty")))
     dist.barrier()
-    own = dict(moved(state), rank=rank())
+    own = dict(moved(state), of_rank=rank(), pair=("left", (3.0, None)))
     try:
         with traced() as trace:
             submission.save_checkpoint(str(place), own)
@@ -318,7 +317,6 @@ def round_trip(submission: Any, state: dict[str, Any], folder: str) -> None:
         observe("written", written(place))
     dist.barrier()
     loaded = submission.load_latest(str(place))
-    observe("is_dict", isinstance(loaded, dict))
     observe("loaded", describe(loaded))
     observe("own", describe(own))
 
@@ -331,16 +329,18 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def describe(value: Any, at: str = "") -> dict[str, Any]:
-    """A nested state as one flat dictionary, with the type of everything that is no tensor."""
+    """A nested state as one flat dictionary, by the place of each value, with the type of everything."""
     if isinstance(value, dict):
-        return {name: found for key, inner in value.items() for name, found in describe(inner, f"{at}/{key}").items()}
-    if isinstance(value, (list, tuple)):
-        kind = "list" if isinstance(value, list) else "tuple"
-        inside = {name: found for i, inner in enumerate(value) for name, found in describe(inner, f"{at}/{i}").items()}
-        return {at: f"{kind} of {len(value)}", **inside}
-    if isinstance(value, torch.Tensor):
-        return {at: value.detach().clone(), f"{at} (where)": value.device.type}
-    return {at: f"{type(value).__name__} {value!r}"}
+        parts = [(f"{at}[{key!r}]", inner) for key, inner in value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [(f"{at}[{number}]", inner) for number, inner in enumerate(value)]
+    elif isinstance(value, torch.Tensor):
+        return {at: value.detach().clone(), f"{at} (where)": value.device.type, f"{at} (dtype)": str(value.dtype)}
+    else:
+        return {at: f"{type(value).__name__} {value!r}"}
+    inside = {name: found for place, inner in parts for name, found in describe(inner, place).items()}
+    kind = next(kind.__name__ for kind in (dict, list, tuple) if isinstance(value, kind))
+    return {at: f"{kind} of {len(value)}", **inside} if at else inside
 
 
 def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
@@ -351,9 +351,14 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
         submission.save_checkpoint(name, {"model": own, "averages": [dict(own)], "others": others, "step": 1})
         dist.barrier()
         loaded = submission.load_latest(name)
-        observe(name, {key: sorted(loaded[key]) for key in ("model", "others")})
-        observe(f"{name} averages", sorted(loaded["averages"][0]))
-        observe(f"{name} values", loaded["model"])
+        observe(
+            name,
+            {
+                "model": sorted(loaded["model"]),
+                "averages": sorted(loaded["averages"][0]),
+                "others": sorted(loaded["others"]),
+            },
+        )
 
 
 def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str]) -> None:
@@ -428,7 +433,7 @@ def waits(submission: Any) -> None:
     (flags / "new").with_suffix(f".{rank()}").write_text(str(os.getpid()))
     os.replace(flags / f"new.{rank()}", flags / f"entered-{rank()}")
     with traced() as trace:
-        submission.save_checkpoint(folder, numbered(2))
+        submission.save_checkpoint(folder, numbered(2) if rank() == 0 else {})  # what the others pass is not looked at
         trace.on = False
         there = files(folder)
         (flags / f"returned-{rank()}").touch()
@@ -534,13 +539,8 @@ def full_disk(submission: Any) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write fails with EFBIG, as ENOSPC would
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    error = ""
-    try:
-        submission.save_checkpoint(folder, numbered(2))
-    except Exception as problem:
-        error = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    error = raised(submission, folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     observe("error", error)
     dist.barrier()
     observe("loaded", load(submission, folder))
@@ -550,6 +550,19 @@ def full_disk(submission: Any) -> None:
     submission.save_checkpoint(folder, numbered(3))
     dist.barrier()
     observe("after", load(submission, folder))
+    observe("left after", files(folder))
+    Path("a-file").touch()
+    dist.barrier()
+    observe("no folder", raised(submission, Path("a-file/folder")))
+
+
+def raised(submission: Any, folder: Path) -> str:
+    """What a save raises; empty when it returns."""
+    try:
+        submission.save_checkpoint(folder, numbered(2))
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+    return ""
 
 
 # Kills ---------------------------------------------------------------------------------------------------------------

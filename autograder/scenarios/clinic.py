@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe
 
 timeouts: list[float] = []
 wrapped: list[dict[str, Any]] = []
@@ -34,15 +34,15 @@ def before() -> None:
         construct(self, *args, **options)
 
     DistributedDataParallel.__init__ = constructed  # type: ignore[method-assign]
-    import ward
+    import clinic_data
 
-    read = ward.Records.__getitem__
+    read = clinic_data.Records.__getitem__
 
     def noted(self: Any, index: int) -> Any:
         samples.append([int(self.seed), int(index)])
         return read(self, index)
 
-    ward.Records.__getitem__ = noted
+    clinic_data.Records.__getitem__ = noted
 
 
 def _noting_timeout(original: Any) -> Any:

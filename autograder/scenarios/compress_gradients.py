@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import join, rank, world_size
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe, rank, world_size
 
 Gradients = dict[str, torch.Tensor]
 
@@ -53,13 +52,14 @@ class Given(nn.Module):
     """Parameters whose gradients are handed to it.
 
     They are used in another order than that in which they are registered, so that DDP's buckets are others after the
-    first step.
+    first step. A parameter named `b` lies transposed in memory, as channels_last leaves it, and so does its gradient.
     """
 
     def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__()
         for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+            zeros = torch.zeros(shape[::-1]).t() if name == "b" else torch.zeros(shape)
+            self.register_parameter(name, nn.Parameter(zeros))
 
     def forward(self, gradients: Gradients) -> torch.Tensor:
         """A scalar whose gradient by each parameter is what was given."""
@@ -99,12 +99,18 @@ def one_step(ddp_model: DistributedDataParallel, gradients: Gradients, title: st
 
 
 def reduces(submission, gradients: list[Gradients], cap: float, **options) -> None:
-    """Some steps with plain DDP, then the same with the hook. `gradients[step]` is what this rank has."""
+    """Some steps with plain DDP, then the same with the hook. `gradients[step]` is what this rank has.
+
+    A third model is registered last, with the other dtype and error feedback: it has nothing to do with the others.
+    """
     device = join()
     own = [{name: gradient.to(device) for name, gradient in step.items()} for step in gradients]
     shapes = {name: tuple(gradient.shape) for name, gradient in own[0].items()}
-    plain, compressed = wrap(shapes, device, cap), wrap(shapes, device, cap)
+    plain, compressed, other = (wrap(shapes, device, cap) for _ in range(3))
     register(submission, compressed, **options)
+    submission.register(
+        other, torch.float16 if options.get("dtype") == "bfloat16" else torch.bfloat16, error_feedback=True
+    )
     observe("plain", [one_step(plain, step, "plain") for step in own])
     observe("seen", [one_step(compressed, step, "compressed") for step in own])
 
@@ -135,8 +141,10 @@ def in_groups(submission, gradients: Gradients, size: int, **options) -> None:
     observe("seen", one_step(model, own, "compressed"))
 
 
-def trains(submission, pixels: torch.Tensor, classes: torch.Tensor, steps: int, scale: float, **options) -> None:
-    """Train a small network on these images, this rank's part.
+def trains(
+    submission, pixels: torch.Tensor, classes: torch.Tensor, steps: int, scale: float, nan_step: int, **options
+) -> None:
+    """Train a small network on these images, this rank's part. In one step all of its pixels are NaN.
 
     With a scale the loss is multiplied by it, and a gradient scaler skips what overflows.
     """
@@ -149,9 +157,9 @@ def trains(submission, pixels: torch.Tensor, classes: torch.Tensor, steps: int, 
     optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.2, momentum=0.9)
     scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=bool(scale))
     losses = []
-    for _ in range(steps):
+    for step in range(steps):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(ddp_model(pixels), classes)
+        loss = nn.functional.cross_entropy(ddp_model(pixels * (torch.nan if step == nan_step else 1.0)), classes)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

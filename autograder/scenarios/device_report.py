@@ -1,7 +1,7 @@
 """On one rank: `device_report` is shown models and batches whose tensors are on two devices. Nothing is judged here.
 
-The second device is a GPU where there is one. Elsewhere it is "meta": its tensors have a shape, a type and a device, and
-no data, so a tensor in the wrong place is as wrong there as on a GPU.
+The second device is a GPU where there is one. Elsewhere it is "meta": its tensors have a shape, a type and a device,
+and no data, so a tensor in the wrong place is as wrong there as on a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe
 
 OTHER = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("meta")
 

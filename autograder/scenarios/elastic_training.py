@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.grading.on_rank import rank
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import mark, observe, rank
 
 FEATURES, HIDDEN, CLASSES = 6, 256, 3  # so many weights that another order of a sum shows in one of them
 FOLDER = Path("run")
@@ -128,7 +127,7 @@ def start(
 ) -> None:
     """One start of the job, in new processes, with the files that the one before has left.
 
-    `signals`: `number`, and of the rank that gets it `rank`, `step` (of this start, from 0) and `before`.
+    `signals`: `number`, the `ranks` that get it, `step` (of this start, from 0) and `before`.
     """
     global happening
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restart)
@@ -140,7 +139,8 @@ def start(
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(bytes(data.tolist()))
     dist.barrier()
-    if signals and signals["rank"] == rank():
+    if signals and rank() in signals["ranks"]:
+        observe("signal in", signals["step"])
         happening = Happening(signals["number"], signals["step"], signals["before"])
     numbers = torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
     mark("train")

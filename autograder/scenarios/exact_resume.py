@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import warnings
 import zlib
@@ -19,8 +20,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.utils.data import Dataset
 
-from lockstep.grading.on_rank import rank
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe, rank
 
 FEATURES, CLASSES = 6, 3
 
@@ -157,7 +157,6 @@ def play(
         "buffers": flat([b for b in model.buffers() if b.is_floating_point()]) if model else None,
         "returned": "the model" if returned is not None and returned is model else type(returned).__name__,
         "warned": [str(one.message) for one in caught if issubclass(one.category, UserWarning)],
-        "files": files(Path(folder)) and len(files(Path(folder))),
     }
 
 
@@ -179,14 +178,19 @@ def join() -> None:
 
 
 def resumes(submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any], stops: list[int]) -> None:
-    """Train without interruption; then, for each stop, train up to it and go on in the same folder."""
+    """Train without interruption; for each stop, train up to it and go on in the same folder; call again when all is done."""
     join()
     data = Augmented(x, y)
     observe("through", play(submission, "through", data, options, keep_stream=True))
     for stop in stops:
         folder = f"stop-{stop}"
-        observe(f"until {stop}", play(submission, folder, data, {**options, "stop_after": stop}))
+        until = {**options, "stop_after": stop}
+        observe(f"until {stop}", play(submission, folder, data, until))
+        if rank() == 0 and stop == stops[0]:
+            shutil.copytree(folder, "again")
         observe(f"after {stop}", play(submission, folder, data, options))
+    observe("told again", play(submission, "again", data, {**options, "stop_after": stops[0]}))
+    observe("complete", play(submission, "through", data, options))
 
 
 def dies(submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any], die_at: int) -> None:

@@ -11,15 +11,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import join, rank
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe, rank
 
 
 class Zoo(nn.Module):
     """One of everything that breaks a comparison.
 
-    Half precision, no dimension, no element, a frozen and an unused parameter, tied weights; buffers of integers that no
-    float can hold, of bools, with NaN and infinity, and one of zeros.
+    Half precision, no dimension, no element, a frozen and an unused parameter, tied weights; buffers of integers that
+    no float can hold, of bools, with NaN and infinity, and one of zeros.
     """
 
     def __init__(self) -> None:

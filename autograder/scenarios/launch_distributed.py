@@ -1,22 +1,40 @@
-"""In a launcher's process: `launch_distributed` with a model that tells where it was trained. Nothing is judged here."""
+"""In a launcher's process: `launch_distributed` with a model that notes where it is trained, and fails where it is told
+to. Nothing is judged here.
+
+Ranks may come from any way to start a process, so they report through a file: what they inherit of their launcher is its
+environment, which names that file.
+"""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe
 
 FEATURES, CLASSES = 6, 3
+JOURNAL, FAILURE = "LAUNCH_JOURNAL", "LAUNCH_FAILURE"
+PATIENCE_SECONDS = 5.0
+"""How long a launcher may stand still when a rank has failed: it may give the others time to say what they saw."""
+GONE_SECONDS = 2.0
+
+_make_group, _destroy = c10d._new_process_group_helper, dist.destroy_process_group
 
 
 class Classifier(nn.Module):
-    """A linear classifier with the same first weights in every process; reports the process that trains it."""
+    """A linear classifier with the same first weights in every process; notes which process trains it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,73 +42,155 @@ class Classifier(nn.Module):
         with torch.no_grad():
             self.linear.weight.copy_(torch.linspace(-0.5, 0.5, FEATURES * CLASSES).view(CLASSES, FEATURES))
             self.linear.bias.zero_()
-        self.told = False
+        self.steps = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, FEATURES) → (B, CLASSES)."""
-        if not self.told:
-            self.told = True
-            seen = {
-                "pid": os.getpid(),
-                "parent": os.getppid(),
-                "port": os.environ.get("MASTER_PORT", ""),
-                "rank": -1,
-                "world_size": 1,
-            }
-            if dist.is_initialized():
-                seen |= {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-            observe("trained_in", seen)
+        self.steps += 1
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (-1, 1)
+        if self.steps == 1:
+            _note("trains", rank, world_size)
+            _replace(_destroy, destroy_process_group)
+        _fail(self.steps, rank)
         return self.linear(x)
 
 
-class Breaking(Classifier):
-    """Fails on rank 1, in its second forward pass."""
-
-    steps = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises ValueError on rank 1 the second time."""
-        self.steps += 1
-        if self.steps == 2 and dist.is_initialized() and dist.get_rank() == 1:
-            raise ValueError(f"rank 1 ran out of luck ({os.environ['LOCKSTEP_WORD']})")
-        return super().forward(x)
+def _new_process_group_helper(*arguments, **options):
+    """Every way to make a group comes through here, after the ranks' meeting and before their first connection."""
+    _note("joins", arguments[1], arguments[0])
+    _fail("joining", arguments[1])
+    return _make_group(*arguments, **options)
 
 
-def launches(submission, ranks: int, x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
-    """Launch, and report what came back and what was changed."""
+def destroy_process_group(*arguments, **options) -> None:
+    """Leave the group; a rank that is to fail at the very end fails then."""
+    rank = dist.get_rank() if dist.is_initialized() else -1
+    _destroy(*arguments, **options)
+    _fail("leaving", rank)
+
+
+c10d._new_process_group_helper = _new_process_group_helper
+
+
+def _replace(old, new) -> None:
+    """Everywhere, also where it was imported by its name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(old.__name__) is old:
+            setattr(module, old.__name__, new)
+
+
+def _note(what: str, rank: int, world_size: int) -> None:
+    if JOURNAL in os.environ:
+        port = os.environ.get("MASTER_PORT", "")
+        line = {"what": what, "pid": os.getpid(), "rank": rank, "world_size": world_size, "port": port}
+        with open(os.environ[JOURNAL], "a") as journal:
+            journal.write(json.dumps(line) + "\n")
+
+
+def _fail(moment: str | int, rank: int) -> None:
+    failure = json.loads(os.environ.get(FAILURE, "{}"))
+    if (failure.get("moment"), failure.get("rank")) != (moment, rank):
+        return
+    if failure["how"] == "raise":
+        raise ValueError(f"rank {rank} ran out of luck ({failure['word']})")
+    if failure["how"] == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# One launch after the other ----------------------------------------------------------------------------------------
+
+
+def in_turn(submission, launches: list[dict], x: torch.Tensor, y: torch.Tensor) -> None:
+    """Launch once for each, after two launches of worlds that there are not; report what came of each."""
+    refused = {}
+    for world_size in (0, -1):
+        try:
+            returned = submission.launch_distributed(world_size, Classifier, TensorDataset(x, y), 1)
+            refused[str(world_size)] = f"returned a {type(returned).__name__}"
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            refused[str(world_size)] = type(error).__name__
+    for number, launch in enumerate(launches):
+        observe(f"launch {number}", _launch(submission, number, launch, x, y))
+    observe("refused", refused)
+
+
+def _launch(submission, number: int, launch: dict, x: torch.Tensor, y: torch.Tensor) -> dict:
+    """Launch, and say what came back, which processes took part, and what is left of it."""
+    journal = Path.cwd() / f"journal-{number}"
+    os.environ |= {JOURNAL: str(journal), **launch.get("environment", {})}
     before = dict(os.environ)
-    observe("launcher", os.getpid())
-    weights = submission.launch_distributed(ranks, Classifier, TensorDataset(x, y), epochs)
-    observe("type", type(weights).__name__)
-    if isinstance(weights, dict):
-        observe("weights", _tensors(weights))
-    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
-    observe("changed", sorted(changed))
-    observe("children", len(multiprocessing.active_children()))
-
-
-def launches_in_turn(submission, sizes: list[int], x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
-    """Launch once with each number of ranks, and report what came back each time."""
-    returned = []
-    for ranks in sizes:
-        weights = submission.launch_distributed(ranks, Classifier, TensorDataset(x, y), epochs)
-        returned.append(_tensors(weights) if isinstance(weights, dict) else {})
-    observe("in turn", returned)
-
-
-def _tensors(weights: dict) -> dict[str, torch.Tensor]:
-    return {str(name): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
-
-
-def breaks(submission, ranks: int, x: torch.Tensor, y: torch.Tensor, epochs: int, word: str) -> None:
-    """Launch a training that fails on rank 1, and report what reached the caller."""
-    os.environ["LOCKSTEP_WORD"] = word
-    error = None
+    data = TensorDataset(x, y)
+    seen: dict = {"launcher": os.getpid()}
     try:
-        submission.launch_distributed(ranks, Breaking, TensorDataset(x, y), epochs)
-    except NotImplementedError:
-        raise
-    except BaseException as caught:
-        error = f"{type(caught).__name__}: {caught}"
-    observe("error", error)
-    observe("children", len(multiprocessing.active_children()))
+        returned = submission.launch_distributed(launch["world_size"], Classifier, data, launch["epochs"])
+        seen["type"] = type(returned).__name__
+        if isinstance(returned, dict):
+            tensors = {str(name): value for name, value in returned.items() if isinstance(value, torch.Tensor)}
+            seen |= {"weights": tensors, "others": sorted(str(name) for name in returned if str(name) not in tensors)}
+    except BaseException as error:
+        if not launch.get("caught"):
+            raise
+        seen["error"] = f"{type(error).__name__}: {error}"
+        seen["is_exception"] = isinstance(error, Exception)
+    seen["changed"] = sorted(n for n in {*before, *os.environ} if before.get(n) != os.environ.get(n))
+    seen["noted"] = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    journal.unlink(missing_ok=True)
+    seen["running"] = _still_running({one["pid"] for one in seen["noted"]} - {os.getpid()})
+    return seen
+
+
+def _still_running(ranks: set[int]) -> int:
+    """How many of these ranks, and of this process's other children, run on, where they are not just about to end."""
+    give_up = time.monotonic() + GONE_SECONDS
+    while True:
+        running = sum(_runs(pid) for pid in ranks | {child.pid for child in multiprocessing.active_children()})
+        if not running or time.monotonic() > give_up:
+            return running
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return Path("/proc").is_dir() is False
+
+
+# All at once -------------------------------------------------------------------------------------------------------
+
+
+def at_once(submission, launches: list[dict], x: torch.Tensor, y: torch.Tensor) -> None:
+    """Launch all of them at the same time, each from a process of its own, and report what came of each."""
+    children = {}
+    other = socket.create_server(("127.0.0.1", 0))
+    for number, launch in enumerate(launches):
+        if "environment" in launch:
+            launch["environment"]["MASTER_PORT"] = str(other.getsockname()[1])
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                os.environ[FAILURE] = json.dumps(launch["failure"])
+                torch.save(_launch(submission, number, launch | {"caught": True}, x, y), f"launch-{number}")
+                status = 0
+            finally:
+                os._exit(status)
+        children[pid] = number
+    last = time.monotonic()
+    while children:
+        pid, _ = os.waitpid(-1, os.WNOHANG)
+        if pid in children:
+            last = time.monotonic()
+            result = Path(f"launch-{children.pop(pid)}")
+            if result.exists():
+                observe(result.name.replace("-", " "), torch.load(result))
+                result.unlink()
+        elif time.monotonic() - last < PATIENCE_SECONDS:
+            observe("waiting", len(children))
+        time.sleep(0.03)

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import join, rank
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe, rank
 
 CLEARING, MEETING = 0.5, 0.25  # seconds of the scripted clock that zero_grad and a barrier take
 
@@ -18,7 +17,7 @@ CLEARING, MEETING = 0.5, 0.25  # seconds of the scripted clock that zero_grad an
 class Clock:
     """Seconds that pass only when somebody lets them."""
 
-    now = 1000.0
+    now = 2e7  # of a machine that has been up for long: in float32 such a reading is off by a second
     reads = 0
 
     def __call__(self) -> float:
@@ -48,7 +47,7 @@ class Counting(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 3)
         self.unused = nn.Parameter(torch.ones(2), requires_grad=False)
-        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("calls", torch.full((), 5.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, 4) → (B, 3)."""
@@ -63,17 +62,17 @@ class Counting(nn.Module):
 
 
 def measures(
-    submission, times: list[dict[str, list[float]]], repeats: int, warm: list[dict[str, list[float]]] | None = None
+    submission, times: list[dict[str, list[float]]], warm: list[dict[str, list[float]]], options: dict[str, int]
 ) -> None:
     """Call `exposed_communication` with steps that take scripted times.
 
-    `times[rank]["step"]` are the seconds of the steps with synchronisation, in turn, and when they are used up again from
-    the first; `times[rank]["alone"]` are those without. `warm[rank]` come before them.
+    `times[rank]["step"]` are the seconds of the steps with synchronisation, in turn, and when they are used up again
+    from the first; `times[rank]["alone"]` are those without. `warm[rank]` come before them. `options` has `repeats`, or
+    leaves it out.
     """
     device = join()
     scripted = {
-        kind: itertools.chain(warm[rank()][kind] if warm else [], itertools.cycle(times[rank()][kind]))
-        for kind in ("step", "alone")
+        kind: itertools.chain(warm[rank()][kind], itertools.cycle(times[rank()][kind])) for kind in ("step", "alone")
     }
     counts = {"step": 0, "alone": 0}
     torch.manual_seed(3)
@@ -93,7 +92,7 @@ def measures(
         counts[kind] += 1
         mark("done")
 
-    result = submission.exposed_communication(step, ddp_model, repeats=repeats, clock=CLOCK)
+    result = submission.exposed_communication(step, ddp_model, clock=CLOCK, **options)
     for name in ("step", "alone"):
         observe(name, float(getattr(result, name)))
     observe("counts", counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 
 import torch
@@ -10,21 +11,27 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.grading.on_rank import join
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe
 
 WIDTH = 32
 
 
 def before() -> None:
-    """Mark each wait for a collective, ahead of the submission's import."""
-    wait = dist.Work.wait
+    """Mark each wait for a collective, and each request for its future or its state, ahead of the submission's import."""
+    for name in ("wait", "get_future", "is_completed", "synchronize", "block_current_stream"):
+        if hasattr(dist.Work, name):
+            setattr(dist.Work, name, marked(getattr(dist.Work, name), "wait" if name == "wait" else "asks"))
 
-    def marked_wait(self, *args, **kwargs):
-        mark("wait")
-        return wait(self, *args, **kwargs)
 
-    dist.Work.wait = marked_wait
+def marked(call, name: str):
+    """The same method of a work, with a mark ahead of it unless it is the recorder that asks."""
+
+    def marked_call(self, *args, **kwargs):
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("lockstep."):
+            mark(name)
+        return call(self, *args, **kwargs)
+
+    return marked_call
 
 
 class Awkward(nn.Module):

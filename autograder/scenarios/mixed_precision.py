@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lockstep.grading.on_rank import join
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe
 
 State = dict[str, torch.Tensor]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -44,11 +43,9 @@ class Noting(nn.Module):
         self.load_state_dict(initial)
         self.types: dict[str, str] = {}
         self.autocast_in_backward = False
-        self.forwards = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, features) → (B, classes)."""
-        self.forwards += 1
         first = self.first(x)
         with torch.autocast(x.device.type, enabled=False):
             middle = self.middle(torch.tanh(first.to(self.middle.weight.dtype)))
@@ -104,16 +101,18 @@ def steps(
     y: torch.Tensor,
     sizes: torch.Tensor,
     max_norms: list[float],
+    first_group: int,
 ) -> None:
     """Some steps. `x[step]` and `y[step]` are this rank's batches, `sizes[step]` says how large the loss is.
 
     A `scale` of 0 means that the scaler is not enabled; otherwise it begins with this and doubles it after two good
-    steps. Before the first step every gradient holds the number `stale`.
+    steps. Before the first step every gradient holds the number `stale`. The optimizer has two groups of parameters.
     """
     device = join()
     inner = Noting(initial).to(device)
     wrapped = DDP(inner)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    every = list(wrapped.parameters())
+    optimizer = torch.optim.SGD([{"params": every[:first_group]}, {"params": every[first_group:]}], lr=0.1)
     scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, growth_interval=2, enabled=bool(scale))
     used: list[State] = []
     optimizer.register_step_pre_hook(
@@ -126,7 +125,6 @@ def steps(
         observe("step", number)
         used.clear()
         loss_fn = Loss(float(sizes[number]))
-        forwards = inner.forwards
         start, before_scale = parameters(inner), scaler.get_scale()
         batch = (x[number].to(device), y[number].to(device))
         mark("call")
@@ -139,7 +137,7 @@ def steps(
             "types": {**inner.types, "loss": loss_fn.type},
             "parameters": sorted({say(p.dtype) for p in inner.parameters()}),
             "autocast_in_backward": inner.autocast_in_backward,
-            "factor": loss_fn.factor, "forwards": inner.forwards - forwards,
+            "factor": loss_fn.factor,
             "scale_before": before_scale, "scale": scaler.get_scale(),
             "result": type(result).__name__,
             "loss": field(result, "loss"), "grad_norm": field(result, "grad_norm"), "skipped": field(result, "skipped"),

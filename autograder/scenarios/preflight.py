@@ -1,7 +1,8 @@
 """On the ranks: `preflight` in environments that somebody has broken. Nothing is judged here.
 
-Each case is prepared on its ranks before the call: a variable is taken away or changed, a rank does not come, a port leads
-nowhere, an all-reduce returns something else. What comes back is observed, and whether everything is as it was before.
+Each case is prepared on its ranks before the call: a variable is taken away or changed, a rank does not come, a port
+leads nowhere, an all-reduce returns something else. What comes back is observed, and whether everything is as it was
+before.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from lockstep.grading.on_rank import rank, world_size
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe, rank, world_size
 
 AWAKE_SECONDS = 10.0
 """For so long a rank could still do something by itself: who waits with a deadline of his own must not be taken to hang."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lockstep.grading.on_rank import join
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import join, mark, observe
 
 
 def view_of(tensor: torch.Tensor, how: str) -> tuple[torch.Tensor, torch.Tensor]:

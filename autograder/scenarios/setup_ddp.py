@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import sys
 
 import torch
 import torch.distributed as dist
 
-from lockstep.grading.on_rank import rank, world_size
-from lockstep.ranks import observe
+from lockstep.grading.on_rank import observe, rank, world_size
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
              "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # fmt: skip
@@ -22,7 +22,9 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 calls: list[str] = []
 given: list[dict[str, object]] = []
 address: dict[str, str | None] = {}
-stand_in = False
+written: dict[str, str] = {}
+"""The launchers' variables that were written while the submission ran, also where the value was the same."""
+stand_in = refusing = False
 _init = dist.init_process_group
 
 
@@ -30,8 +32,8 @@ class AddressChanged(RuntimeError):
     """The submission replaced the launcher's MASTER_ADDR or MASTER_PORT."""
 
 
-class NotRefused(RuntimeError):
-    """The submission went on to make a group with a rank that is not in it."""
+class NotRefused(Exception):
+    """The submission went on to make a group that nobody could ever complete."""
 
 
 def _where() -> dict[str, str | None]:
@@ -44,16 +46,16 @@ def init_process_group(backend=None, init_method=None, timeout=None, world_size=
     calls.append("init_process_group")
     given.append({"backend": backend, "rank": rank, "world_size": world_size, "device_id": str(device_id or ""),
                   "init_method": init_method, "own_store": store is not None})  # fmt: skip
+    if refusing and (store is not None or (init_method or "env://") != "env://" or None not in _where().values()):
+        raise NotRefused(f"{rank} of {world_size}")
     moved = {
         name: value for name, value in _where().items() if address.get(name) is not None and value != address[name]
     }
-    if init_method and init_method.startswith("tcp://") and address.get("MASTER_PORT") not in init_method:
+    if init_method and init_method.startswith("tcp://") and (address.get("MASTER_PORT") or "") not in init_method:
         moved["init_method"] = init_method
     if moved and store is None:
         name, value = next(iter(moved.items()))
         raise AddressChanged(f"{name}|{address.get(name) or address.get('MASTER_PORT')}|{value}")
-    if world_size > 0 and rank >= world_size:
-        raise NotRefused(f"{rank} of {world_size}")
     if stand_in:
         backend, device_id = "gloo", None
     return _init(
@@ -66,6 +68,14 @@ def before() -> None:
     address.update(_where())
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group
+    write = os._Environ.__setitem__
+
+    def noted(self, name, value) -> None:
+        if name in LAUNCHERS:
+            written[name] = str(value)
+        write(self, name, value)
+
+    os._Environ.__setitem__ = noted
 
 
 class Launcher:
@@ -81,15 +91,16 @@ class Launcher:
                 del os.environ[name]
 
     def new_job(self) -> None:
-        """Tell all ranks of a free port that rank 0 chose."""
+        """Tell all ranks of a free port that rank 0 chose, at an address that nobody has by default."""
         self.jobs += 1
         key = f"lockstep/port/{self.jobs}"
         if self.rank == 0:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self.store.set(key, str(probe.getsockname()[1]))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=self.store.get(key).decode())
+        os.environ.update(MASTER_ADDR=f"127.0.{self.jobs}.29", MASTER_PORT=self.store.get(key).decode())
         address.update(_where())
+        written.clear()
 
 
 def _use(label: str, number: float) -> None:
@@ -108,17 +119,10 @@ def joins(submission, under: str, number: float) -> None:
     me, world = rank(), world_size()
     if under == "spawn":
         Launcher().new_job()
-    environment = {name: os.environ.get(name) for name in LAUNCHERS}
+    written.clear()
     returned = submission.setup_ddp(me, world)
     observe("returned_value", repr(returned))
-    observe(
-        "changed",
-        {
-            name: [old, os.environ.get(name)]
-            for name, old in environment.items()
-            if os.environ.get(name) != old and old is not None
-        },
-    )
+    observe("written", written)
     observe("given", given)
     _use("first", number)
     submission.cleanup_ddp()
@@ -155,38 +159,126 @@ def twice(submission, number: float) -> None:
     observe("errors", errors)
 
 
-def refuses(submission) -> None:
-    """Call it with a rank that the world does not have."""
-    error = ""
-    Launcher().new_job()
+def limits(submission, number: float) -> None:
+    """A single rank without any variable, calls that are to be refused, and a call in a group that the caller has made."""
+    me, world = rank(), world_size()
+    under_torchrun = dict(os.environ)
+    launcher = Launcher()
+    address.clear()
+    observe("alone raised", _error(submission.setup_ddp, 0, 1))
+    _use("alone", number)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    observe("written", written)
+
+    launcher.new_job()
+    there = dict(os.environ)
+    _refuse(True)
+    refused = {}
+    for label, arguments, variables in (
+        ("rank too large", (world + me, world), {}),
+        ("negative rank", (-1, world), {}),
+        ("no ranks", (0, 0), {}),
+        ("RANK contradicts", (me, world), {"RANK": str((me + 1) % world), "WORLD_SIZE": str(world)}),
+        ("WORLD_SIZE contradicts", (me, world), {"RANK": str(me), "WORLD_SIZE": str(world + 1)}),
+        ("no MASTER_ADDR", (me, world), {"MASTER_ADDR": None}),
+        ("no MASTER_PORT", (me, world), {"MASTER_PORT": None}),
+    ):
+        os.environ.update({name: value for name, value in variables.items() if value is not None})
+        for name in (name for name, value in variables.items() if value is None):
+            del os.environ[name]
+        address.update(_where())
+        refused[label] = _error(submission.setup_ddp, *arguments)
+        _renew(there)
+    observe("refused", refused)
+    _refuse(False)
+
+    _renew(under_torchrun)
+    address.update(_where())
+    dist.init_process_group("gloo")
+    mine = dist.group.WORLD
+    observe("in a group", _error(submission.setup_ddp, me, world))
+    observe("kept", dist.is_initialized() and dist.group.WORLD is mine)
+    dist.destroy_process_group() if dist.is_initialized() else None
+
+
+def _error(call, *arguments) -> str:
+    """The name of what it raised, with those of its bases; empty where it raised nothing."""
     try:
-        submission.setup_ddp(world_size() + rank(), world_size())
+        call(*arguments)
     except NotImplementedError:
         raise
     except Exception as caught:
-        error = type(caught).__name__
-    observe("error", error)
+        return " ".join(base.__name__ for base in type(caught).__mro__)
+    return ""
 
 
-def with_devices(submission, devices: int, number: float) -> None:
-    """Set up on a machine that seems to have so many GPUs: a stand-in that notes what is chosen, and when."""
+def _renew(environment: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name not in environment]:
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def _refuse(now: bool) -> None:
+    """While it is on, nobody hosts or joins a store: what is not refused ends there instead of waiting."""
+    global refusing
+    refusing = now
+    _replace(not_a_store if not now else _TCPStore, _TCPStore if not now else not_a_store, "TCPStore")
+
+
+_TCPStore = dist.TCPStore
+
+
+def not_a_store(*arguments, **options):
+    """In the place of `dist.TCPStore`."""
+    raise NotRefused("TCPStore")
+
+
+def _replace(old, new, name: str) -> None:
+    """Everywhere, also where it was imported by its name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is old and module.__name__ != __name__:
+            setattr(module, name, new)
+
+
+def with_devices(submission, devices: int, number: float, under: str = "torchrun") -> None:
+    """Set up on a machine that seems to have this many GPUs: a stand-in that notes what is chosen, and when."""
     global stand_in
     stand_in = True
-    chosen: list[str] = []
+    chosen: list[int] = []
 
     def set_device(device) -> None:
         calls.append("set_device")
-        index = device.index if isinstance(device, torch.device) else device
-        chosen.append(str(index))
+        chosen.append(device if isinstance(device, int) else torch.device(device).index or 0)
 
-    torch.cuda.is_available = lambda: devices > 0
-    torch.cuda.device_count = lambda: devices
-    torch.cuda.set_device = set_device
-    torch.cuda.init = lambda: None
-    submission.setup_ddp(rank(), world_size())
+    def current_device() -> int:
+        return chosen[-1] if chosen else 0
+
+    def has_gpus(*_) -> bool:
+        return devices > 0
+
+    cuda = {"is_available": has_gpus, "device_count": lambda: devices, "set_device": set_device, "init": lambda: None,
+            "current_device": current_device, "is_initialized": has_gpus}  # fmt: skip
+    accelerator = {
+        "is_available": has_gpus, "device_count": lambda: devices, "current_device_index": current_device,
+        "set_device_index": set_device, "current_device_idx": current_device, "set_device_idx": set_device,
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if devices else None,
+    }  # fmt: skip
+    for module, pretended in (
+        (torch.cuda, cuda),
+        (getattr(torch, "accelerator", None), accelerator),
+        (dist, {"is_nccl_available": has_gpus}),
+    ):
+        for name, function in pretended.items():
+            if hasattr(module, name):
+                _replace(getattr(module, name), function, name)
+    me, world, local_rank = rank(), world_size(), int(os.environ["LOCAL_RANK"])
+    if under == "spawn":
+        Launcher().new_job()
+    submission.setup_ddp(me, world)
     _use("group", number)  # a group that is left before everybody has joined it fails at random
     observe("calls", calls)
     observe("chosen", chosen)
     observe("given", given)
-    observe("local_rank", int(os.environ["LOCAL_RANK"]))
+    observe("local_rank", local_rank)
     submission.cleanup_ddp()

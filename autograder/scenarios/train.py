@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import TensorDataset
 
-from lockstep.grading.on_rank import rank
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import mark, observe, rank
 
 FEATURES, CLASSES = 6, 3
 FOLDER = Path("run")
@@ -54,11 +54,8 @@ happening: dict[str, Any] = {}
 
 def about_to(what: str) -> None:
     """Send this process its signal, when this is the moment for it."""
-    if (
-        happening.get("rank") != rank()
-        or happening.get("done")
-        or happening["step"] != len(steps) - (what != "forward")
-    ):
+    mine = rank() in happening.get("ranks", ()) and not happening.get("done")
+    if not mine or happening["step"] != len(steps) - (what != "forward"):
         return
     if (what == "forward") != happening["before"]:
         return
@@ -131,6 +128,7 @@ def start(
 ) -> None:
     """One start of the script on counted samples, with the files that the one before has left."""
     happening.update(signals or {})
+    observe("signal in", happening.get("step", 0))
     for name, data in (left or {}).items() if rank() == 0 else ():
         place = FOLDER / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +148,7 @@ def start(
     observe("steps", steps)
     observe("tested", tested)
     observe("precision", sorted(precision))
+    observe("kept in", sorted({str(p.dtype) for p in models[-1].parameters()}) if models else [])
     observe("weights", flat(list(models[-1].parameters())) if models else None)
     observe("files", files() if rank() == 0 else {})
 
@@ -212,18 +211,82 @@ def joins(submission: Any, devices: int) -> None:
     def set_device(device: Any) -> None:
         chosen.append(str(torch.device("cuda", device) if isinstance(device, int) else torch.device(device)))
 
+    def current() -> int:
+        return torch.device(chosen[-1]).index or 0 if chosen else 0
+
     def init_process_group(backend: Any = None, *arguments: Any, **more: Any) -> None:
         given.append(str(backend or ""))
         observe("chosen before the group", list(chosen))
         more.pop("device_id", None)
         make("gloo", *arguments, **more)
 
-    torch.cuda.is_available = lambda: devices > 0
-    torch.cuda.device_count = lambda: devices
-    torch.cuda.set_device = set_device
+    for name, pretended in {
+        "is_available": lambda: devices > 0, "device_count": lambda: devices, "set_device": set_device,
+        "current_device": current, "is_initialized": lambda: devices > 0,
+    }.items():  # fmt: skip
+        setattr(torch.cuda, name, pretended)
+    for name, pretended in {
+        "is_available": lambda: devices > 0, "device_count": lambda: devices, "set_device_index": set_device,
+        "set_device_idx": set_device, "current_device_index": current, "current_device_idx": current,
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if devices else None,
+    }.items():  # fmt: skip
+        setattr(torch.accelerator, name, pretended)
+    dist.is_nccl_available = lambda: devices > 0
     dist.init_process_group = init_process_group
-    device = submission.join()
+    device = torch.device(submission.join())
     observe("device", str(device))
     observe("chosen", chosen)
     observe("backend", given[-1] if given else "none")
-    observe("local rank", int(os.environ["LOCAL_RANK"]))
+
+
+def saves(submission: Any) -> None:
+    """Save while the writer is slow, load, and save where it cannot be done; notes what happens to files."""
+    submission.join()
+    operations: list[dict[str, Any]] = []
+    write, path = torch.save, FOLDER / "checkpoint.pt"
+
+    def note(kind: str, place: Any, **more: Any) -> None:
+        with contextlib.suppress(OSError, AttributeError, TypeError, ValueError):
+            place = place.fileno() if hasattr(place, "fileno") else place
+            inode = (os.fstat if isinstance(place, int) else os.stat)(place).st_ino
+            name = os.path.basename(
+                os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else os.fspath(place)
+            )
+            operations.append({"kind": kind, "name": name, "inode": inode, **more})
+
+    def save(content: Any, file: Any, *arguments: Any, **more: Any) -> None:
+        time.sleep(0.5)
+        write(content, file, *arguments, **more)
+        note("write", file)
+
+    def around(name: str, kind: str) -> None:
+        real = getattr(os, name)
+
+        def operation(place: Any, *arguments: Any, **more: Any) -> Any:
+            target = (*arguments, *more.values())
+            folder = os.stat(os.path.dirname(os.path.abspath(target[0]))).st_ino if kind == "rename" else 0
+            note(kind, place, folder=folder)
+            return real(place, *arguments, **more)
+
+        setattr(os, name, operation)
+
+    torch.save = save
+    for name, kind in (("fsync", "fsync"), ("fdatasync", "fsync"), ("replace", "rename"), ("rename", "rename")):
+        around(name, kind)
+    submission.save(path, {"model": {"weight": torch.full((2000,), float(rank()))}, "step": 7 + rank()})
+    observe("there", path.is_file())
+    dist.barrier()
+    observe("operations", operations)
+    observe("inodes", [path.stat().st_ino, path.parent.stat().st_ino])
+    loaded = submission.load(path)
+    observe("loaded", [loaded["step"], loaded["model"]["weight"].unique().tolist()] if loaded else None)
+    observe("nothing", submission.load(FOLDER / "other.pt"))
+    if rank() == 0:
+        Path("a-file").touch()
+    dist.barrier()
+    try:
+        submission.save(Path("a-file/checkpoint.pt"), {"step": 8})
+    except Exception as error:
+        observe("error", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    else:
+        observe("error", "")

@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from lockstep.grading.on_rank import rank, world_size
-from lockstep.ranks import mark, observe
+from lockstep.grading.on_rank import mark, observe, rank, world_size
 
 FEATURES, HIDDEN, CLASSES = 6, 8, 3
 
@@ -23,7 +22,8 @@ sharpness = 1.0
 class Classifier(nn.Module):
     """A small classifier. The first column of its input is the sample's number, and takes no part in the result.
 
-    The logits are multiplied by this rank's sharpness. The frozen scale is here because a version that averages `parameter.grad` for every parameter meets a None in it.
+    The logits are multiplied by this rank's sharpness. The frozen scale is here because a version that averages
+    `parameter.grad` for every parameter meets a None in it.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,24 @@ def trains(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: d
 
 
 def breaks(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: dict) -> None:
-    """Train a model that fails, and report what reached the caller and whether the group was left open."""
+    """Train where the caller is in a group already, then a model that fails; report what reached the caller, and whether
+    each group is there afterwards.
+    """
     error = ""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the caller's own
+    mine = dist.group.WORLD
+    try:
+        submission.train_ddp(rank(), world_size(), Classifier, TensorDataset(x, y), epochs, **options)
+    except NotImplementedError:
+        raise
+    except Exception as refused:
+        error = type(refused).__name__
+    observe("refused", error)
+    observe("kept", dist.is_initialized() and dist.group.WORLD is mine)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    error = ""
+    batches.clear()
     try:
         submission.train_ddp(rank(), world_size(), Breaking, TensorDataset(x, y), epochs, **options)
     except NotImplementedError:

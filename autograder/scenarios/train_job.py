@@ -1,8 +1,9 @@
-"""Stands where `train.py` stands when `train.sbatch` is checked: ranks that count, meet, save and hear, and need no torch.
+"""Stands where `train.py` stands when `train.sbatch` is checked: ranks that count, meet, save and hear, and need no
+torch.
 
-Each rank notes in a journal who it is, where it runs and what it was given. In every step the ranks exchange over a socket,
-as an all-reduce would, whether one of them was asked to stop; then all stop behind the same step, and rank 0 saves.
-The job is complete when the file `finish` beside this one names it, in that start of it or a later one.
+Each rank notes in a journal who it is, where it runs and what it was given. In every step the ranks exchange over a
+socket, as an all-reduce would, whether one of them was asked to stop; then all stop behind the same step, and rank 0
+saves. The job is complete when the file `finish` beside this one names it, in that start of it or a later one.
 """
 
 from __future__ import annotations

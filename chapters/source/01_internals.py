@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 1. How DDP works inside
 #
-# Click into the next cell and press Shift+Enter: it trains a small network on four processes of this machine, and draws
-# what they did.
+# **Where does the time go when four processes train one model?** Click into the next cell and press Shift+Enter. It
+# trains a small network on four processes of this machine and draws what each of them did.
 
 # %%
 # %load_ext lockstep
@@ -23,18 +23,20 @@ run = ranks.run(ranks.Script("four_ranks.py"), world_size=4, timeline=True)
 timeline(run)
 
 # %% [markdown]
-# This is a measurement, made just now. Four processes, called **ranks**, each with a copy of the network and a batch of
-# its own, made two training steps. In each step every rank goes **forward** and **backward**; each small mark under the
-# backward is a gradient that became ready; each green bar is an **all-reduce**: all ranks add up a pile of gradients, so
-# that everybody has the mean. Run the cell again: the times change, the order does not.
+# You are looking at two training steps. Each row is a **rank**: one process with its own copy of the model and its
+# own batch. Every rank computes **forward**, then **backward**. A small mark below backward is a gradient that has
+# just become ready. A green bar is an **all-reduce**, in which the ranks add up their gradients so that all of them
+# get the mean.
+#
+# Run the cell again: the times change, the order doesn't. Here is the order as text.
 
 # %%
 print(timeline(run))
 
 # %% [markdown]
-# The pile is called a **bucket**. In step 0 there is one, and it leaves when all gradients are there. In step 1 there are
-# two, and the first leaves while the backward is still busy. Nobody asked for that: it is what PyTorch's
-# DistributedDataParallel, **DDP**, does by itself. Here is the whole program.
+# Gradients travel together in **buckets**. Step 0 has one bucket, which leaves when backward is over. Step 1 has two,
+# and the first leaves while backward is still running. What could PyTorch know in step 1 that it didn't know in step
+# 0? Write down your guess; "DDP's buckets" has the answer. This is the whole program:
 
 # %%
 from pathlib import Path
@@ -42,38 +44,149 @@ from pathlib import Path
 print(Path("four_ranks.py").read_text())
 
 # %% [markdown]
-# One line of it is DDP. In this chapter you take that line apart, and then write it yourself. After it you can
+# `twelve_layers.py` holds the network and the step, with a mark for each thing that you saw. Everything else happens
+# in one line, `DDP(...)`: PyTorch's `DistributedDataParallel`. In this chapter you replace that line by your own
+# code, one small step at a time, and draw the same picture with it. After it you can
 #
-# - say **what is copied between ranks, and when**: at construction, in the forward, in the backward;
-# - predict **how many all-reduces** a step makes, how large they are, and which of them can be hidden;
-# - carry out a **ring all-reduce** by hand, and say what it costs;
-# - say when the mean of the gradients **is** the gradient of the joined batch, and when it is not;
-# - name the ways to train **past** DDP without an error;
-# - show a DDP of your own whose picture looks like the one above.
+# - **choose** a collective, and say what each rank holds afterwards;
+# - **carry out** a ring all-reduce by hand, and say what it costs;
+# - **predict** how many all-reduces a step makes, how large they are, and which of them can be hidden;
+# - **build** a DDP that overlaps communication with backward;
+# - **decide** whether the mean of the gradients is the gradient of the joined batch;
+# - **name** the ways to train past DDP without any error.
 #
 # About 120 minutes: 45 to read and run, 75 for three exercises. You need PyTorch's training loop, and no GPU.
 #
 # ### How a cell runs ranks
 #
-# `%%ranks 4` runs a cell in four fresh processes, the way a launcher would start a program four times. They know nothing
-# of each other until `init_process_group` connects them. `gloo` is the library that carries tensors between CPUs.
+# `%%ranks 3` runs a cell in three fresh processes, as a launcher would start a program three times. The processes
+# know nothing of each other until `init_process_group` connects them into a **process group**. `gloo` is the library
+# that carries tensors between CPUs.
 
 # %%
-# %%ranks 4
-import torch
+# %%ranks 3
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-t = torch.tensor([1.0, 10.0]) * dist.get_rank()
-print("I bring", t.tolist(), end="; ")
-dist.all_reduce(t)
-print("the sum is", t.tolist())
+print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# Every rank ran the same text, brought something else, and has the same sum. That is all-reduce, and most of DDP.
+# `--into run` keeps a record of what the ranks did. In the cell, `mark("...")` adds a note to the record and
+# `observe(name, value)` a value; afterwards `run.observed(name)` lists the values of all ranks. This function prints
+# one rank's record:
+
+# %%
+from lockstep.notebook.contract import contract
+from lockstep.notebook.quiz import quiz
+from lockstep.ranks import Mark
+
+def story(run, rank=0, lines=None):
+    """What a rank did, in order: its marks, and indented below them its communication."""
+    report = run.ranks[rank]
+    for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number)[:lines]:
+        print(event.name if isinstance(event, Mark) else f"    {event.kind}: {event.nbytes} bytes")
+
+# %% [markdown]
+# Two more commands. `%check NAME` grades an exercise: you write the file `exercises/NAME.py`, and the check runs it
+# on several ranks and shows what it saw. `%hint NAME` gives the next hint. On a terminal they are `./lockstep check
+# NAME` and `./lockstep hint NAME`.
 #
-# You cannot break anything here, so try. If the ranks wait for each other in vain, the cell ends after a moment and says
-# who waits where. `--expect hang` tells it that this one is meant to.
+# ## Five collectives
+#
+# A **collective** is a call that all ranks of a group make together. You need five of them. In the next five cells
+# three ranks bring the same tensors; before you run a cell, cover the right half of its picture and say what rank 2
+# will print.
+#
+# ### Broadcast: one rank's tensor, everywhere
+#
+# ![Broadcast: all three ranks end with rank 0's tensor](pictures/broadcast.svg)
+
+# %%
+# %%ranks 3
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.tensor([1.0, 2.0, 3.0]) * 10 ** dist.get_rank()
+dist.broadcast(t, src=0)
+print(t.tolist())
+
+# %% [markdown]
+# ### Reduce: the sum, on one rank
+#
+# ![Reduce: rank 0 ends with the sum, the other ranks with nothing of use](pictures/reduce.svg)
+
+# %%
+# %%ranks 3 --into run
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.tensor([1.0, 2.0, 3.0]) * 10 ** dist.get_rank()
+dist.reduce(t, dst=0)
+if dist.get_rank() == 0:
+    print(t.tolist())
+
+# %% [markdown]
+# Only rank 0 may use its tensor afterwards. On the other ranks it holds whatever the algorithm left there, with gloo
+# partial sums.
+#
+# ### All-reduce: the sum, everywhere
+#
+# ![All-reduce: every rank ends with the sum](pictures/sum_everywhere.svg)
+
+# %%
+# %%ranks 3
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.tensor([1.0, 2.0, 3.0]) * 10 ** dist.get_rank()
+dist.all_reduce(t)
+print(t.tolist())
+
+# %% [markdown]
+# This is the collective that averages gradients. `op=` takes other operations than the sum: `dist.ReduceOp.MAX`,
+# `MIN`, `PRODUCT`, `AVG`.
+#
+# ### All-gather: all tensors, everywhere
+#
+# ![All-gather: every rank ends with the tensors of all ranks](pictures/all_gather.svg)
+
+# %%
+# %%ranks 3
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.tensor([1.0, 2.0, 3.0]) * 10 ** dist.get_rank()
+everyone = [torch.empty(3) for _ in range(3)]
+dist.all_gather(everyone, t)
+print([one.tolist() for one in everyone])
+
+# %% [markdown]
+# ### Reduce-scatter: the sum, in pieces
+#
+# ![Reduce-scatter: rank r ends with piece r of the sum](pictures/reduce_scatter.svg)
+
+# %%
+# %%ranks 3
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.tensor([1.0, 2.0, 3.0]) * 10 ** dist.get_rank()
+piece = torch.empty(1)
+dist.reduce_scatter(piece, list(t.split(1)))
+print("piece:", piece.tolist(), end="  ")
+pieces = [torch.empty(1) for _ in range(3)]
+dist.all_gather(pieces, piece)
+print("gathered:", torch.cat(pieces).tolist())
+
+# %% [markdown]
+# The last three lines gather the pieces, and every rank holds 111, 222, 333: **an all-reduce is a reduce-scatter
+# followed by an all-gather.** Keep that in mind for "All-reduce by hand".
+#
+# ### Every rank must call it
+#
+# A collective without data is `dist.barrier()`: it returns when all ranks have called it. What happens if a rank
+# leaves out a collective? You can't break anything here, so try. `--expect hang` says that this cell is meant to
+# hang.
 
 # %%
 # %%ranks 3 --expect hang
@@ -82,92 +195,650 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 t = torch.ones(4)
-if dist.get_rank() != 1:  # BUG: rank 1 does not take part
+if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
     dist.all_reduce(t)
 dist.barrier()
 
 # %% [markdown]
-# Two more commands. `%check NAME` grades an exercise: you write the file `exercises/NAME.py`, in the file browser on the
-# left, and the check runs it on several ranks, watches what each one sends, and tells you what it saw. `%hint NAME` gives
-# the next hint. On a terminal they are `./lockstep check NAME` and `./lockstep hint NAME`.
+# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Under a plain launcher this job would wait for half an
+# hour; here it ends after a moment and says which rank waits where. Order matters just as much: the first collective
+# of one rank is paired with the first of the others, the second with the second, and so on.
 #
-# `--into run` keeps what the ranks did in a variable. `run.collectives[r]` is the list of rank r's communication calls,
-# recorded below PyTorch's Python code, so that nothing is missed. This little function prints such a list:
+# ### Point to point
+#
+# `send` and `recv` carry a tensor from one rank to one other. Both return when the message has arrived. `isend` and
+# `irecv` return at once with a **handle**; the transfer is complete when `handle.wait()` returns.
 
 # %%
-from lockstep.notebook.contract import contract
-from lockstep.notebook.quiz import quiz
-from lockstep.ranks import Mark
+# %%ranks 3
+import torch, torch.distributed as dist
 
-def story(run, rank=0, lines=None):
-    """What a rank did, in order: its marks, and indented below them its collectives."""
-    report = run.ranks[rank]
-    for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number)[:lines]:
-        print(event.name if isinstance(event, Mark) else f"    {event.kind}: {event.nbytes} bytes")
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+mine, from_left = torch.tensor([10.0 * rank]), torch.empty(1)
+sending = dist.isend(mine, (rank + 1) % size)  # to the right, and don't wait yet
+dist.recv(from_left, (rank - 1) % size)
+sending.wait()
+print("my left neighbour has", from_left.item())
 
 # %% [markdown]
-# ## Two ways to use several GPUs
-#
-# PyTorch has two wrappers that spread a batch over devices. `DataParallel` is the older one: **one process, with a thread
-# for each GPU**. In every forward it scatters the batch, copies the model to all GPUs, runs the copies in threads, and
-# gathers the outputs on the first GPU. There is no GPU here, so let its source speak:
+# Why `isend`? Predict what happens when every rank calls `send` first.
 
 # %%
-import inspect, re
+# %%ranks 3 --expect hang
 import torch
+import torch.distributed as dist
 
-def order_of(function, words):
-    """The calls, in the order in which they stand in the function's source."""
-    source = inspect.getsource(function)
-    return sorted(words, key=lambda word: source.index(f"{word}("))
-
-steps = ["self.gather", "self.parallel_apply", "self.replicate", "self.scatter"]
-print(order_of(torch.nn.DataParallel.forward, steps))
-assert "threading.Thread(" in inspect.getsource(torch.nn.parallel.parallel_apply)
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+mine, from_left = torch.ones(1000), torch.empty(1000)
+dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
+dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# Threads share Python's interpreter lock, the first GPU holds all outputs, and the copy is made anew in every step.
-# `DistributedDataParallel` starts from the other end: **one process for each GPU**, each with its own interpreter, its
-# own copy of the model, its own batch. The copies are made equal once, and stay equal because all of them make the same
-# update. DDP refuses to be given several devices:
+# ### async_op: start now, wait later
+#
+# Every collective can return at once too: `async_op=True` gives you a handle. Below, rank 1 calls its all-reduce only
+# after a message from rank 0. Rank 0 sends that message *while its own all-reduce is running*.
 
 # %%
-# %%ranks 1 --expect raised
+# %%ranks 2
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+t, message = torch.ones(3), torch.zeros(1)
+if dist.get_rank() == 0:
+    handle = dist.all_reduce(t, async_op=True)
+    print("started; finished:", handle.is_completed(), end="  ")
+    dist.send(message, 1)
+else:
+    dist.recv(message, 0)
+    handle = dist.all_reduce(t, async_op=True)
+handle.wait()
+print("after wait:", t.tolist())
+
+# %% [markdown]
+# Without `async_op` this program would hang: rank 0 would never get to `send`. Until `wait()` has returned, leave the
+# tensor alone; its content is undefined. (On a GPU, `wait()` makes the current *stream* of GPU work wait. The CPU
+# goes on at once.)
+
+# %%
+quiz("01_internals/collectives")
+
+# %% [markdown]
+# ## The mean
+#
+# Now build DDP. All ranks start with equal weights. If every rank applies the same gradient, the weights stay equal.
+# So each gradient has to become its mean over all ranks before `optimizer.step()`. The simplest way: **after
+# backward, one all-reduce for each parameter.** `train_step(model, average)` calls `average` when backward has
+# returned, and `--timeline` records the end of each collective for the picture.
+#
+# **Predict first.** The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. Replace each
+# `None`.
+
+# %%
+predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+
+# %%
+# %%ranks 2 --timeline --into after_backward
+import torch.distributed as dist
+from rank_spread import spread
+from twelve_layers import network, train_step
+
+def average():
+    for parameter in model.parameters():
+        parameter.grad *= 1 / dist.get_world_size()
+        dist.all_reduce(parameter.grad)
+
+dist.init_process_group("gloo")
+model = network()
+train_step(model, average)
+print("largest difference between the ranks:", spread(p.grad for p in model.parameters()))
+
+# %%
+from measured import measured
+
+measured(after_backward, predicted)
+timeline(after_backward)
+
+# %% [markdown]
+# `spread`, from `rank_spread.py`, is the largest difference between two ranks' values: 0.0, so all gradients agree.
+# In the picture all 24 bars lie in the grey part after backward. While a bar lasts, nothing is computed.
+#
+# ### Scale first, then sum
+#
+# `average` multiplies by 1/N *before* the sum. Does the order matter? Look at float16, whose largest number is 65504.
+# The gradient is 40000 on both ranks.
+
+# %%
+# %%ranks 2
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
-DDP(torch.nn.Linear(2, 1), device_ids=[0, 1])  # BUG: one process, two GPUs
+model = torch.nn.Linear(1, 1, bias=False).half()
+ddp = DDP(model)
+(ddp(torch.ones(1, 1).half()) * 40000).sum().backward()
+summed = torch.full((1,), 40000.0, dtype=torch.float16)
+dist.all_reduce(summed)
+print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
+
+# %% [markdown]
+# DDP scales first, so its sum doesn't overflow. It also multiplies by 1/N where you might divide by N. In exact
+# arithmetic these are the same. How many of 100,000 gradients come out different on three ranks?
+
+# %%
+# %%ranks 3 --into run
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import observe
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+mine = torch.rand(1, 100_000)
+ddp = DDP(torch.nn.Linear(100_000, 1, bias=False))
+ddp(mine).sum().backward()  # the gradient of w · mine is mine, and DDP makes it the mean
+multiplied, divided, averaged = mine * (1 / 3), mine / 3, mine.clone()
+dist.all_reduce(multiplied)
+dist.all_reduce(divided)
+dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
+for name, mean in (("mine * (1 / 3)", multiplied), ("mine / 3", divided), ("ReduceOp.AVG", averaged)):
+    observe(name, (mean != ddp.module.weight.grad).float().mean().item())
+
+# %%
+for name, share in run.ranks[0].observations.items():
+    print(f"{name:<15} differs from DDP in {share:.0%} of the elements")
+
+# %% [markdown]
+# The differences are in the last bit and harmless. But if you want DDP's bits, multiply by `1 / N` first, then sum.
+# On two or four ranks you wouldn't see any of this: halves and quarters are exact.
+#
+# ### A gradient that only some ranks have
+#
+# A parameter that a batch doesn't use has `grad = None`. If the model has branches, that can happen on some ranks and
+# not on others. Is it enough to skip the parameter there?
+
+# %%
+# %%ranks 2 --expect hang
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+trunk, side = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+x = torch.ones(1, 4)
+out = trunk(x) + side(x) if dist.get_rank() == 0 else trunk(x)  # rank 1 doesn't use side
+out.sum().backward()
+for parameter in [*trunk.parameters(), *side.parameters()]:
+    if parameter.grad is not None:  # BUG: rank 1 skips what rank 0 doesn't
+        dist.all_reduce(parameter.grad)
+dist.barrier()
+
+# %% [markdown]
+# It isn't. The rule that works:
+#
+# - If *some* rank has a gradient, every rank takes part. A rank without one contributes zeros and receives the mean.
+# - If *no* rank has one, leave `None` everywhere. An optimizer skips `None`; zeros would still be moved by momentum
+#   and weight decay.
+# - A frozen parameter (`requires_grad=False`) isn't trained: every rank skips it.
+
+# %%
+quiz("01_internals/mean")
+
+# %% [markdown]
+# ## Exercise: implement average_gradients
+#
+# *Easy, 15 minutes.* Open `exercises/average_gradients.py`.
+#
+# Replace every gradient by its mean over all ranks, after backward. The loop is the one above. What makes it an
+# exercise: every rank must issue the same collectives, although the ranks may disagree about which gradients exist.
+
+# %%
+contract("average_gradients")
+
+# %% [markdown]
+# (The stored output is the reference solution's. Run the cell to see yours.)
+
+# %%
+# %check average_gradients
+
+# %% [markdown]
+# <details><summary>It hangs, or the sizes do not fit</summary>
+# The ranks made different calls. <code>parameter.grad is None</code> is known to one rank only. How can all ranks
+# learn which gradients exist, with one collective?
+# </details>
+#
+# <details><summary>The gradients are too large by the number of ranks</summary>
+# You summed. Multiply by 1/N, before the sum.
+# </details>
+#
+# The solution is `solutions/average_gradients.py`.
+#
+# ## All-reduce by hand
+#
+# Your DDP works, and it spends its time in 24 all-reduces. What does an all-reduce cost? Look inside one. Each row is
+# a rank, each box a piece of its tensor. Click into the picture and use the arrow keys, or the buttons.
+
+# %%
+from lockstep.notebook.stepper import Stepper
+
+Stepper(ranks=4, length=8)
+
+# %% [markdown]
+# <details><summary>The same as a still picture</summary>
+#
+# ![Ring all-reduce of 8 numbers among 4 ranks, all six steps](pictures/all_reduce.svg)
+# </details>
+#
+# **The ring.** The ranks form a circle, and the tensor is cut into N chunks. In every step each rank sends *one
+# chunk* to its right neighbour, all at the same time.
+#
+# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. Afterwards each rank holds the full sum
+#    of one chunk.
+# 2. **All-gather, N − 1 steps.** The full sums travel round once more, and are copied.
+#
+# Now choose "everybody sends everything" in the picture and compare the bytes. This is the second way on real ranks.
+# **Predict**: a tensor of 4000 bytes, four ranks. How many bytes does rank 0 send this way, and how many in a ring?
 
 # %%
 # %%ranks 4 --into run
-import os
-from lockstep.ranks import observe
+import torch
+import torch.distributed as dist
 
-observe("process", os.getpid())
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+mine = torch.ones(1000) * (rank + 1)
+total, buffer = mine.clone(), torch.empty_like(mine)
+for distance in range(1, size):
+    sending = dist.isend(mine, (rank + distance) % size)
+    dist.recv(buffer, (rank - distance) % size)
+    total += buffer
+    sending.wait()
+print("every element is", total.unique().item())
 
 # %%
-print("processes:", len(set(run.observed("process"))))
-assert len(set(run.observed("process"))) == 4
+from lockstep.notebook.stepper import bytes_sent, ring
+
+sent = sum(one.nbytes for one in run.collectives[0] if one.kind == "send")
+print("everybody to everybody, recorded:", sent, "bytes from rank 0")
+print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# The price of separate processes is that nothing is shared. Whatever two ranks are to agree on has to be sent. How much
-# faster DDP is depends on model, machine and batch; factors that you find quoted without a source are worth what they
-# cost. DataParallel is discouraged in the documentation but not deprecated: it gives no warning.
+# Three times the tensor, against one and a half. With more ranks the first number grows without end, the second never
+# reaches two.
 
 # %%
-quiz("01_internals/dp_or_ddp")
+quiz("01_internals/ring")
 
 # %% [markdown]
-# ## What is copied when
+# ## Exercise: implement ring_all_reduce
 #
-# Each rank builds its model with random weights of its own. What makes them equal?
+# *Medium, 25 minutes.* Open `exercises/ring_all_reduce.py`.
+#
+# Sum a tensor over all ranks, in place, with point-to-point messages only. It works for any number of ranks,
+# including one, and for any length, even if N doesn't divide it or exceeds it. The check counts your messages and
+# bytes: a ring that sends the whole tensor in every step gets the right sum, and fails.
+
+# %%
+contract("ring_all_reduce")
+
+# %%
+# %check ring_all_reduce
+
+# %% [markdown]
+# <details><summary>The sum is right for 2 ranks and wrong for 3</summary>
+# Which chunk does a rank send in step s? Step through the picture with 3 ranks and write down rank 0's chunks. The
+# next one to send is always the one that has just arrived.
+# </details>
+#
+# <details><summary>It hangs</summary>
+# Every rank sends and none receives: see "Point to point". Or a rank leaves out an empty chunk that its neighbour
+# waits for.
+# </details>
+#
+# The solution is `solutions/ring_all_reduce.py`.
+#
+# ## What it costs
+#
+# Every message takes a **latency** α, however short it is, and then its bytes divided by the **bandwidth** β. A ring
+# makes 2(N − 1) steps and sends 1/N of the P bytes in each:
+#
+# > time = 2(N − 1) · α + 2(N − 1)/N · P/β
+#
+# Count both factors from the schedules behind the picture:
+
+# %%
+print(" N  steps  bytes sent by a rank / bytes of the tensor")
+for n in (2, 3, 4, 6, 8):
+    plan = ring(n)
+    factor = bytes_sent(plan, 840)[0] / (840 * 4)
+    print(f"{n:>2} {len(plan.steps):>5}   {factor:.3f}")
+    assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
+
+# %% [markdown]
+# The bytes stop growing at twice the tensor; the steps, and with them the latency, keep growing with N. (NCCL, the
+# library for NVIDIA GPUs, also knows trees, and picks what it expects to be faster.)
+#
+# Which is better: one large all-reduce or many small ones? **Predict** for 100 MB of gradients on eight ranks, cut
+# into 1, 10 and 1000 parts. Which is fastest in all? After which do you wait least for the last part?
+
+# %%
+def ring_time(nbytes, ranks, latency, bandwidth):
+    """Seconds for one ring all-reduce; latency in seconds, bandwidth in bytes a second."""
+    steps = 2 * (ranks - 1)
+    return steps * latency + steps / ranks * nbytes / bandwidth
+
+networks = {"fast, 10 µs and 20 GB/s": (1e-5, 2e10), "slow, 500 µs and 1 GB/s": (5e-4, 1e9)}
+for name, (latency, bandwidth) in networks.items():
+    for parts in (1, 10, 1000):
+        each = ring_time(1e8 / parts, 8, latency, bandwidth)
+        total, last = parts * each * 1e3, each * 1e3
+        print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last alone {last:>6.2f} ms")
+
+# %% [markdown]
+# Every part pays the latency again: on the slow network a thousand parts cost about forty times what one costs. But a
+# single part can't start before everything is computed. If backward is long enough to hide all parts but the last,
+# you wait for the last part only, and ten parts make it short at little cost. Remember both sides; they decide the
+# size of a bucket.
+
+# %%
+quiz("01_internals/cost")
+
+# %% [markdown]
+# ## Hooks and buckets
+#
+# Your 24 all-reduces start when backward is over. But most gradients are ready long before. A **hook** tells you
+# when:
+
+# %%
+import torch
+
+def hook(parameter):
+    print("ready, shape", tuple(parameter.shape))
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4), torch.nn.Linear(4, 5))
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(hook)
+model(torch.randn(1, 2)).sum().backward()
+print("backward returns")
+
+# %% [markdown]
+# The last layer comes first, because backward runs from the loss to the input.
+#
+# ### An all-reduce in each hook
+#
+# Move the two lines of `average` into a hook. **Predict again**, and think about the picture: will there be green
+# bars below backward? Will backward take longer?
+
+# %%
+predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+
+# %%
+# %%ranks 2 --timeline --into in_hooks
+import torch.distributed as dist
+from lockstep.ranks import mark
+from twelve_layers import network, train_step
+
+def average(parameter):
+    parameter.grad *= 1 / dist.get_world_size()
+    dist.all_reduce(parameter.grad)
+    mark("the sum is there")
+
+dist.init_process_group("gloo")
+model = network()
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(average)
+train_step(model)
+
+# %%
+measured(in_hooks, predicted)
+story(in_hooks, lines=8)
+timeline(in_hooks)
+
+# %% [markdown]
+# 23 of the 24 are launched early, and yet nothing overlaps. Read the story: `average` **waits inside the hook**.
+# Backward pauses until the sum is there, and only then computes the next gradient.
+#
+# ### Launch in the hook, wait after backward
+#
+# The remedy is `async_op`: launch in the hook, keep the handle, wait for all handles after backward. **Predict**
+# where "the sum is there" moves in the story.
+
+# %%
+# %%ranks 2 --timeline --into with_handles
+import torch.distributed as dist
+from lockstep.ranks import mark
+from twelve_layers import network, train_step
+
+handles = []
+
+def launch(parameter):
+    parameter.grad *= 1 / dist.get_world_size()
+    handles.append(dist.all_reduce(parameter.grad, async_op=True))
+
+def wait():
+    for handle in handles:
+        handle.wait()
+        mark("the sum is there")
+
+dist.init_process_group("gloo")
+model = network()
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(launch)
+train_step(model, wait)
+
+# %%
+story(with_handles, lines=8)
+timeline(with_handles)
+
+# %% [markdown]
+# The first eight lines hold no sum: all 24 waits come after backward now. In the picture gradients go on becoming
+# ready below the green bars. This is **overlap**.
+#
+# What remains is the number of messages. Half of the 24 carry a bias of 1 KiB, and each pays the full latency.
+#
+# ### One flat buffer
+#
+# The other extreme: copy all gradients into one flat tensor, and reduce it once.
+
+# %%
+predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+
+# %%
+# %%ranks 2 --timeline --into one_flat
+import torch, torch.distributed as dist
+from twelve_layers import network, train_step
+
+def average():
+    parameters = list(model.parameters())
+    flat = torch.cat([p.grad.flatten() for p in parameters]) * (1 / dist.get_world_size())
+    dist.all_reduce(flat)
+    pieces = flat.split([p.numel() for p in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.grad.copy_(piece.view_as(parameter))
+
+dist.init_process_group("gloo")
+model = network()
+train_step(model, average)
+
+# %%
+measured(one_flat, predicted)
+timeline(one_flat)
+
+# %% [markdown]
+# One message, and no overlap. You have now measured both extremes:
+#
+# | | all-reduces | launched early | overlap | latency paid |
+# |---|---|---|---|---|
+# | each parameter, after backward | 24 | 0 | no | 24 times |
+# | each parameter, waiting in the hook | 24 | 23 | no | 24 times |
+# | each parameter, with handles | 24 | 23 | yes | 24 times |
+# | one flat buffer | 1 | 0 | no | once |
+#
+# What you want lies between: a few flat buffers, each launched when the last of *its* gradients is ready. These are
+# **buckets**, and DDP makes them.
+#
+# ### DDP's buckets
+#
+# The same network, wrapped. What does PyTorch send in three steps?
 
 # %%
 # %%ranks 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
+from lockstep.ranks import mark
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)]))
+for step in range(3):
+    mark(f"step {step}")
+    ddp(torch.randn(64, 256)).square().mean().backward()
+
+# %%
+story(run)
+
+# %% [markdown]
+# - **Step 0 has one bucket** with all 3158016 bytes. (In the version of PyTorch that this course pins, unless you ask
+#   for `find_unused_parameters=True`.)
+# - **Before step 1 DDP rebuilds the buckets**, once. It has now seen in which order the gradients really become
+#   ready. Rank 0 tells the others its choice: the two small broadcasts. That answers the question from the first
+#   page.
+# - **From step 1 on there are two.** The first closes with the gradient that brings it to 1 MiB (1048576 bytes),
+#   later ones at 25 MiB. The small first bucket gets the network busy early.
+#
+# To see that it is the real order, register layers in a different order from the one in which they are called. A
+# **communication hook** replaces DDP's all-reduce, so it can print what each bucket holds. (It returns a *future*, a
+# handle that carries the result.)
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.first, self.middle = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+def hook(state, bucket):
+    print(*[names[parameter] for parameter in bucket.parameters()], end="; ")
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())  # nothing is averaged here: we only look
+    return done
+
+dist.init_process_group("gloo")
+ddp = DDP(Net(), bucket_cap_mb=0.9)
+names = {parameter: name.removesuffix(".weight") for name, parameter in ddp.module.named_parameters()}
+ddp.register_comm_hook(None, hook)
+for step in range(2):
+    print(f"step {step}:", end=" ")
+    ddp(torch.randn(2, 512)).sum().backward()
+
+# %% [markdown]
+# In step 0 the order is that of registration; from step 1 on it is the order in which backward reaches the layers.
+#
+# ### What bucket_cap_mb does
+#
+# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket. **Predict** for each value how many buckets the third
+# step has; a layer has 263168 bytes, and all twelve 3158016.
+
+# %%
+# %%writefile overlap.py
+import sys
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from twelve_layers import network, train_step
+
+dist.init_process_group("gloo")
+cap = None if sys.argv[1] == "None" else float(sys.argv[1])
+ddp = DDP(network(), bucket_cap_mb=cap)
+for _ in range(3):
+    train_step(ddp)
+
+# %%
+by_cap = {}
+for cap in ("None", "25", "1", "0.5"):
+    by_cap[cap] = ranks.run(ranks.Script("overlap.py", (cap,)), world_size=2, timeline=True)
+    buckets = timeline(by_cap[cap], step=-1).panels[0].steps[0][0].buckets
+    print(f"bucket_cap_mb={cap:<5}", *[bucket.nbytes for bucket in buckets])
+
+# %% [markdown]
+# **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB
+# with a first bucket of 1 MiB. A number of your own holds for the first bucket too, so with 25 this small network has
+# one bucket.
+
+# %%
+quiz("01_internals/buckets")
+
+# %% [markdown]
+# ## Overlap
+#
+# Three of these runs as pictures, each in its last step. Which bucket is never hidden?
+
+# %%
+caps = ("None", "25", "0.5")
+titles = tuple(f"bucket_cap_mb={cap}" for cap in caps)
+pictures = timeline(*[by_cap[cap] for cap in caps], titles=titles, step=-1)
+pictures
+
+# %%
+print(pictures)
+
+# %% [markdown]
+# A bucket can overlap if it is launched, and not waited for, while gradients are still missing. That is a matter of
+# **order, not of time**. With one bucket none can, with two one, with six five. In every row **the last bucket is
+# launched after the last gradient**, when nothing is left to compute. So:
+#
+# - The first step hides nothing, and neither does a model that fits into one bucket.
+# - The last bucket is never hidden. Its time is the least that communication costs you.
+#
+# Communication that isn't hidden is called **exposed**; only that part makes a step longer. A long green bar need not
+# mean a slow network: an all-reduce lasts until the *slowest* rank has joined, so it contains waiting.
+#
+# For a closer look at your pictures, `save_trace` writes a file that `ui.perfetto.dev` and `chrome://tracing` open.
+# Nothing is uploaded: Perfetto works in your browser.
+
+# %%
+import json
+
+pictures.save_trace("trace.json")
+events = json.loads(Path("trace.json").read_text())["traceEvents"]
+print(len({event["pid"] for event in events}), "processes: three runs of two ranks")
+
+# %% [markdown]
+# ### One order on all ranks
+#
+# Buckets leave in one fixed order, even if a later one is complete first. Here is why. Two ranks, two buckets of the
+# same size, and rank 1 launches them the other way round. The sums should be 2 and 20.
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+a, b = torch.tensor([1.0]), torch.tensor([10.0])
+order = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: in this rank's own order
+for handle in [dist.all_reduce(bucket, async_op=True) for bucket in order]:
+    handle.wait()
+print("sum of a:", a.item(), "  sum of b:", b.item())
+
+# %% [markdown]
+# No error, and both sums are wrong: calls are paired by their order, never by their content.
+
+# %%
+quiz("01_internals/overlap")
+
+# %% [markdown]
+# ## What is copied when
+#
+# Averaging keeps equal weights equal. But who makes them equal in the first place? Give each rank different weights
+# and wrap them, once with the argument `init_sync=False`.
+
+# %%
+# %%ranks 2 --into run
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from rank_spread import spread
 from lockstep.ranks import observe
 
 dist.init_process_group("gloo")
@@ -181,17 +852,14 @@ for init_sync in (True, False):
 # %%
 for name in ("init_sync=True", "init_sync=False"):
     before, after = run.observed(name)[0]
-    print(f"{name:<16} apart before DDP(): {before:.3f}   after: {after:.3f}")
-assert run.observed("init_sync=True")[0][1] == 0.0 < run.observed("init_sync=False")[0][1]
+    print(f"{name:<16} spread before DDP(): {before:.3f}   after: {after:.3f}")
 
 # %% [markdown]
-# `spread`, from `spread.py`, tells how far the ranks are apart: the largest difference between two of them. The
-# **constructor** sends rank 0's parameters to all. Seeding every rank alike, which many programs do as a ritual, is not
-# needed for this. With `init_sync=False` nobody sends anything, and nothing later repairs it: gradients are averaged,
-# parameters never again.
+# The **constructor** broadcasts rank 0's parameters, so ranks need not be seeded equally. With `init_sync=False`
+# nothing is sent, and nothing repairs it later: gradients are averaged, parameters never again.
 #
-# What travels at construction, and what in the steps after it? This model has a buffer as well: BatchNorm keeps running
-# statistics.
+# What else travels, and when? This model has **buffers** too: tensors that belong to the model but have no gradient,
+# such as BatchNorm's running statistics. **Predict** which of the three phases of a step sends something.
 
 # %%
 # %%ranks 2 --into run
@@ -216,32 +884,174 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# Read it from the top.
+# - **Construction**: a comparison of counts and shapes (8 and 80 bytes), then rank 0's values: 260 bytes of
+#   parameters and 40 of statistics together, and a counter of 8.
+# - **Each forward**: rank 0's buffers. They are not averaged; rank 0's win.
+# - **Each backward**: the gradients, 65 × 4 bytes.
+# - **`optimizer.step`**: nothing.
 #
-# - **At construction**: a comparison of counts and shapes (8 and 80 bytes), then rank 0's values: 260 bytes of parameters
-#   and 40 of statistics together, and a counter.
-# - **In each forward**: rank 0's buffers, the running mean and variance (5 × 4 bytes each) and a counter of 8. Nobody
-#   averages buffers. Rank 0's win.
-# - **In the forward of step 1 only**: a list of numbers. More about it in "Hooks and buckets".
-# - **In each backward**: the gradients, 65 × 4 bytes. **In `optimizer.step`: nothing.**
+# Three more things happen in real training loops, and your DDP needs an answer to each.
 #
-# So each rank normalises with its own batch and updates its own statistics, until the next forward overwrites them. It is
-# often said that the models diverge because of this. Look:
+# ### no_sync: accumulate first, exchange once
+#
+# To learn from two batches in one step, call backward twice before `step`. Only the second needs an exchange:
+
+# %%
+# %%ranks 2 --into accumulated
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import mark
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Linear(10, 5, bias=False))
+mark("first batch, in no_sync()")
+with ddp.no_sync():
+    ddp(torch.randn(8, 10)).sum().backward()
+mark("second batch")
+ddp(torch.randn(8, 10)).sum().backward()
+
+# %%
+story(accumulated)
+
+# %% [markdown]
+# One all-reduce of 200 bytes, which carries the sum of both batches.
+#
+# ### A branch that a rank doesn't use
+#
+# You met this in "The mean". With `find_unused_parameters=True` DDP handles it: a rank without a gradient contributes
+# zeros and receives the mean. A parameter that *no* rank used keeps `None`, so that the optimizer leaves it alone.
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.side, self.idle = [torch.nn.Linear(1, 1, bias=False) for _ in range(3)]
+    def forward(self, x, use_side):
+        return self.trunk(x) + self.side(x) if use_side else self.trunk(x)
+
+dist.init_process_group("gloo")
+ddp = DDP(Branches(), find_unused_parameters=True)
+ddp(torch.ones(1, 1), use_side=dist.get_rank() == 0).sum().backward()
+for name, parameter in ddp.module.named_parameters():
+    print(name, None if parameter.grad is None else parameter.grad.item(), end="  ")
+
+# %% [markdown]
+# ### The names in a checkpoint
+#
+# The wrapper is a module with your model inside, so its state has longer names. Save the inner one, which loads
+# anywhere:
+
+# %%
+# %%ranks 1
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Linear(2, 1))
+print("wrapper:", *ddp.state_dict(), "  model:", *ddp.module.state_dict())
+
+# %%
+quiz("01_internals/copied")
+
+# %% [markdown]
+# ## Build it yourself
+#
+# You have seen all the parts. Now put them together.
+#
+# ### Exercise: implement mini_ddp
+#
+# *Hard, 35 minutes.* Open `exercises/mini_ddp.py`, the class `MiniDDP(module, bucket_cap_mb=25)`. It is graded
+# against PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and the same
+# behaviour, by the order of events.
+#
+# Take it in stages, and run the check after each:
+#
+# 1. **Broadcast** parameters and buffers at construction, call the module in `forward`, pass `state_dict` on. In
+#    `finish_gradient_synchronization`, which the training loop calls after backward, use the loop of
+#    `average_gradients`.
+# 2. **Launch in a hook** for each parameter, with `async_op`; wait in `finish_gradient_synchronization`.
+# 3. **Fill buckets**: flat buffers of at most `bucket_cap_mb` MiB, the last parameters first.
+# 4. **Launch a bucket when it is complete**: count its missing gradients in the hook. Launch in order.
+# 5. **Launch what is left** in `finish_gradient_synchronization`: buckets with a gradient that this rank doesn't
+#    have.
+# 6. **`no_sync`**: the hooks do nothing.
+
+# %%
+contract("mini_ddp", "MiniDDP")
+
+# %%
+# %check mini_ddp
+
+# %% [markdown]
+# <details><summary>It hangs after a few steps</summary>
+# The ranks launched their buckets in different orders, or one rank launched a bucket that another didn't, because a
+# parameter got no gradient there. Launch in one order that all ranks know, and launch all buckets in every step.
+# </details>
+#
+# <details><summary>"launched after backward"</summary>
+# Your hook only collects. Count down the gradients that a bucket still waits for, and launch at zero, from the hook,
+# with <code>async_op=True</code>.
+# </details>
+#
+# <details><summary>The last bit is different</summary>
+# Multiply by <code>1 / N</code> first, then sum, as in "Scale first, then sum".
+# </details>
+#
+# The solution is `solutions/mini_ddp.py`. The next cell draws your class, at any stage, beneath PyTorch's with
+# buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds *at most*
+# the cap.) **Predict** the number of buckets, and how many are launched early.
+
+# %%
+predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+
+# %%
+# %%ranks 2 --timeline --into mine
+import os, sys, torch.distributed as dist
+from twelve_layers import network, train_step
+sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))
+from mini_ddp import MiniDDP
+
+dist.init_process_group("gloo")
+ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers, 526336 bytes, are just below this
+for _ in range(3):
+    train_step(ddp, ddp.finish_gradient_synchronization)
+
+# %%
+measured(mine, predicted)
+timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
+
+# %% [markdown]
+# The same five buckets overlap. PyTorch waits for the last one within backward; yours waits in the grey part after
+# it. (The reference solution sends 96 bytes more than PyTorch: for each of the 24 parameters, a number that says
+# whether its gradient exists.)
+
+# %%
+quiz("01_internals/built")
+
+# %% [markdown]
+# ## BatchNorm and buffers
+#
+# BatchNorm normalises with the mean and variance of *this rank's* batch, and keeps running averages of them in
+# buffers. Do the ranks drift apart? Twenty steps with very different data on the two ranks:
 
 # %%
 # %%ranks 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
+from rank_spread import spread
 from lockstep.ranks import observe
 
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+torch.manual_seed(dist.get_rank())
 ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)))
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 for _ in range(20):
     optimizer.zero_grad()
-    ddp(torch.randn(8, 10) + 3 * rank).square().mean().backward()  # the ranks' data differ much
+    ddp(torch.randn(8, 10) + 3 * dist.get_rank()).square().mean().backward()
     optimizer.step()
 observe("parameters", spread(ddp.parameters()))
 observe("running mean", spread([ddp.module[1].running_mean]))
@@ -250,58 +1060,63 @@ ddp(torch.randn(8, 10))
 observe("running mean, one forward later", spread([ddp.module[1].running_mean]))
 
 # %%
-apart = {name: value for name, value in run.ranks[0].observations.items()}
+apart = run.ranks[0].observations
 for name, value in apart.items():
-    print(f"{name:<32} {'equal to the bit' if value == 0 else 'apart'}")
+    print(f"{name:<32} spread {value:.2f}")
 assert apart["parameters"] == 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
-# The parameters are equal to the bit after 20 steps: the same mean gradient, the same update. Only the statistics differ,
-# between forwards. Nodes, the machines of a cluster, make no difference. Four ranks that are told they are on two of them:
+# The parameters agree exactly: all ranks apply the same mean gradient. Only the running statistics differ, until the
+# next forward overwrites them with rank 0's. Rank 1's data never get into the statistics that you save.
+#
+# Several nodes (the machines of a cluster) change nothing. Here four ranks run on two nodes:
 
 # %%
 # %%ranks 4 --nodes 2
 import os
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
+from rank_spread import spread
 
 dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
 ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)))
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 for _ in range(20):
     optimizer.zero_grad()
     ddp(torch.randn(8, 10) + dist.get_rank()).square().mean().backward()
     optimizer.step()
-apart = spread(ddp.parameters()) > 0, spread([ddp.module[1].running_mean]) > 0
-print("node", os.environ["GROUP_RANK"], " parameters apart: {}  running mean apart: {}".format(*apart))
+parameters, statistics = spread(ddp.parameters()), spread([ddp.module[1].running_mean])
+print("node", os.environ["GROUP_RANK"], f" parameters {parameters:.2f}  running mean {statistics:.2f}")
 
 # %% [markdown]
 # ### SyncBatchNorm
 #
-# It takes mean and variance over the batches of all ranks. The price is communication in every such layer, in both
-# directions; its source says which:
+# `SyncBatchNorm` takes mean and variance over the batches of *all* ranks. The price is a collective in every such
+# layer, in forward and in backward. These lines of its source make them:
 
 # %%
+import inspect
 from torch.nn import SyncBatchNorm
-from torch.nn.modules._functions import SyncBatchNorm as inside
+from torch.nn.modules._functions import SyncBatchNorm as Function
 
-def called(function):
-    """The collectives that a function's source calls."""
-    source = inspect.getsource(function)
-    return [name for name in ("all_gather", "all_reduce") if re.search(rf"dist\w*\.{name}\(", source)]
-
-print("forward:", *called(inside.forward), "  backward:", *called(inside.backward))
-for order in ("convert, then move", "move, then convert"):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    for what in order.split(", then "):
-        model = SyncBatchNorm.convert_sync_batchnorm(model) if what == "convert" else model.to("meta")
-    print(f"{order}: {type(model[1]).__name__} on {model[1].weight.device}")
+for method in (Function.forward, Function.backward):
+    for line in inspect.getsource(method).splitlines():
+        if "all_gather" in line or "all_reduce(" in line:
+            print(f"{method.__name__}: {line.strip()}")
 
 # %% [markdown]
-# `convert_sync_batchnorm` replaces all BatchNorm layers and leaves them where they are, so it may come before or after
-# `.to(device)` (`meta`, a device without values, stands in for a GPU). It has to come before `DDP(...)`, like every change
-# to a model. And it runs on GPUs only:
+# `convert_sync_batchnorm` replaces every BatchNorm layer in a model. Convert before or after `.to(device)`, as you
+# like, but before `DDP(...)`. (`meta`, a device without values, stands in for a GPU here.)
+
+# %%
+def small_net():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+
+convert_then_move = SyncBatchNorm.convert_sync_batchnorm(small_net()).to("meta")
+move_then_convert = SyncBatchNorm.convert_sync_batchnorm(small_net().to("meta"))
+for model in (convert_then_move, move_then_convert):
+    print(type(model[1]).__name__, "on", model[1].weight.device)
 
 # %%
 # %%ranks 1 --expect raised
@@ -310,11 +1125,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: on a CPU
+DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# When is it worth it? "Below 16 samples a GPU", one reads, "and never from 32 on". What a small batch does to its
-# statistics has no such edge:
+# When is it worth the price? Look at the error of a batch's mean:
 
 # %%
 torch.manual_seed(0)
@@ -323,12 +1137,12 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples, half of the error, each time. Where it stops mattering depends on your task.
+# Four times the samples halve the error. There is no threshold; how much error is too much depends on your task.
 #
 # ### Exactly when buffers are sent
 #
-# "In each forward" is nearly right. Rank 1 writes a 2 into its buffer before each forward, rank 0 a 1. A 1 on rank 1 has
-# come from rank 0:
+# "In each forward" is nearly right. Before each forward, rank 0 writes a 1 into its buffer and rank 1 a 2. If rank 1
+# then prints 1, it got rank 0's.
 
 # %%
 # %%ranks 2
@@ -356,17 +1170,18 @@ forwards("train", 2)
 forwards("no_grad", 2)
 
 # %% [markdown]
-# A forward sends buffers when the forward *before it* was one whose gradients are synchronised. So the first of several
-# forwards under `no_sync` or `no_grad` still does, the others do not, and the first training step after them does not
-# either. `eval()` changes nothing (chapter 3, "An evaluation on rank 0"): what counts is whether gradients are wanted.
+# A forward sends buffers if the forward *before it* was one whose gradients are exchanged. So the first of several
+# forwards under `no_sync` or `no_grad` still sends them, the others don't, and neither does the first training step
+# afterwards. `eval()` makes no difference.
 #
-# Two arguments switch it off. They differ, and one of them is on its way out:
+# Two arguments switch it off; one of them is deprecated. What does rank 1 hold?
 
 # %%
-# %%ranks 2
+# %%ranks 2 --into run
 import warnings
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import observe
 
 dist.init_process_group("gloo")
 for options in ({}, {"forward_sync_buffers": False}, {"broadcast_buffers": False}):
@@ -378,15 +1193,17 @@ for options in ({}, {"forward_sync_buffers": False}, {"broadcast_buffers": False
     made = layer.note.item()
     layer.note.fill_(1.0 + dist.get_rank())
     ddp(torch.ones(1, 2))
-    said = [str(one.message).split(".")[0] for one in caught if one.category is FutureWarning]
-    print(options or "default", "after DDP():", made, " after a forward:", layer.note.item(), *said)
+    observe(str(options), [made, layer.note.item(), len(caught)])
+
+# %%
+for options, (made, later, warned) in run.ranks[1].observations.items():
+    print(f"{options:<32} after DDP(): {made:.0f}  after a forward: {later:.0f}  warnings: {warned:.0f}")
 
 # %% [markdown]
-# `broadcast_buffers=False`, the deprecated one, also skips the copy at construction: rank 1 keeps its 2. With
-# `forward_sync_buffers=False` the ranks begin alike and then keep their own. Some programs want that, for the time
-# it saves; the checkpoint of rank 0 then holds rank 0's statistics, as it would otherwise too.
+# `forward_sync_buffers=False` copies once, at construction; then each rank keeps its own, which saves time. The
+# deprecated `broadcast_buffers=False` doesn't even copy at construction.
 #
-# What has no buffer is not sent. Dropout draws its mask from each process's random numbers:
+# What isn't a buffer is never sent. Dropout has none: each process draws its own mask.
 
 # %%
 print("buffers of BatchNorm1d:", [name for name, _ in torch.nn.BatchNorm1d(5).named_buffers()])
@@ -396,482 +1213,237 @@ print("buffers of Dropout:    ", [name for name, _ in torch.nn.Dropout().named_b
 quiz("01_internals/buffers")
 
 # %% [markdown]
-# ## Hooks and buckets
+# ## Is it the gradient of the joined batch?
 #
-# How does DDP know that a gradient is ready? It asks autograd, with a **hook** on each parameter. You can do the same.
-# One process, three layers, and a hook that prints:
-
-# %%
-model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
-for name, parameter in model.named_parameters():
-    parameter.register_post_accumulate_grad_hook(lambda _, name=name: print("ready:", name))
-model(torch.randn(2, 4)).sum().backward()
-print("backward returns")
-
-# %% [markdown]
-# The last layer first. A gradient is ready long before `backward` returns, and that time can be used: what is ready can
-# be sent while the rest is computed. The simplest use of it is already a DDP, in two lines:
-
-# %%
-# %%ranks 2 --timeline --into hooks
-import torch, torch.distributed as dist
-from spread import spread
-from lockstep.ranks import mark, observe
-
-def average(parameter):
-    dist.all_reduce(parameter.grad.div_(dist.get_world_size()))
-    mark("the sum is there")
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
-for name, parameter in model.named_parameters():
-    parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
-    parameter.register_post_accumulate_grad_hook(average)
-mark("forward")
-loss = model(torch.randn(64, 256) + dist.get_rank()).square().mean()
-mark("backward")
-loss.backward()
-mark("end")
-observe("apart", spread(parameter.grad for parameter in model.parameters()))
-
-# %%
-sent = [one.nbytes for one in hooks.collectives[0] if one.dtype == "float32"]  # spread() sends float64
-print(len(sent), "all-reduces:", sent[:4], "…")
-assert hooks.observed("apart") == [0.0, 0.0] and len(sent) == 24
-story(hooks, lines=9)
-
-# %% [markdown]
-# Right gradients on all ranks, by 24 all-reduces for 24 parameters. Two things are wrong with it. Every message has a
-# price of its own, however small it is (here half of them carry a bias of 1 KiB). And `average` **waits inside the
-# hook**: the next gradient is computed only when the sum of this one is there. DDP mends both. It collects gradients in
-# **buckets**, and starts their all-reduce without waiting for it.
-#
-# The same network, wrapped. What is sent in three steps?
-
-# %%
-# %%ranks 2 --into run
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from lockstep.ranks import mark
-
-dist.init_process_group("gloo")
-ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)]))
-for step in range(3):
-    mark(f"step {step}")
-    ddp(torch.randn(64, 256)).square().mean().backward()
-
-# %%
-story(run)
-
-# %% [markdown]
-# - **Step 0 has one bucket** with everything in it: 12 layers of 257 × 256 numbers, 3158016 bytes. (So it is
-#   whatever the cap, unless `find_unused_parameters=True`, in the version of PyTorch that this course pins.)
-# - Before step 1, DDP has seen in which order the gradients really became ready. It **rebuilds** the buckets in that
-#   order, once. Rank 0 tells the others what it chose: the two small broadcasts.
-# - **From step 1 on there are two**, and the first is small: it is closed by the gradient that brings it to 1 MiB
-#   (1048576 bytes), here with the fourth layer. Later buckets are closed at 25 MiB. A small first bucket gets the network
-#   busy early.
-#
-# To see that it is the real order, take a model that registers its layers in another order than it calls them. A
-# **communication hook** takes the place of DDP's all-reduce, so it can say what lies in each bucket:
-
-# %%
-# %%ranks 2
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.last, self.first, self.middle = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]
-    def forward(self, x):
-        return self.last(self.middle(self.first(x)))
-
-def hook(state, bucket):
-    print(*[names[id(parameter)] for parameter in bucket.parameters()], end="; ")
-    mean = bucket.buffer().div_(dist.get_world_size())  # in a hook nobody has divided yet
-    return dist.all_reduce(mean, async_op=True).get_future().then(lambda f: f.value()[0])
-
-dist.init_process_group("gloo")
-ddp = DDP(Net(), bucket_cap_mb=0.9)
-names = {id(p): name.split(".")[0] for name, p in ddp.module.named_parameters()}
-ddp.register_comm_hook(None, hook)
-for step in range(2):
-    print(f"step {step}:", end=" ")
-    ddp(torch.randn(2, 512)).sum().backward()
-
-# %% [markdown]
-# Backward meets the last layer first, wherever it was registered.
-#
-# Which parameter belongs to which bucket is fixed from then on. A bucket leaves when the last of *its* gradients is ready,
-# and buckets leave in their order, or the ranks would add up different things.
-#
-# ### What bucket_cap_mb does
-
-# %%
-# %%ranks 2 --into run
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from lockstep.ranks import mark
-
-dist.init_process_group("gloo")
-for cap in (None, 25, 1, 0.5):
-    ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)]), bucket_cap_mb=cap)
-    for name in ("first step", f"bucket_cap_mb={cap}"):
-        loss = ddp(torch.randn(64, 256)).square().mean()
-        mark(name)
-        loss.backward()
-
-# %%
-report, sizes = run.ranks[0], {}
-for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number):
-    if isinstance(event, Mark):
-        sizes[event.name] = current = []
-    elif event.inside == "backward":
-        current.append(event.nbytes)
-for name, sent in sizes.items():
-    if name != "first step":
-        print(f"{name:<19}", *sent)
-assert len(sizes["bucket_cap_mb=None"]) == 2 and len(sizes["bucket_cap_mb=25"]) == 1
-
-# %% [markdown]
-# The documentation gives 25 as the default size, and still **`bucket_cap_mb=25` is not the default**. The default is
-# `None`: 25 MiB, with a first bucket of 1 MiB. A number of your own holds for the first bucket too. This network of 3 MiB
-# has one bucket with 25, which leaves when all is computed.
-
-# %%
-quiz("01_internals/buckets")
-
-# %% [markdown]
-# ## Overlap
-#
-# The same program with three settings, as pictures. It marks where it is, and `timeline=True` records not only when each
-# all-reduce began, but when it was over.
-
-# %%
-# %%writefile overlap.py
-import sys
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from lockstep.ranks import mark
-
-cap = {"None": None, "25": 25, "0.5": 0.5}[sys.argv[1]]
-dist.init_process_group("gloo")
-ddp = DDP(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)]), bucket_cap_mb=cap)
-for name, parameter in ddp.module.named_parameters():
-    parameter.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
-batch = torch.randn(256, 256)
-for step in range(3):
-    mark("forward")
-    loss = ddp(batch).square().mean()
-    mark("backward")
-    loss.backward()
-    mark("end")
-
-# %%
-caps = ("None", "25", "0.5")
-runs = [ranks.run(ranks.Script("overlap.py", (cap,)), world_size=2, timeline=True) for cap in caps]
-pictures = timeline(*runs, titles=tuple(f"bucket_cap_mb={cap}" for cap in caps), step=-1)
-pictures
-
-# %%
-print(pictures)
-
-# %% [markdown]
-# Whether a bucket can overlap is a matter of **order, not of time**: was it launched, and not waited for, while
-# gradients were still missing? With one bucket, none. With two, one. With six, five. In every row the **last bucket is launched after the last gradient**:
-# nothing is left to be computed behind which it could hide. So:
-#
-# - The first step of a training hides nothing (one bucket).
-# - A model that fits into one bucket hides nothing.
-# - The last bucket is never hidden. Its time is the least that communication costs you.
-#
-# Communication that is not hidden is called **exposed**. Only that part makes a step longer. And a long green bar need
-# not mean a slow network: an all-reduce lasts until the *slowest* rank has joined, so it contains waiting too.
-#
-# And the two-line DDP from above? 23 of its 24 all-reduces are launched early, and none of them overlaps: the hook waits,
-# so no gradient becomes ready between a launch and its sum. In DDP's picture, gradients go on becoming ready above a
-# green bar.
-
-# %%
-timeline(hooks)
-
-# %% [markdown]
-# Want to look closer? `save_trace` writes a file that `ui.perfetto.dev` and `chrome://tracing` open. Nothing is uploaded:
-# Perfetto works in your browser.
-
-# %%
-import json
-
-pictures.save_trace("trace.json")
-events = json.loads(Path("trace.json").read_text())["traceEvents"]
-print("kinds of events:", *sorted({event["ph"] for event in events}))
-print("processes:", len({event["pid"] for event in events}), "for three runs of two ranks")
-
-# %%
-quiz("01_internals/overlap")
-
-# %% [markdown]
-# ## The mean
-#
-# The mean of N gradients is their sum, divided by N. Or each divided by N, then summed. In exact arithmetic it is the
-# same. In float16, whose largest number is 65504, it is not:
-
-# %%
-# %%ranks 2
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-model = torch.nn.Linear(1, 1, bias=False).half()
-ddp = DDP(model)
-(ddp(torch.ones(1, 1).half()) * 40000).sum().backward()  # the gradient is 40000 on both ranks
-summed = torch.full((1,), 40000.0, dtype=torch.float16)
-dist.all_reduce(summed)
-print("DDP:", model.weight.grad.item(), "  sum, then divide:", (summed / 2).item())
-assert model.weight.grad.item() == 40000
-
-# %% [markdown]
-# **DDP divides first**, then sums. Many texts say it the other way round. Remember the order when you write your own.
-# Where nothing overflows all ways to the mean agree up to rounding; here, with 4 ranks and small whole numbers, to the bit
-# (dividing by 3 would round). gloo knows the mean as an operation as well:
-
-# %%
-# %%ranks 4
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-gradient = torch.tensor([1.0, 2.0, 4.0]) * (dist.get_rank() + 1)
-every = [torch.empty(3) for _ in range(4)]
-dist.all_gather(every, gradient)
-summed, averaged = gradient / 4, gradient.clone()
-dist.all_reduce(summed)
-dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
-print("stack and mean", torch.stack(every).mean(0).tolist(), " AVG", averaged.tolist())
-assert torch.equal(summed, averaged) and torch.equal(averaged, torch.stack(every).mean(0))
-
-# %% [markdown]
-# ### Is it the gradient of the joined batch?
-#
-# That is what one wants: N ranks with 16 samples each should make the step that one process makes with 16·N. `joined.py`
-# compares the two, and returns the relative error of DDP's gradient. This is the function, and below it six cases:
-
-# %%
-print("".join(Path("joined.py").read_text().partition("def relative_error")[1:]))
+# N ranks with 16 samples each should take the step that one process takes with 16·N. Do they? `relative_error`, from
+# `joined_batch.py`, compares DDP's gradient with that of the joined batch: |DDP − joined| / |joined|. Six cases
+# follow. **Predict** which of them give 0.
 
 # %%
 # %%ranks 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.functional import cross_entropy
-from joined import relative_error
+from joined_batch import relative_error
 from lockstep.ranks import observe
 
+def total(scores, y):
+    return cross_entropy(scores, y, reduction="sum")
+
 dist.init_process_group("gloo")
-torch.manual_seed(0)  # the same data and model on both ranks
+torch.manual_seed(0)  # the same data and models on both ranks
 x, y = torch.randn(32, 10) + torch.arange(32).view(32, 1) / 8, torch.randint(0, 5, (32,))
 plain = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5))
 normed = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
-total = lambda scores, y: cross_entropy(scores, y, reduction="sum")
-gaps = torch.where((torch.arange(32) < 16) & (torch.arange(32) % 4 > 0), -100, y)  # 4 of 16 valid
+padded = y.clone()
+padded[:12] = -100  # ignore_index: rank 0 has 4 valid targets, rank 1 has 16
 weight = [2 * 26 / 32, 2 * 6 / 32][dist.get_rank()]  # ranks × own samples / all samples
 observe("16 + 16, mean loss", relative_error(plain, cross_entropy, x, y, [16, 16]))
 observe("26 + 6, mean loss", relative_error(plain, cross_entropy, x, y, [26, 6]))
 observe("26 + 6, weighted", relative_error(plain, cross_entropy, x, y, [26, 6], weight))
 observe("16 + 16, sum loss", relative_error(plain, total, x, y, [16, 16]))
 observe("16 + 16, BatchNorm", relative_error(normed, cross_entropy, x, y, [16, 16]))
-observe("16 + 16, ignore_index", relative_error(plain, cross_entropy, x, gaps, [16, 16]))
+observe("16 + 16, ignore_index", relative_error(plain, cross_entropy, x, padded, [16, 16]))
 
 # %%
 for name, error in run.ranks[0].observations.items():
-    print(f"{name:<22} relative error {'below 0.00001' if error < 1e-5 else f'{error:.2f}'}")
+    print(f"{name:<22} relative error {error:.2f}")
 
 # %% [markdown]
-# True twice, broken four times, and never an error message.
+# Right twice, wrong four times, and never an error message.
 #
-# - **Equal parts and a mean loss**: the gradient of the joined batch, up to rounding. Not to the bit: a sum in another
-#   order rounds differently, and so does another number of ranks.
-# - **26 samples here, 6 there**: the mean of two means is not the mean of all. A rank's 6 samples weigh as much as the
-#   other's 26. Multiply each rank's loss by *ranks × own samples / all samples*, and it is right again.
-# - **A sum loss**: DDP still divides by N, so the gradient is half (an Nth) of what it should be.
-# - **BatchNorm**: a sample's output depends on the others of its batch, and the batch is another one.
-# - **`ignore_index`**: looks like equal parts, but the mean is over the *valid* targets, 4 on rank 0 and 16 on rank 1.
-#   Language models with padded sequences are in this row. The same weighting helps, counting valid targets instead of
-#   samples. Class weights (`cross_entropy(weight=...)`) do the same: their mean is over the sum of the targets' weights.
+# - **Equal parts and a mean loss**: the joined batch's gradient, up to rounding.
+# - **26 + 6**: the mean of two means isn't the mean of all. Multiply each rank's loss by *ranks × own samples / all
+#   samples*.
+# - **A sum loss**: DDP divides by N, so the gradient is an Nth of what it should be.
+# - **BatchNorm**: a sample's output depends on its batch, and the batch is a different one.
+# - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Language models with padding
+#   are in this row. Weight as above, by valid targets. Class weights have the same effect.
 
 # %%
 quiz("01_internals/joined_batch")
 
 # %% [markdown]
-# ## Exercise: implement average_gradients
+# ## What DDP never notices
 #
-# *Easy, 15 minutes.* Open `exercises/average_gradients.py`.
-#
-# The mean of every gradient over all ranks, after a backward. It sounds like a loop over the parameters, and the loop is
-# short. What makes it an exercise: a parameter can be without a gradient on *some* ranks, because these took another
-# branch of the model. All ranks have to make the same calls all the same. And a frozen parameter has no gradient
-# anywhere.
+# DDP acts at construction, in forward, and in its hooks. Whatever bypasses these is not synchronised, and raises no
+# error. In the cells below each rank has its own data. The `spread` of the gradients should be 0.
 
 # %%
-contract("average_gradients")
-
-# %% [markdown]
-# (The stored output is the reference solution's. Run the cell to see yours.)
-
-# %%
-# %check average_gradients
-
-# %% [markdown]
-# <details><summary>It hangs, or the sizes do not fit</summary>
-# The ranks made different calls. Do not decide by <code>parameter.grad is None</code> alone whether to take part: on
-# another rank it may be there. What do all ranks know alike?
-# </details>
-#
-# <details><summary>The gradients are too large by the number of ranks</summary>
-# You summed. Divide, and divide first.
-# </details>
-#
-# The solution is `solutions/average_gradients.py`.
-#
-# ## All-reduce by hand
-#
-# What happens inside an all-reduce? Step through it. Each row is a rank, each box a piece of its tensor. Click into the
-# picture and use the arrow keys, or the buttons.
-
-# %%
-from lockstep.notebook.stepper import Stepper
-
-Stepper(ranks=4, length=8)
-
-# %% [markdown]
-# <details><summary>The same as a still picture, for where no script runs</summary>
-#
-# ![Ring all-reduce of 8 numbers among 4 ranks, all six steps](pictures/all_reduce.svg)
-# </details>
-#
-# **The ring.** The ranks stand in a circle and the tensor is cut into N chunks. In each step every rank sends *one chunk*
-# to its right neighbour, all at the same time. In the first half, **reduce-scatter**, the receiver adds: a chunk travels
-# round and collects, and after N − 1 steps each rank holds the full sum of one chunk. In the second half, **all-gather**,
-# these travel round once more and are copied. 2(N − 1) steps, and in each of them every rank sends and receives an Nth.
-#
-# Now choose "everybody sends everything", and watch the bytes. The same on real ranks, with `isend` and `recv` alone:
-
-# %%
-# %%ranks 4 --into run
-import torch
-import torch.distributed as dist
+# %%ranks 2 --into run
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from rank_spread import spread
+from lockstep.ranks import observe
 
 dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-mine = torch.arange(1000.0) * (rank + 1)
-total, buffer = mine.clone(), torch.empty_like(mine)
-for distance in range(1, size):
-    sending = dist.isend(mine, (rank + distance) % size)
-    dist.recv(buffer, (rank - distance) % size)
-    total += buffer
-    sending.wait()
-print("right:", torch.equal(total, torch.arange(1000.0) * 10))
+torch.manual_seed(0)
+x = torch.randn(4, 10) + dist.get_rank()
+ddp = DDP(torch.nn.Linear(10, 3))
+ddp(x).square().sum().backward()
+observe("ddp(x), as it should be", spread(p.grad for p in ddp.parameters()))
+ddp = DDP(torch.nn.Linear(10, 3))
+ddp.module(x).square().sum().backward()  # BUG: past the wrapper
+observe("ddp.module(x)", spread(p.grad for p in ddp.parameters()))
+ddp = DDP(torch.nn.Linear(10, 3))
+observe("autograd.grad", spread(torch.autograd.grad(ddp(x).square().sum(), [*ddp.parameters()])))  # BUG
 
 # %%
-from lockstep.notebook.stepper import bytes_sent, ring
+def verdict(run):
+    for name, value in run.ranks[0].observations.items():
+        print(f"{name:<40} spread {value:.1f}")
 
-sent = sum(one.nbytes for one in run.collectives[0] if one.kind == "send")
-print("everybody to everybody, recorded:", sent, "bytes from rank 0,", sent / 4000, "times the tensor")
-print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
-assert sent == 3 * 4000
+verdict(run)
 
 # %% [markdown]
-# `isend` returns at once and gives a handle to wait for. Why not `send`? Because then every rank waits for its neighbour
-# to receive, while the neighbour waits for its own:
+# `ddp.module` is the plain model; calling it means training alone. `torch.autograd.grad` returns gradients instead of
+# accumulating them, and the hooks sit on the accumulation.
+#
+# Next, a model that changes *after* it was wrapped:
 
 # %%
-# %%ranks 3 --expect hang
-import torch
-import torch.distributed as dist
+# %%ranks 2 --into run
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from rank_spread import spread
+from lockstep.ranks import observe
 
 dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-mine, buffer = torch.ones(1000), torch.empty(1000)
-dist.send(mine, (rank + 1) % size)  # BUG: in a circle, everybody sends and nobody receives
-dist.recv(buffer, (rank - 1) % size)
+torch.manual_seed(dist.get_rank())
+x = torch.randn(4, 10)
+ddp = DDP(torch.nn.Linear(10, 3))
+ddp.double()  # BUG: cast after wrapping
+ddp(x.double()).square().sum().backward()
+observe("cast after wrapping", spread(p.grad for p in ddp.parameters()))
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 3)))
+ddp.module.append(torch.nn.Linear(3, 3))  # BUG: added after wrapping
+ddp(x).square().sum().backward()
+observe("added after wrapping: the old layer", spread(p.grad for p in ddp.module[0].parameters()))
+observe("added after wrapping: the new layer", spread(p.grad for p in ddp.module[1].parameters()))
 
 # %%
-quiz("01_internals/ring")
+verdict(run)
 
 # %% [markdown]
-# ## Exercise: implement ring_all_reduce
-#
-# *Medium, 25 minutes.* Open `exercises/ring_all_reduce.py`.
-#
-# The sum over all ranks, in place, from point-to-point messages alone. Any number of ranks, one as well; any length,
-# also one that N does not divide, or that is shorter than N. The check counts your messages and bytes from outside: a ring
-# that sends the whole tensor in each step gives the right sum, and fails.
+# A cast creates new gradient accumulators, without hooks. An added layer never had any. Replacing a layer adds one
+# that DDP doesn't know and removes one it still waits for. Only the second is detected, one step late:
 
 # %%
-contract("ring_all_reduce")
+# %%ranks 2 --expect raised
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
 
-# %%
-# %check ring_all_reduce
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
+ddp.module[1] = torch.nn.Linear(10, 3)  # BUG: replaced after wrapping
+for _ in range(2):
+    ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# <details><summary>The sum is right for 2 ranks and wrong for 3</summary>
-# Which chunk does a rank send in step s? Step through the picture above with 3 ranks, and write down for rank 0 the chunk
-# it sends in each step. The next one to send is always the one that has just arrived.
-# </details>
-#
-# <details><summary>It hangs</summary>
-# Everybody sends, nobody receives: see the cell above. Or a rank leaves an empty chunk out which its neighbour waits for.
-# </details>
-#
-# The solution is `solutions/ring_all_reduce.py`.
-#
-# ## What it costs
-#
-# A message takes a **latency** α, however short it is, and then its bytes at the **bandwidth** β. A ring makes 2(N − 1)
-# steps of an Nth of the P bytes:
-#
-# > time = 2(N − 1) · α + 2(N − 1)/N · P/β
-#
-# The two factors, counted from the schedules that the picture above carries out:
+# Freezing a layer after wrapping raises the same error, also one step late:
 
 # %%
-print(" N  steps  bytes sent a rank / bytes of the tensor")
-for n in (2, 3, 4, 6, 8):
-    plan = ring(n)
-    factor = bytes_sent(plan, 840)[0] / (840 * 4)
-    print(f"{n:>2} {len(plan.steps):>5}   {factor:.3f}")
-    assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
+# %%ranks 2 --expect raised --quiet
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
+ddp.module[0].requires_grad_(False)  # BUG: frozen after wrapping
+for _ in range(2):
+    ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# "A ring costs the same however many ranks there are" is half of the truth. The bytes stop growing at twice the tensor.
-# The steps do not: latency grows with N. (NCCL, the library for NVIDIA GPUs, therefore also has trees, and takes what it
-# expects to be faster.)
+# `find_unused_parameters=True`, which these messages recommend, only silences them: the new layer still isn't
+# averaged. Change the model first, wrap it last.
 #
-# What does the model say about buckets? A hundred megabytes of gradients on eight ranks, in one bucket, in ten, in a
-# thousand:
+# One bypass needs no change of the model. Two forwards before one backward are fine; two forwards, then two
+# backwards, are not:
 
 # %%
-def ring_time(nbytes, ranks, latency, bandwidth):
-    """Seconds for one ring all-reduce; latency in seconds, bandwidth in bytes a second."""
-    steps = 2 * (ranks - 1)
-    return steps * latency + steps / ranks * nbytes / bandwidth
+# %%ranks 2 --into run
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from rank_spread import spread
+from lockstep.ranks import observe
 
-networks = {"fast, 10 µs and 20 GB/s": (1e-5, 2e10), "slow, 500 µs and 1 GB/s": (5e-4, 1e9)}
-for name, (latency, bandwidth) in networks.items():
-    for buckets in (1, 10, 1000):
-        each = ring_time(1e8 / buckets, 8, latency, bandwidth)
-        total, last = buckets * each * 1e3, each * 1e3
-        print(f"{name}: {buckets:>4} buckets {total:>6.0f} ms in all, {last:>6.2f} ms the last alone")
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+x = torch.randn(4, 10) + dist.get_rank()
+ddp = DDP(torch.nn.Linear(10, 3))
+(ddp(x).square().sum() + ddp(x + 1).square().sum()).backward()
+observe("forward, forward, backward", spread(p.grad for p in ddp.parameters()))
+ddp = DDP(torch.nn.Linear(10, 3))
+first, second = ddp(x).square().sum(), ddp(x + 1).square().sum()
+first.backward()
+second.backward()  # BUG: DDP prepared one backward
+observe("forward, forward, backward, backward", spread(p.grad for p in ddp.parameters()))
+
+# %%
+verdict(run)
+assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
-# Every bucket pays the latency again: on the slow network a thousand buckets cost about forty times what one costs.
-# "Small buckets for slow networks", which you will read, is the wrong way round. But a single bucket hides nothing. If
-# the backward is long enough to hide all the others, you pay only for the last one, and ten buckets make that short at
-# little cost. This is why there is a size to choose, and why the default is neither small nor endless.
+# A forward prepares *one* backward. The second adds its own gradients to the averaged ones, on each rank alone.
 #
+# One test finds all of these: every hundred steps, call `spread(model.parameters())` on every rank and stop if it
+# isn't 0.
+
+# %%
+quiz("01_internals/bypass")
+
+# %% [markdown]
+# ## Two ways to use several GPUs
+#
+# DDP is one of two wrappers in PyTorch. `DataParallel` is older: **one process, with a thread for each GPU**. This is
+# what its `forward` does, in every step:
+
+# %%
+calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
+for line in inspect.getsource(torch.nn.DataParallel.forward).splitlines():
+    if any(call in line for call in calls):
+        print(line.strip())
+assert "threading.Thread(" in inspect.getsource(torch.nn.parallel.parallel_apply)
+
+# %% [markdown]
+# | | `DataParallel` | `DistributedDataParallel` |
+# |---|---|---|
+# | processes | one, with a thread for each GPU | one for each GPU |
+# | Python's interpreter lock | shared by all threads | one for each process |
+# | the model | copied to all GPUs in every forward | copied once |
+# | outputs | gathered on the first GPU | stay where they are |
+# | several nodes | no | yes |
+# | GPU 0 | holds more than the others | like the others, if each rank selects its device first |
+#
+# The documentation advises against `DataParallel`, but constructing one gives no warning. How much faster DDP is
+# depends on model, machine and batch: measure yours (chapter 4).
+
+# %%
+import warnings
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch.nn.DataParallel(torch.nn.Linear(2, 1))
+print("warnings:", len(caught))
+
+# %% [markdown]
+# DDP insists on one device for each process:
+
+# %%
+# %%ranks 1 --expect raised
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+DDP(torch.nn.Linear(2, 1), device_ids=[0, 1])  # BUG: one process, two GPUs
+
+# %%
+quiz("01_internals/dp_or_ddp")
+
+# %% [markdown]
 # ### Memory
 #
-# Every rank has all of it: parameters, gradients, the optimizer's state, and the buckets. Count, for Adam:
+# Under DDP every rank holds everything: parameters, gradients, the optimizer's state, buckets. Count them for Adam on
+# eight parameters. `gradient_as_bucket_view=True` makes each gradient a view into its bucket.
 
 # %%
 # %%ranks 2 --into run
@@ -888,248 +1460,52 @@ for view in (False, True):
         ddp(torch.randn(2, 64)).sum().backward()
         optimizer.step()
     parameters = list(ddp.parameters())
-    state = [t for one in optimizer.state.values() for t in one.values() if t.numel() > 1]
-    memories = {p.grad.untyped_storage().data_ptr() for p in parameters}
     gradients = [p.grad for p in parameters]
+    state = [optimizer.state[p][key] for p in parameters for key in ("exp_avg", "exp_avg_sq")]
+    places = {gradient.untyped_storage().data_ptr() for gradient in gradients}
     counts = [sum(t.nbytes for t in group) for group in (parameters, gradients, state)]
-    observe(f"gradient_as_bucket_view={view}", [*counts, len(memories)])
+    observe(f"gradient_as_bucket_view={view}", [*counts, len(places)])
 
 # %%
-for name, counts in run.ranks[0].observations.items():
-    parameters, gradients, state, memories = counts
+for name, (parameters, gradients, state, places) in run.ranks[0].observations.items():
     assert parameters == gradients and state == 2 * parameters
-    gradients = f"gradients {gradients} in {memories} piece(s) of memory"
-    print(f"{name:<30} parameters {parameters}, {gradients}, Adam {state}")
+    print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {places}")
 
 # %% [markdown]
-# With four bytes a number: 4 for the parameter, 4 for the gradient, 8 for Adam. And buckets: by default a gradient and
-# its place in the bucket are two memories, 4 bytes more. With `gradient_as_bucket_view=True` the eight gradients lie in
-# one memory, the bucket itself, and the copy is saved. Activations come on top, and depend on the batch.
-#
-# None of this shrinks with more ranks. DDP makes training *faster*; it does not make a model *fit*. For that, FSDP
-# (*fully sharded data parallel*) cuts parameters, gradients and state into N parts. And mixed precision by autocast (chapter 4) does not shrink what is sent: parameters and gradients stay
-# float32.
+# By default the eight gradients are eight blocks of memory beside the bucket; as views they are one, the bucket
+# itself. In bytes per parameter: 4 for itself, 4 for the gradient, 8 for Adam, and 4 more for the bucket unless
+# gradients are views into it. Activations come on top. None of this shrinks with more ranks: DDP makes training
+# *faster*, it doesn't make a model *fit*. FSDP (*fully sharded data parallel*) does, by cutting parameters, gradients
+# and state into N parts (chapter 4).
 
 # %%
 quiz("01_internals/memory")
 
-# %% [markdown]
-# ## What DDP never notices
-#
-# DDP acts at three moments: construction, forward, and the hooks in backward. Whatever goes round these is not
-# synchronised, and there is no error, because nobody is looking. In the cells below each rank has its own data, and
-# `spread` of the gradients should be 0.
-
 # %%
-# %%ranks 2 --into run
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
-from lockstep.ranks import observe
-
-dist.init_process_group("gloo")
-x = torch.randn(4, 10) + dist.get_rank()
-ddp = DDP(torch.nn.Linear(10, 3))
-ddp(x).square().sum().backward()
-observe("as it should be", spread(p.grad for p in ddp.parameters()))
-ddp = DDP(torch.nn.Linear(10, 3))
-ddp.module(x).square().sum().backward()  # BUG: past the wrapper
-observe("ddp.module(x)", spread(p.grad for p in ddp.parameters()))
-ddp = DDP(torch.nn.Linear(10, 3))
-observe("autograd.grad", spread(torch.autograd.grad(ddp(x).square().sum(), [*ddp.parameters()])))  # BUG
-
-# %%
-def verdict(run):
-    for name, value in run.ranks[0].observations.items():
-        print(f"{name:<40} {'equal on all ranks' if value == 0 else 'DIFFERENT'}")
-
-verdict(run)
-
-# %% [markdown]
-# **What this tells you.** `ddp.module` is the plain model: calling it is training alone. `torch.autograd.grad` returns
-# gradients instead of accumulating them, and the hooks sit on the accumulation. Next, what happens to a model *after* it
-# was wrapped:
-
-# %%
-# %%ranks 2 --into run
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
-from lockstep.ranks import observe
-
-dist.init_process_group("gloo")
-x = torch.randn(4, 10) + dist.get_rank()
-ddp = DDP(torch.nn.Linear(10, 3))
-ddp.double()  # BUG: cast after wrapping
-ddp(x.double()).square().sum().backward()
-observe("cast after wrapping", spread(p.grad for p in ddp.parameters()))
-ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 3)))
-ddp.module.append(torch.nn.Linear(3, 3))  # BUG: added after wrapping
-ddp(x).square().sum().backward()
-observe("added after wrapping: the old layer", spread(p.grad for p in ddp.module[0].parameters()))
-observe("added after wrapping: the new layer", spread(p.grad for p in ddp.module[1].parameters()))
-
-# %%
-verdict(run)
-
-# %% [markdown]
-# A cast makes new accumulators without hooks; a layer that was added never had any, and was not broadcast either. A layer
-# that is **replaced** is both an addition and a loss, and what is lost is noticed, one step late:
-
-# %%
-# %%ranks 2 --expect raised
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
-ddp.module[1] = torch.nn.Linear(10, 3)  # BUG: replaced after wrapping
-for _ in range(2):
-    ddp(torch.randn(4, 10)).sum().backward()
-
-# %% [markdown]
-# A layer that is frozen after wrapping ends in the same error, one step late as well:
-
-# %%
-# %%ranks 2 --expect raised --quiet
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
-ddp.module[0].requires_grad_(False)  # BUG: frozen after wrapping
-for _ in range(2):
-    ddp(torch.randn(4, 10)).sum().backward()
-
-# %% [markdown]
-# The advice in these messages, `find_unused_parameters=True`, silences them. It does not mend the replaced layer: nobody
-# averages the new one. Change first, wrap last.
-#
-# One more, without touching the model at all. Two forwards before one backward are fine. Two forwards, then two
-# backwards, are not:
-
-# %%
-# %%ranks 2 --into run
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
-from lockstep.ranks import observe
-
-dist.init_process_group("gloo")
-x = torch.randn(4, 10) + dist.get_rank()
-ddp = DDP(torch.nn.Linear(10, 3))
-(ddp(x).square().sum() + ddp(x + 1).square().sum()).backward()
-observe("forward, forward, backward", spread(p.grad for p in ddp.parameters()))
-ddp = DDP(torch.nn.Linear(10, 3))
-first, second = ddp(x).square().sum(), ddp(x + 1).square().sum()
-first.backward()
-second.backward()  # BUG: DDP prepared one backward
-observe("forward, forward, backward, backward", spread(p.grad for p in ddp.parameters()))
-
-# %%
-verdict(run)
-assert run.observed("forward, forward, backward") == [0, 0]
-
-# %% [markdown]
-# A forward prepares *one* backward; the second one adds its own gradients on top of the averaged ones, on each rank
-# alone. One test finds all of these: call `spread(model.parameters())` on every rank every hundred steps, and stop when
-# it is not zero. It is the cheapest test in this course.
-
-# %%
-quiz("01_internals/bypass")
-
-# %% [markdown]
-# ## Build it yourself
-#
-# You have seen all parts: a broadcast at construction, hooks, buckets in reverse order, a division, an all-reduce that is
-# launched and not waited for, and at the end of the backward a wait for all of them.
-#
-# ### Exercise: implement mini_ddp
-#
-# *Hard, 35 minutes.* Open `exercises/mini_ddp.py`.
-#
-# A class `MiniDDP(module, bucket_cap_mb=25)`. It is graded against PyTorch's: the same gradients to the bit over several
-# steps, on models that are chosen to break naive versions (a frozen parameter, two that are tied, one that some steps do
-# not use, a buffer, one that is larger than a bucket). And on what it does: buckets instead of a call for each parameter,
-# the first of them launched before the last gradient is ready, by the order of events and not by the clock.
-#
-# A hook of yours is not told that the backward is over, so the training loop says so:
-# `finish_gradient_synchronization()` after `backward()`, before `step()`.
-
-# %%
-contract("mini_ddp", "MiniDDP")
-
-# %%
-# %check mini_ddp
-
-# %% [markdown]
-# <details><summary>It hangs after a few steps</summary>
-# The ranks launched their buckets in different orders, or one rank launched a bucket that another did not, because a
-# parameter got no gradient there. Launch in one order that all ranks know, and all buckets in every step.
-# </details>
-#
-# <details><summary>"launched after backward"</summary>
-# Your hook only collects. Count down the gradients that a bucket still waits for, and launch at zero, from the hook, with
-# <code>async_op=True</code>.
-# </details>
-#
-# <details><summary>Right, and not to the bit</summary>
-# Divide first, then sum, as DDP does.
-# </details>
-#
-# The solution is `solutions/mini_ddp.py`. When yours passes, look at it: the same training as in "Overlap", with your
-# class, beneath PyTorch's with buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the
-# cap; yours holds *at most* so much.)
-
-# %%
-# %%ranks 2 --timeline --into mine
-import os, sys, torch, torch.distributed as dist
-from lockstep.ranks import mark
-sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))
-from mini_ddp import MiniDDP
-
-dist.init_process_group("gloo")
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
-for name, one in model.named_parameters():
-    one.register_post_accumulate_grad_hook(lambda _, name=name: mark(f"ready {name}"))
-ddp = MiniDDP(model, bucket_cap_mb=0.502)  # two layers, 526336 bytes, fit below this
-batch = torch.randn(256, 256)
-for step in range(3):
-    mark("forward")
-    loss = ddp(batch).square().mean()
-    mark("backward")
-    loss.backward()
-    ddp.finish_gradient_synchronization()
-    mark("end")
-
-# %%
-both = timeline(runs[2], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
-print(both)
-both
-
-# %%
-quiz("01_internals/built")
+quiz("01_internals/fsdp_or_ddp")
 
 # %% [markdown]
 # ## Take it with you
 #
-# - DDP copies **values once**, at construction, from rank 0; **buffers** in the forwards, from rank 0; **gradients** in the
-#   backward, as a mean. Nothing in `optimizer.step()`.
-# - One bucket in the first step, rebuilt before the second; 1 MiB, then 25 MiB. An explicit size drops the small first
-#   one.
+# - Every rank must issue the same collectives in the same order. Calls are paired by order alone.
+# - DDP copies **values once**, at construction, from rank 0; **buffers** in forward, from rank 0; **gradients** in
+#   backward, as a mean. `optimizer.step()` sends nothing.
+# - Many small messages pay latency, one large one can't overlap. Buckets lie between: one in the first step, then 1
+#   MiB and 25 MiB. A size of your own drops the small first one.
 # - Overlap is a matter of order. The last bucket is always exposed.
-# - Divide first, then sum. The mean is the joined batch's gradient for equal counts, a mean loss, and no BatchNorm.
-# - A ring sends 2(N − 1)/N of the tensor from each rank, in 2(N − 1) steps: bytes stay, latency grows.
-# - DDP never compares parameters. You can.
+# - Multiply by 1/N first, then sum. The mean is the joined batch's gradient for equal counts, a mean loss and no
+#   BatchNorm.
+# - A ring sends 2(N − 1)/N of the tensor from each rank, in 2(N − 1) steps.
+# - DDP never compares parameters. You can, with `spread`.
 #
-# In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong gradient?".
-# You have measured both.
+# In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong
+# gradient?".
 #
 # ## What to read next
 #
-# Chapter 2 sets a training up: launchers, process groups, samplers. Chapter 4 takes the buckets up again, to make the step
-# faster. PyTorch's own description of the hooks and buckets is at `pytorch.org/docs/stable/notes/ddp.html`. The paper:
-# Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020). The ring: Patarasuk
+# Chapter 2 sets up training: launchers, process groups, samplers. Chapter 4 returns to buckets to make a step faster.
+# PyTorch describes its hooks and buckets at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al.,
+# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk
 # and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
 # %%

@@ -11,32 +11,35 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# A job that is right can still waste most of the machine. This chapter makes it faster, and above all it *measures*:
-# what helps depends on what is slow, and that is seldom what one thinks. On one machine the network is too fast to
-# notice. So ranks here can share a slowed link of, say, 2 Gbit/s.
+# You take one training step of a small GPT on two ranks and make it faster. You measure it, look at its trace and work out
+# how fast it could be. Then you pull one lever after another and keep a table. At the end you compare what you predicted
+# with what you measured.
 #
 # After this chapter you can
 #
-# - **profile** a step and say which part of the communication is exposed;
-# - **choose** bucket sizes by the network you have, and show when it makes no difference;
-# - **accumulate** gradients with one synchronisation a step, the ragged tail included;
-# - **train** in mixed precision, with scaling and clipping in the right order, and say what it does not shrink;
-# - **compress** gradients on the wire, and keep what the cast loses;
-# - **predict** a step on another network, and say when DDP is not enough.
+# - **profile** a step and say how much of its communication is exposed;
+# - **predict** from a few numbers whether the network or the processor limits a step;
+# - **choose** bucket sizes for the network you have;
+# - **accumulate** gradients with one synchronisation a step, including the incomplete last group;
+# - **train** in mixed precision with scaling and clipping in the right order;
+# - **compress** gradients on the wire without losing what the cast drops;
+# - **decide** when DDP is no longer enough.
 #
-# About 120 minutes: 45 to read and run, 75 for four exercises. You need chapters 1 and 2. No GPU. Times differ from
-# run to run and from machine to machine, so the cells print what can be compared: counts, bytes, and which of two is
-# faster by a clear margin.
+# About 125 minutes: 50 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
+#
+# **What a CPU cannot show.** Passages marked *GPU* come from PyTorch's and NVIDIA's documentation and were not run here:
+# streams and events, TF32, pinned memory, NVLink, NCCL, Nsight. Times differ from run to run, so pictures show the times
+# of one run, and texts show what never changes: order, counts and bytes.
 
 # %%
 # %load_ext lockstep
-import os, subprocess, sys
-from pathlib import Path
+import subprocess, sys
 import torch
 from lockstep import cluster, ranks
 from lockstep.notebook.bars import bars
 from lockstep.notebook.contract import contract
 from lockstep.notebook.quiz import quiz
+from lockstep.notebook.timeline import timeline
 
 # %% tags=["needs-bandwidth"]
 missing = cluster.available("bandwidth")
@@ -44,30 +47,202 @@ if missing:
     print("Cells with a slow link will not run here:", missing)
 
 # %% [markdown]
+# ## One step
+#
+# The model is a GPT with four transformer layers and 0.9 million parameters. It reads sequences of 128 characters and
+# predicts the next one. The data are random: they take as long as real ones.
+
+# %%
+# %%writefile gpt.py
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class GPT(nn.Module):
+    """Four layers of width 128. `recompute` is for the section "Memory"."""
+    def __init__(self, recompute=False):
+        super().__init__()
+        self.token, self.place = nn.Embedding(256, 128), nn.Embedding(128, 128)
+        self.head = nn.Linear(128, 256)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, nhead=4, dim_feedforward=512, dropout=0.0, batch_first=True)
+            for _ in range(4))
+        self.recompute = recompute
+
+    def forward(self, tokens):
+        x = self.token(tokens) + self.place.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(128)  # hides the characters to come
+        for layer in self.layers:
+            if self.recompute:
+                x = checkpoint(layer, x, mask, use_reentrant=False)
+            else:
+                x = layer(x, mask)
+        return self.head(x)
+
+# %%
+# %%writefile gpt_step.py
+import torch, torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+from gpt import GPT
+from lockstep.ranks import mark
+
+def start(recompute=False, **options):
+    """A model, an optimizer, and a batch: two sequences of 128 characters and the one that follows."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = DDP(GPT(recompute), **options)
+    return model, torch.optim.AdamW(model.parameters(), fused=True), torch.randint(256, (2, 129))
+
+def loss_of(model, batch):
+    scores = model(batch[:, :-1])
+    return cross_entropy(scores.float().flatten(0, 1), batch[:, 1:].flatten())
+
+def plain_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+# %% [markdown]
+# Four numbers describe a step:
+#
+# - **tokens/s**, over all ranks: what you want more of. A token is one character here;
+# - **MFU**, *model FLOPs utilisation*: the useful operations per second, divided by the most that the hardware can do. A
+#   transformer needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
+# - **memory**: the most bytes that a rank holds at one time;
+# - **exposed communication**: how much longer the step is than the same step without communication.
+#
+# `no_sync()` turns DDP's communication off. So `measure` alternates steps with and without it, and keeps the fastest of
+# each, because other programs can only add time.
+
+# %%
+# %%writefile measuring.py
+import time
+import torch, torch.distributed as dist
+from lockstep.ranks import mark, observe
+from step_table import peak_memory
+
+def fastest(steps, repeats):
+    """Seconds of the fastest run of each step."""
+    best = [float("inf")] * len(steps)
+    for _ in range(repeats):
+        for number, step in enumerate(steps):
+            dist.barrier()  # all ranks start together
+            began = time.perf_counter()
+            step()
+            took = torch.tensor(time.perf_counter() - began)
+            dist.all_reduce(took, op=dist.ReduceOp.MAX)  # the slowest rank counts
+            best[number] = min(best[number], took.item())
+    return best
+
+# %% [markdown]
+# MFU needs a peak. A GPU has one in its data sheet: 989 TFLOP/s for an H100 in bfloat16. For a CPU, `measure` takes the
+# speed of a large matrix product. `peak_memory` from `step_table.py` counts every tensor that a step creates; on GPUs use
+# `torch.cuda.max_memory_allocated()`.
+
+# %%
+# %%writefile --append measuring.py
+
+def measure(one_step, model, optimizer, batch, tokens):
+    """Report a step. `tokens` is how many this rank trains on in it."""
+    def step():
+        one_step(model, optimizer, batch)
+    def alone():
+        with model.no_sync():
+            step()
+    a = torch.ones(1024, 1024)
+    def product():
+        a @ a
+    fastest([step, alone], 1)  # warm-up
+    together, without = fastest([step, alone], 4)
+    mark("one step")
+    step()
+    mark("end")
+    parameters = sum(p.numel() for p in model.parameters())
+    kept = 16 * parameters  # the parameters, Adam's two moments, DDP's buckets: 4 bytes each
+    observe("measured", {
+        "step": together, "alone": without, "tokens": tokens, "parameters": parameters,
+        "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
+
+# %% [markdown]
+# On one machine the network is too fast to matter. `--bandwidth 1gbit` puts the ranks into a network of their own, whose
+# only link the kernel slows down to 1 Gbit/s, the speed of plain Ethernet. First, DDP with its defaults:
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+from gpt_step import *
+from measuring import measure
+
+measure(plain_step, *start(), tokens=2 * 128)
+
+# %% tags=["needs-bandwidth"]
+from step_table import StepTable
+
+table = StepTable()
+table.add("DDP's defaults", run)
+
+# %% [markdown]
+# Each rank sends 3.5 MB of gradients in two all-reduces, and waits for most of that time.
+
+# %%
+quiz("04_optimization/one_step")
+
+# %% [markdown]
 # ## Profile first
 #
-# Before anything is made faster: where does the time go? `torch.profiler` records every operation of a rank. This
-# profiles one step, the third, so that start-up is not in it.
+# Where does the time go? The timeline shows when each gradient was ready, when each bucket left, and when it arrived.
+
+# %%
+# %%writefile gpt_trace.py
+from gpt_step import *
+
+def announce(model):
+    """Mark the moment at which each gradient is ready."""
+    for name, parameter in model.named_parameters():
+        def ready(_, name=name):
+            mark(f"ready {name}")
+        parameter.register_post_accumulate_grad_hook(ready)
+
+def traced(steps=3, **options):
+    model, optimizer, batch = start(**options)
+    announce(model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mark("forward")
+        loss = loss_of(model, batch)
+        mark("backward")
+        loss.backward()
+        mark("step")
+        optimizer.step()
+        mark("end")
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --timeline --into defaults --quiet
+from gpt_trace import traced
+
+traced()
+
+# %% tags=["needs-bandwidth"]
+timeline(defaults, step=2) if defaults else None
+
+# %% [markdown]
+# Two buckets. The first, of 1 MiB, leaves early. The second holds everything else and leaves when backward is over, so
+# nothing hides it.
+#
+# `torch.profiler` records every operation, on CPUs and GPUs. Skip the start: the schedule below records the third step.
 
 # %%
 # %%writefile profiled.py
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
+from gpt_step import *
 from torch.profiler import ProfilerActivity, profile, schedule
 
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=0.5)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x = torch.randn(64, 256)
+job = start()
 plan = schedule(wait=1, warmup=1, active=1)
 with profile(activities=[ProfilerActivity.CPU], schedule=plan) as prof:
     for _ in range(3):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
+        plain_step(*job)
         prof.step()
 if dist.get_rank() == 0:
-    prof.export_chrome_trace("profiled.json")
+    prof.export_chrome_trace("profiled.json")  # open it in ui.perfetto.dev
     wanted = ("gloo:all_reduce", "DistributedDataParallel.forward", "aten::addmm", "Optimizer.step")
     for event in prof.key_averages():
         if event.key.startswith(wanted):
@@ -78,39 +253,16 @@ run = ranks.run(ranks.Script("profiled.py"), 2)
 print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("times")], sep="\n")
 
 # %% [markdown]
-# Four names to look for. The forward, its matrix products (backward's are called `aten::mm`), the optimizer, and the
-# all-reduces: `gloo:all_reduce` here, `nccl:all_reduce` on GPUs. Their `device_time_total` (on a CPU `cpu_time_total`) says how long they took.
-# `cuda_time_total`, which older texts sort by, is deprecated: sorting still takes it, and the averages lack it:
-
-# %%
-from torch.autograd.profiler_util import FunctionEventAvg
-
-for name in ("device_time_total", "cpu_time_total", "cuda_time_total"):
-    print(f"{name:18} an event has it: {hasattr(FunctionEventAvg(), name)}")
-
-# %% [markdown]
-# The trace opens in `ui.perfetto.dev`; older texts say `chrome://tracing`, which reads the same file. On NVIDIA's GPUs, Nsight
-# Systems (`nsys profile`) shows the whole machine. `nvprof`, its predecessor, refuses every GPU from Ampere (2020) on
-# (from NVIDIA's documentation; not run here).
+# The all-reduces are called `nccl:all_reduce` with NCCL, and backward's matrix products `aten::mm`. Sort by
+# `cpu_time_total` here and by `device_time_total` on GPUs.
 #
-# Leave the beginning out. The first `DDP()` of a process imports torch's compiler, which takes seconds; the second takes
-# milliseconds:
-
-# %%
-program = """
-import os, sys, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-before = "torch._dynamo" in sys.modules
-DDP(torch.nn.Linear(1, 1))
-print("imported before DDP():", before, "  after:", "torch._dynamo" in sys.modules, flush=True)
-os._exit(0)
-"""
-print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)
-
-# %% [markdown]
-# **How long an all-reduce took is not what it costs.** It may run beside the backward, and then it costs nothing. And
-# it contains waiting: here rank 1 is half a second late, and rank 0's profile would show a slow network.
+# *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed communication
+# from all ranks' traces. The difference that `measure` takes also contains what *hidden* communication costs: NCCL's
+# kernels take processor cores and memory bandwidth from backward.
+#
+# ### An all-reduce contains waiting
+#
+# Rank 1 is half a second late. What does rank 0's profile say about the network?
 
 # %%
 # %%ranks 2
@@ -125,139 +277,181 @@ began = time.perf_counter()
 dist.all_reduce(torch.ones(1))
 waited = time.perf_counter() - began
 if dist.get_rank() == 0:
-    print("a number of four bytes took more than 300 ms:", waited > 0.3)
+    print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Rules of thumb such as "computation to communication ten to one" say nothing, then. Only **exposed** communication
-# makes a step longer, and there is one honest way to get it: the step with communication, minus the same step
-# without. DDP's `no_sync` is that switch. You write that measurement below, in "Scaling".
+# Half a second for four bytes: the time contains waiting for the last rank. So compare the ranks. The slowest one waits
+# least.
+#
+# ### Timing on a GPU
+#
+# *GPU.* A CUDA call returns when its kernel is queued, so a clock around a step measures the *launch*. Either wait for the
+# GPU before each reading of the clock, or let the GPU note the times:
+#
+# ```
+# torch.cuda.synchronize()                  # before both readings of time.perf_counter()
+#
+# before = torch.cuda.Event(enable_timing=True)
+# after = torch.cuda.Event(enable_timing=True)
+# before.record(); step(); after.record()   # the CPU runs on
+# after.synchronize()
+# milliseconds = before.elapsed_time(after)
+# ```
+#
+# Kernels wait in queues called **streams**. NCCL has its own stream, which is how its collectives overlap with backward.
+# `work.wait()` makes the *current stream* wait, not the CPU: the next line of Python runs at once. With gloo, `wait()`
+# blocks the CPU.
+#
+# ### Leave out the start
+#
+# The first `DDP()` of a process imports PyTorch's compiler, which takes seconds. Buckets are rebuilt after the first step.
+# Never count the first steps.
+
+# %%
+program = """
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+before = "torch._dynamo" in sys.modules
+DDP(torch.nn.Linear(1, 1))
+print("compiler imported before DDP():", before, "  after:", "torch._dynamo" in sys.modules, flush=True)
+os._exit(0)
+"""
+print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)
 
 # %%
 quiz("04_optimization/long_all_reduce")
 
 # %% [markdown]
+# ## The roofline
+#
+# How fast could the step be? With *P* parameters and *T* tokens per rank it needs 6·*P*·*T* operations, and each of *N*
+# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). The step takes at least the longer of the two, and at most
+# about their sum. Check the 6 first:
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpt import GPT
+
+def operations(model, x):
+    """Operations of forward and backward, per parameter."""
+    with FlopCounterMode(display=False) as counter:
+        model(x).float().sum().backward()
+    return counter.get_total_flops() / sum(p.numel() for p in model.parameters())
+
+image = torch.ones(1, 64, 56, 56, requires_grad=True)
+print(f"our GPT, per token:        {operations(GPT(), torch.randint(256, (2, 128))) / 256:8.1f}")
+print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, padding=1), image):8.1f}")
+
+# %% [markdown]
+# The GPT has 5.6: embeddings are looked up, not multiplied, and the counter leaves out attention. A convolution uses each
+# weight at every position of the image, here 56 × 56. So the 6 holds per *token* of a transformer, not per image: ResNet-50
+# needs about 24 billion operations an image, 160 times more than 6 per parameter.
+#
+# Links differ even more (bytes per second in one direction, from data sheets):
+
+# %%
+links = {"NVLink, H100": 450e9, "PCIe 5, 16 lanes": 64e9, "InfiniBand, 400 Gbit/s": 50e9,
+         "Ethernet, 100 Gbit/s": 12.5e9, "Ethernet, 10 Gbit/s": 1.25e9, "ours, 1 Gbit/s": 0.125e9}
+print("all-reduce of the gradients of 10⁹ parameters on 8 ranks:")
+for name, link in links.items():
+    print(f"{name:24}{2 * 7 / 8 * 4e9 / link * 1e3:10.0f} ms")
+
+# %% [markdown]
+# In practice you get 70 to 90 % of that. The measured quantity is **bus bandwidth**: 2(*N* − 1)/*N* times the tensor's
+# bytes per second, as NVIDIA's `nccl-tests` prints it. On our link:
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+import torch
+import torch.distributed as dist
+from lockstep.ranks import observe
+from measuring import fastest
+
+dist.init_process_group("gloo")
+found = {}
+for kilobytes in (4, 64, 1024, 4096):
+    tensor = torch.ones(kilobytes * 256)
+    def reduce():
+        dist.all_reduce(tensor)
+    # 2(N − 1)/N is 1 for two ranks
+    found[f"{kilobytes} KiB"] = tensor.nbytes / fastest([reduce], 4)[0] / 1e6
+observe("bandwidth", found)
+
+# %% tags=["needs-bandwidth"]
+bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
+
+# %% [markdown]
+# Large tensors approach 62 MB/s, because the two ranks share 125 MB/s. Small ones spend their time on latency, which is why
+# DDP sends buckets.
+#
+# Both bounds, for a GPU that reaches 400 TFLOP/s and InfiniBand:
+
+# %%
+def roofline(parameters, tokens, ranks, flops=4e14, link=50e9):
+    """Seconds to compute, and seconds to send: the step takes at least the longer of the two."""
+    compute = 6 * parameters * tokens / flops
+    send = 2 * (ranks - 1) / ranks * 4 * parameters / link
+    return compute, send
+
+print("more tokens per rank, 8 ranks")
+for parameters, tokens in ((1e9, 1024), (1e9, 8192), (1e9, 65536), (1e8, 8192)):
+    compute, send = roofline(parameters, tokens, 8)
+    print(f"{parameters:.0e} parameters{tokens:7} tokens", end="")
+    print(f"{compute * 1e3:8.0f} ms{send * 1e3:6.0f} ms {send / compute:6.2f}")
+print("one global batch of 262144 tokens, shared by more ranks")
+for count in (8, 32, 128):
+    compute, send = roofline(1e9, 262144 / count, count)
+    print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
+
+# %% [markdown]
+# The last column is sending divided by computing:
+#
+# - **Tokens per rank decide.** The number of parameters cancels out.
+# - **With a fixed global batch, the number of ranks counts.** 128 ranks send as much as 8, and each computes 16 times less.
+# - Below 1, overlap can hide nearly everything. Above 1, you have to send less, or less often.
+#
+# Our step: 1.3 billion operations, and 7 MB through the shared link, which takes 56 ms.
+
+# %%
+quiz("04_optimization/roofline")
+
+# %% [markdown]
 # ## Buckets and overlap
 #
-# Chapter 1 has shown *that* buckets leave while backward goes on. Is it worth anything? On the loopback of one
-# machine bytes cost nearly nothing. So let the ranks share a slow link. `%%ranks 2 --bandwidth 1gbit` puts them into
-# a network of their own, whose only interface is throttled by the kernel:
+# **Lever 1: start sending earlier.** In the trace, nearly all gradients wait in one bucket. `bucket_cap_mb=0.5` makes
+# smaller ones. Before you run the cell: how many will leave before backward ends?
 
 # %% tags=["needs-bandwidth"]
-# %%ranks 2 --bandwidth 1gbit
-import time
-import torch, torch.distributed as dist
-from lockstep.cluster import set_bandwidth
+# %%ranks 2 --bandwidth 1gbit --timeline --into small --quiet
+from gpt_trace import traced
 
-dist.init_process_group("gloo")
-t = torch.ones(1 << 20)  # 4 MiB
-times = {}
-for rate in ("1gbit", "200mbit", None):  # None: as fast as it goes
-    set_bandwidth(rate)
-    times[rate] = 1e9
-    for _ in range(4):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(t)
-        times[rate] = min(times[rate], time.perf_counter() - began)
-if dist.get_rank() == 0:
-    print("200 Mbit/s against 1 Gbit/s, about 5 times:", 3.5 < times["200mbit"] / times["1gbit"] < 7)
-    print("unthrottled against 1 Gbit/s, faster:", times[None] < times["1gbit"] / 3)
+traced(bucket_cap_mb=0.5)
+
+# %% tags=["needs-bandwidth"]
+timeline(defaults, small, titles=("defaults", "buckets of 0.5 MiB"), step=2) if small else None
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+from gpt_step import *
+from measuring import measure
+
+measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
+
+# %% tags=["needs-bandwidth"]
+table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# Both ranks share the one link, in both directions: 2(N − 1) times the tensor's bytes pass through it.
+# All buckets but the last now leave during backward. The link is still busy longer than backward, so some communication
+# stays exposed, and the last bucket always is.
 #
-# Now the experiment. A model of six wide layers, 14 MB of gradients. Two wrappers around the same layers: one with
-# three buckets of 4.7 MB (`bucket_cap_mb=3`: a bucket closes with the gradient that reaches the cap), one with a
-# single bucket. Steps alternate between them, and the fastest of nine counts: whatever else the machine does only
-# adds time. The rate is chosen from the measured backward, so that communication takes about as long as computation.
-# There, overlap can hide most.
-
-# %%
-# %%writefile fastest.py
-import time
-import torch, torch.distributed as dist
-
-def fastest(steps, repeats):
-    """The fastest of so many runs of each step, alternating; all ranks begin each together."""
-    best = [float("inf")] * len(steps)
-    for _ in range(repeats):
-        for number, step in enumerate(steps):
-            dist.barrier()
-            began = time.perf_counter()
-            step()
-            took = torch.tensor(time.perf_counter() - began)
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
-            best[number] = min(best[number], took.item())
-    return best
-
-# %%
-# %%writefile overlap_lab.py
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from fastest import fastest
-from lockstep.cluster import set_bandwidth
-from lockstep.ranks import observe
-
-dist.init_process_group("gloo")
-layers = [layer for _ in range(6) for layer in (nn.Linear(768, 768), nn.ReLU())]
-x = torch.randn(768, 768)
-models = [DDP(nn.Sequential(*layers), bucket_cap_mb=cap) for cap in (3, 1000)]
-steps = [lambda model=model: model(x).square().mean().backward() for model in models]
-
-def alone():
-    with models[0].no_sync():
-        steps[0]()
-fastest([*steps, alone], 2)  # the first two steps: one bucket, and then the buckets made anew
-backward = fastest([alone], 3)[0] * 2 / 3
-bits = sum(p.numel() * 32 for p in models[0].parameters())
-megabits = int(2 * bits / backward / 1e6)  # so that sending takes as long as backward
-observe("rate", megabits)
-for rate in (f"{megabits}mbit", None):
-    set_bandwidth(rate)
-    observe("slow" if rate else "fast", fastest(steps, 9 if rate else 4))
-
-# %% tags=["needs-bandwidth"]
-def throttled(script, world_size=2):
-    """Run a script on ranks that share a slow link; None, said aloud, where this machine cannot."""
-    try:
-        link = cluster.slow_link(None)
-        run = ranks.run(ranks.Script(script), world_size, network=link, deadline=55)
-    except ranks.NotRun as missing:
-        print("not run:", missing)
-        return None
-    assert run.ok, ranks.text.describe(run)
-    return run
-
-def gain(lab):
-    """How much faster three buckets are than one on the slow link."""
-    three, one = lab.observed("slow")[0]
-    return one / three
-
-lab = throttled("overlap_lab.py")
-if lab and gain(lab) < 1.15:  # a neighbour may have taken a core: once more, and the better one counts
-    lab = max(lab, throttled("overlap_lab.py"), key=gain)
-if lab:
-    slow, fast = lab.observed("slow")[0], lab.observed("fast")[0]
-    print("slow link: three buckets beat one by more than 1.1x:", gain(lab) > 1.1)
-
-# %% tags=["needs-bandwidth"]
-if lab:
-    sizes = ("three buckets", "one bucket")
-    names = [f"{size}, {link} link" for link in ("slow", "fast") for size in sizes]
-    title = f"seconds a step; the slow link: {lab.observed('rate')[0]} Mbit/s"
-    picture = bars(dict(zip(names, [*slow, *fast])), unit="s", title=title)
-picture if lab else None
-
-# %% [markdown]
-# On the slow link the buckets earn their keep. On the fast one there is little to hide, and little is won (look
-# at the bars). **That contrast is the lesson**: a setting is good *for a network*, and the same change
-# that helps there does little here. Try other sizes: `bucket_cap_mb=0.1` makes one bucket of each layer, and an explicit
-# 25 makes one of the whole model, which hides nothing. This link is slow and near. On a distant one each message would
-# cost latency as well, and few large buckets win (chapter 1, "What it costs").
+# Each bucket also costs latency, so on a distant link fewer are better (chapter 1, "What it costs"). On a fast link there
+# is little to win. Choose the size for your network, by measuring.
 #
-# The default is not `25`. It is `None`, which means 25 MiB with a *first* bucket of 1 MiB, so that something leaves
-# early:
+# ### The default
+#
+# `bucket_cap_mb=None` means 25 MiB with a *first* bucket of 1 MiB. An explicit 25 loses the small first bucket:
 
 # %%
 # %%ranks 2
@@ -268,16 +462,17 @@ dist.init_process_group("gloo")
 for cap in (None, 25):
     model = DDP(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]), bucket_cap_mb=cap)
     sizes = []
-    def hook(state, bucket):
-        sizes.append(bucket.buffer().numel() * 4)
-        # Only the sizes matter here: a real hook divides.
-        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
-    model.register_comm_hook(None, hook)
+    def note(state, bucket):  # DDP calls it with each full bucket: see "Compression"
+        sizes.append(f"{bucket.buffer().nbytes / 2**20:.1f} MiB")
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+    model.register_comm_hook(None, note)
     for step in range(3):
         sizes.clear()
         model(torch.ones(1, 512)).sum().backward()
     if dist.get_rank() == 0:
-        print(f"bucket_cap_mb={cap}: buckets of", sizes, "bytes")
+        print(f"bucket_cap_mb={cap}: buckets of", *sizes)
 
 # %%
 quiz("04_optimization/bucket_size")
@@ -285,8 +480,8 @@ quiz("04_optimization/bucket_size")
 # %% [markdown]
 # ## Accumulation
 #
-# The surest way to communicate less is to communicate less often. Four micro-batches, one step. But DDP averages in
-# *every* backward:
+# **Lever 2: send less often.** Add up the gradients of several micro-batches and synchronise once. By itself DDP
+# averages in *every* backward:
 
 # %%
 # %%writefile accumulated.py
@@ -300,15 +495,6 @@ def start():
     model = DDP(torch.nn.Linear(4, 1))
     torch.manual_seed(dist.get_rank())
     return model, torch.randn(8, 4).split(2)
-
-def gap(model):
-    """The largest difference of a gradient between rank 0 and any rank."""
-    flat = torch.cat([p.grad.flatten() for p in model.parameters()])
-    first = flat.clone()
-    dist.broadcast(first, 0)
-    worst = (flat - first).abs().max()
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return worst.item()
 
 # %%
 # %%ranks 2 --into plain --quiet
@@ -330,15 +516,15 @@ for number, x in enumerate(micro_batches):
 
 # %%
 def reductions(run):
-    """How many gradient all-reduces rank 0 began."""
+    """How many gradient all-reduces rank 0 started."""
     return sum(call.inside == "backward" for call in run.collectives[0])
 
 print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
-# It is in `backward` that DDP averages, not in `optimizer.step()`. Texts that place it in `optimizer.step()` make
-# accumulation alone look like a saving. The gradient is the same either way, that of one big batch, provided that each
-# loss is divided by the number of micro-batches:
+# DDP communicates in `backward`; `optimizer.step()` sends nothing. So accumulating without `no_sync` saves no traffic.
+# The gradient is the same either way, and equal to that of one big batch, if you divide each loss by the number of
+# micro-batches:
 
 # %%
 # %%ranks 2
@@ -357,8 +543,9 @@ for way, gradient in gradients.items():
     print(f"{way}: {(gradient / gradients['one big batch']).mean():.2f}", end="   ")
 
 # %% [markdown]
-# `no_sync` has two traps. **The forward belongs inside.** DDP decides in forward whether the coming backward will
-# communicate; a `no_sync` around the backward alone changes nothing:
+# Two mistakes are common.
+#
+# **The forward is outside `no_sync`.** DDP decides in forward whether the coming backward communicates:
 
 # %%
 # %%ranks 2 --into late --quiet
@@ -371,12 +558,11 @@ for number, x in enumerate(micro_batches):
         loss.backward()
 
 # %%
-print("no_sync around backward only:", reductions(late))
+print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
-# **And somebody has to be the last.** The usual condition is `(i + 1) % 4 == 0`. With ten batches it is never true
-# for the ninth and the tenth. Their gradients stay where they are, and leak into the first step of the next epoch. Here
-# each micro-batch brings a quarter:
+# **The last group is incomplete.** With ten batches, `(i + 1) % 4 == 0` never holds for the ninth and the tenth. Here
+# each micro-batch contributes a quarter, so a full step has gradient 1:
 
 # %%
 # %%ranks 2
@@ -390,14 +576,14 @@ for epoch in range(2):
     for i in range(10):
         with nullcontext() if (i + 1) % 4 == 0 else model.no_sync():
             (model(torch.ones(1, 1)) / 4).sum().backward()
-        if (i + 1) % 4 == 0:  # BUG: the ninth and the tenth wait
+        if (i + 1) % 4 == 0:  # BUG: the ninth and the tenth are left over
             print(model.module.weight.grad.item(), end=" ")
             optimizer.step()
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 is made of six micro-batches, of two epochs; the last two of the training are lost. And if a
-# step is taken with such leftovers, the replicas drift apart, silently:
+# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the training are lost. Stepping
+# with the leftovers is worse: they were never synchronised, so the replicas drift apart.
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -414,8 +600,35 @@ for i, x in enumerate(micro_batches):
         optimizer.zero_grad()
 
 # %% [markdown]
-# The scale is wrong there as well: that group has two micro-batches and was divided by four. Divide by the *samples*
-# of the group, not by a number that is true for full groups only.
+# Its scale is wrong too: two micro-batches, divided by four. Synchronise the last micro-batch whatever its number, and
+# divide by the *samples* of the group. Now the GPT, with four micro-batches a step:
+
+# %%
+# %%writefile accumulating.py
+from contextlib import nullcontext
+from gpt_step import *
+
+def accumulated_step(model, optimizer, batch):
+    """One step from four micro-batches."""
+    optimizer.zero_grad()
+    for number in range(4):
+        with nullcontext() if number == 3 else model.no_sync():
+            (loss_of(model, batch) / 4).backward()
+    optimizer.step()
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+from accumulating import *
+from measuring import measure
+
+measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
+
+# %% tags=["needs-bandwidth"]
+table.add("0.5 MiB, 4 micro-batches", run)
+
+# %% [markdown]
+# Four times the tokens for the same bytes. The exposed time of a *step* hardly falls, because only the last backward can
+# hide anything. And the global batch is four times larger, which changes the training ("Batch and learning rate").
 
 # %%
 quiz("04_optimization/accumulate")
@@ -423,10 +636,8 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open `exercises/accumulate.py`.
-#
-# One step from any number of micro-batches, of any sizes, with one synchronisation; and the gradient is that of one
-# big batch, also when the ranks do not hold equally much.
+# *Medium, 20 minutes.* Open `exercises/accumulate.py`. Take one step from any number of micro-batches of any sizes, with
+# one synchronisation. The gradient is that of one big batch, even if the ranks hold different numbers of samples.
 
 # %%
 contract("accumulate", "train_step")
@@ -440,11 +651,11 @@ contract("accumulate", "train_step")
 # </details>
 #
 # <details><summary>An iterator has no length</summary>
-# You know that a micro-batch was the last when you have asked for the next and there was none. Read one ahead.
+# A micro-batch is the last if asking for the next one yields nothing. Read one ahead.
 # </details>
 #
 # <details><summary>The gradient is right with equal ranks and wrong with unequal ones</summary>
-# DDP's mean divides by the number of ranks. Weigh each micro-batch by its samples, divide by the samples of
+# DDP's mean divides by the number of ranks. Weight each micro-batch by its samples, divide by the samples of
 # <em>all</em> ranks, and undo DDP's division.
 # </details>
 #
@@ -452,7 +663,8 @@ contract("accumulate", "train_step")
 #
 # ## Mixed precision
 #
-# Under autocast the layers that gain from it compute in half precision. What does it do to communication?
+# **Lever 3: compute in fewer bits.** Under **autocast**, matrix products run in half precision, and the rest stays in
+# float32. Does that shrink the communication as well?
 
 # %%
 # %%ranks 2 --into mixed --quiet
@@ -475,33 +687,55 @@ print("on the wire:", sent[0].tensor, "=", sent[0].nbytes, "bytes")
 assert sent[0].nbytes == 4 * (64 * 64 + 64)
 
 # %% [markdown]
-# The output is bfloat16. The parameters are float32, so are their gradients, and so is what is sent: **autocast saves
-# computing and activations, not communication.** That is the next section's business.
-#
-# Which of the two half precisions?
+# No. The output is bfloat16, but parameters, gradients and what DDP sends stay float32. **Autocast saves time and
+# activations, not communication.**
 #
 # | | float16 | bfloat16 |
 # |---|---|---|
-# | largest number | 65504 | 3.4e38, as float32 |
+# | largest number | 65504 | 3.4e38, like float32 |
 # | smallest step from 1 | 0.001 | 0.008 |
 # | smallest above zero | 6e-8 | 9e-41 |
 # | needs a loss scaler | yes | no |
-# | where | NVIDIA GPUs from 2017 (Volta) on | from 2020 (Ampere) on, recent CPUs |
+# | hardware | NVIDIA GPUs since 2017 (Volta) | since 2020 (Ampere), recent CPUs |
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+from gpt_step import *
+from measuring import measure
+
+def step(model, optimizer, batch):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # + forward and loss only
+        loss = loss_of(model, batch)
+    loss.backward()
+    optimizer.step()
+
+measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
+
+# %% tags=["needs-bandwidth"]
+table.add("0.5 MiB, autocast", run)
+
+# %% [markdown]
+# Less memory than with float32, and the same bytes. Is it faster? Our CPU has no matrix units for bfloat16, and the step
+# gets slower, so we drop it. *GPU:* with tensor cores this is the strongest lever of all. **A lever works only on what
+# limits you, and only if the hardware has it.**
 #
-# With float16 small gradients fall below what it can hold. The `GradScaler` multiplies the loss by a large number
-# before backward, divides the gradients by it before the step, and skips a step in which something overflowed. The
-# order of four lines decides whether that works:
+# ### Scaling and clipping
+#
+# In float16, small gradients fall below what the format holds. The `GradScaler` multiplies the loss before backward and
+# divides the gradients before the step. If a gradient overflows, it skips the step and lowers the scale. The order of
+# these lines matters:
 #
 # ```
 # scaler.scale(loss).backward()
-# scaler.unscale_(optimizer)                                   # before anybody looks at gradients
+# scaler.unscale_(optimizer)                                   # before anything reads the gradients
 # torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-# scaler.step(optimizer)                                       # skips when there is an inf or a NaN
+# scaler.step(optimizer)                                       # skips the step after an overflow
 # scaler.update()
 # ```
 #
-# Leave out `unscale_` and the clipping sees gradients 65536 times too large. It shrinks all of them to `max_norm`,
-# then the scaler divides by 65536:
+# Without `unscale_`, clipping sees gradients 65536 times too large and shrinks them to `max_norm`. Then the scaler
+# divides by 65536:
 
 # %%
 # %%ranks 1
@@ -519,9 +753,12 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# No error, and training nearly stands still. The scaler is local to each rank; nothing synchronises it. It need not
-# be: **the ranks agree because their gradients do.** An overflow on one rank becomes inf in the averaged gradient of
-# all, so all skip together, and all lower their scale:
+# No error, and training hardly moves.
+#
+# ### One scaler per rank
+#
+# Nothing synchronises the scalers. Nothing has to: **the ranks agree because their averaged gradients do.** Rank 1
+# overflows here, and the average is infinite everywhere:
 
 # %%
 # %%ranks 3
@@ -537,12 +774,12 @@ x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # too much on ran
 scaler.scale(model(x).sum()).backward()
 scaler.step(optimizer)
 scaler.update()
-print("skipped:", model.module.weight.item() == before, " scale now", scaler.get_scale())
+print("weight moved by", model.module.weight.item() - before, "  scale now", scaler.get_scale())
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# What breaks that is to decide alone: `if not loss.isfinite(): continue` on one rank (chapter 3, "Mismatches"). And a
-# step whose backward was never synchronised, with each rank's own gradients:
+# All three skip the step and halve their scale. Two things break the agreement: a rank that decides alone, as in
+# `if not loss.isfinite(): continue` (chapter 3, "Mismatches"), and a step whose backward was never synchronised:
 
 # %%
 # %%ranks 2
@@ -556,47 +793,59 @@ scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # too much on rank 1
 with model.no_sync():  # BUG: and no backward outside of it before the step
     scaler.scale(model(x).sum()).backward()
-before = model.module.weight.item()
 scaler.step(optimizer)
 scaler.update()
-print("stepped:", model.module.weight.item() != before, "  scale now", scaler.get_scale())
+print("scale now", scaler.get_scale())
 
 # %% [markdown]
-# (Where gradients are cut up, as under FairScale's or FSDP's first version, no rank sees them all. `ShardedGradScaler`
-# asks the others; not run here.)
+# Under FSDP (below) no rank sees all gradients; there `ShardedGradScaler` asks the other ranks.
 #
-# Two flaws in examples that circulate. They call `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler`, which are
-# deprecated; it is `torch.amp` with the device's name now:
+# ### Other ways to compute less
+#
+# - *GPU.* **TF32** rounds the inputs of float32 matrix products to 10 bits and uses the tensor cores:
+#   `torch.set_float32_matmul_precision("high")`. It is off by default; for cuDNN's convolutions it is on.
+# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs as well. Our
+#   GPT has used it all along, for its 52 parameters.
+# - **`torch.compile`** fuses the model's own operations ("Appendix: more options").
 
 # %%
-import warnings
+from step_table import count_operations
 
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    torch.cuda.amp.GradScaler(enabled=False)
-    torch.cuda.amp.autocast(enabled=False)
-print(*[one.message for one in caught if one.category is FutureWarning], sep="\n")
+for fused in (False, True):
+    model = GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # makes its state
+    print(f"fused={fused!s:6}{count_operations(optimizer.step):5} operations")
 
 # %% [markdown]
-# And their loop has no `zero_grad`, so that each step also repeats all steps before it. A gradient of 4, three times:
+# ### Find the bug
+#
+# This loop is printed in many places, with scaler and all. What is missing? The loss is `4 * weight`, so each printed
+# gradient should be 4.
 
 # %%
 weight = torch.nn.Parameter(torch.ones(1))
 optimizer = torch.optim.SGD([weight], lr=0.0)
-for cleared in (False, True):
-    weight.grad, gradients = None, []
-    for _ in range(3):
-        if cleared:
-            optimizer.zero_grad()
-        (4 * weight).sum().backward()
-        optimizer.step()
-        gradients.append(weight.grad.item())
-    print("with zero_grad:   " if cleared else "without zero_grad:", *gradients)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for step in range(3):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = (4 * weight).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    print("gradient", weight.grad.item(), end="   ")
 
 # %%
 quiz("04_optimization/amp_bytes")
 
 # %% [markdown]
+# <details><summary>The bug</summary>
+# <code>optimizer.zero_grad()</code>. Each step still contains the gradients of the steps before it; from the second on
+# they are even unscaled and scaled gradients mixed.
+# </details>
+#
 # ## Exercise: implement mixed_precision
 #
 # *Medium, 15 minutes.* Open `exercises/mixed_precision.py`.
@@ -609,7 +858,7 @@ contract("mixed_precision", "train_step")
 
 # %% [markdown]
 # <details><summary>"unscale_() has already been called"</summary>
-# Once for each optimizer and step. <code>scaler.step</code> does it itself when you have not.
+# Call it once per optimizer and step. <code>scaler.step</code> calls it if you have not.
 # </details>
 #
 # <details><summary>bfloat16 and float16 need different lines</summary>
@@ -620,8 +869,8 @@ contract("mixed_precision", "train_step")
 #
 # ## Compression
 #
-# A **communication hook** takes the place of DDP's all-reduce. It is given each full bucket, and returns a future of
-# what the gradients shall be. torch has one that casts to float16:
+# **Lever 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes it each full bucket, and
+# the hook returns a future with the averaged gradients. PyTorch has one that casts to float16:
 
 # %%
 # %%ranks 2 --into compressed --quiet
@@ -636,11 +885,46 @@ model(torch.ones(2, 64)).square().mean().backward()
 
 # %%
 sent = [call for call in compressed.collectives[0] if call.inside == "backward"]
-print("on the wire:", sent[0].tensor, "=", sent[0].nbytes, "bytes, were", 4 * (64 * 64 + 64))
+print("on the wire:", sent[0].tensor, "=", sent[0].nbytes, "bytes instead of", 4 * (64 * 64 + 64))
 assert sent[0].nbytes * 2 == 4 * (64 * 64 + 64)
 
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from accumulating import *
+from measuring import measure
+
+model, optimizer, batch = start(bucket_cap_mb=0.5)
+model.register_comm_hook(None, default_hooks.fp16_compress_hook)  # +
+measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
+
+# %% tags=["needs-bandwidth"]
+table.add("the same, float16 on the wire", run)
+
 # %% [markdown]
-# Half. Its sister for bfloat16 does not run here, and says why:
+# Half the bytes. Casting is work too, so compress only while you wait for the network.
+#
+# ### Writing a hook
+#
+# You write a hook in the exercise. Three things differ from plain DDP:
+#
+# - **Nothing has been divided yet.** The mean is your job.
+# - **Divide before you cast.** 40000 on two ranks adds up to 80000, and float16 ends at 65504.
+# - **DDP looks for the name `bucket`.** The second argument must be called that:
+
+# %%
+# %%ranks 2 --expect raised
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def hook(state, gradients):  # BUG: the second argument is not called "bucket"
+    return dist.all_reduce(gradients.buffer(), async_op=True).get_future()
+
+dist.init_process_group("gloo")
+DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
+
+# %% [markdown]
+# PyTorch's hook for bfloat16 demands NCCL. Yours need not:
 
 # %%
 # %%ranks 1 --expect raised
@@ -652,27 +936,10 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_hook)
 
 # %% [markdown]
-# Nothing in gloo forbids it: a hook of your own that casts to bfloat16 works. That is the exercise. Two things to get
-# right that DDP does for you otherwise. In a hook **nothing has been divided yet**, so the mean is your business. And
-# the order matters: 40000 on two ranks is 80000, which float16 does not hold. Divide first.
+# ### Error feedback
 #
-# DDP goes by names here, too: the second argument has to be called `bucket`.
-
-# %%
-# %%ranks 2 --expect raised
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def hook(state, gradients):  # BUG: DDP looks for the name "bucket"
-    return dist.all_reduce(gradients.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
-
-dist.init_process_group("gloo")
-DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
-
-# %% [markdown]
-# What does the cast cost in precision? Each step loses a little, always in the same direction if the gradient stays
-# the same. **Error feedback** keeps what was lost and adds it next time. A gradient of 1.001, a hundred times, in
-# bfloat16:
+# Each cast loses a little, and always in the same direction while the gradient stays the same. **Error feedback** keeps
+# what was lost and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
 
 # %%
 gradient, residual, plain_sum, fed_sum = 1.001, 0.0, 0.0, 0.0
@@ -682,76 +949,6 @@ for _ in range(100):
     residual = gradient + residual - cast
     fed_sum += cast
 print(f"exact {100 * gradient:.3f}   cast {plain_sum:.3f}   with error feedback {fed_sum:.3f}")
-
-# %% [markdown]
-# **PowerSGD** goes further: it sends two thin matrices instead of a large one, and needs error feedback to train
-# well. It is in `ddp_comm_hooks.powerSGD_hook`. On gloo use it with a single bucket (`bucket_cap_mb` at least the
-# model): with several it hung, without any error, in our trials.
-#
-# **Local SGD** communicates less often instead: each rank trains alone for a few steps, then the *parameters* are
-# averaged. `post_localSGD_hook` leaves the gradients to the rank, and a `PeriodicModelAverager` meets every so often:
-
-# %%
-# %%ranks 2
-import torch, torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.nn.parallel import DistributedDataParallel as DDP
-from spread import spread
-
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Linear(4, 1))
-alone, _ = dist.new_subgroups(1)  # gradients are averaged within a subgroup, here of one
-state = local.PostLocalSGDState(None, alone, start_localSGD_iter=2)
-model.register_comm_hook(state, local.post_localSGD_hook)
-averager = PeriodicModelAverager(period=3, warmup_steps=2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(8):
-    optimizer.zero_grad()
-    model(torch.randn(4, 4) + dist.get_rank()).square().mean().backward()
-    optimizer.step()
-    averager.average_parameters(model.parameters())
-    print("apart" if spread(model.parameters()) else "equal", end=" ")
-
-# %% [markdown]
-# Equal while it warms up, then every third step. That is another algorithm, not a cheaper way to the same numbers.
-#
-# Is half the bytes half the time? On the slow link, nearly, as long as communication is what you wait for:
-
-# %%
-# %%writefile compression_lab.py
-import torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel as DDP
-from lockstep.cluster import set_bandwidth
-from fastest import fastest
-from lockstep.ranks import observe
-
-dist.init_process_group("gloo")
-layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())]
-models = [DDP(nn.Sequential(*layers), bucket_cap_mb=1000) for _ in range(2)]
-models[1].register_comm_hook(None, default_hooks.fp16_compress_hook)
-x = torch.randn(64, 512)
-steps = [lambda model=model: model(x).square().mean().backward() for model in models]
-fastest(steps, 2)
-for rate in ("500mbit", None):
-    set_bandwidth(rate)
-    observe("slow" if rate else "fast", fastest(steps, 7))
-
-# %% tags=["needs-bandwidth"]
-lab = throttled("compression_lab.py")
-picture = None
-if lab:
-    slow, fast = lab.observed("slow")[0], lab.observed("fast")[0]
-    print("500 Mbit/s: float16 on the wire is faster by more than 1.5x:", slow[0] / slow[1] > 1.5)
-    names = [f"{kind}, {link} link" for link in ("slow", "fast") for kind in ("float32", "float16")]
-    picture = bars(dict(zip(names, [*slow, *fast])), unit="s", title="seconds a step")
-picture
-
-# %% [markdown]
-# On the fast link there is nothing to win (look at the bars), and casting is work too. Compress when you wait for the network, and
-# not otherwise.
 
 # %%
 quiz("04_optimization/hook_mean")
@@ -769,57 +966,388 @@ contract("compress_gradients", "compress_hook", "register")
 
 # %% [markdown]
 # <details><summary>"KeyError: 'bucket'"</summary>
-# DDP looks for an argument of the hook by its name: the second one has to be called <code>bucket</code>.
+# DDP looks up the hook's argument by name: the second one must be called <code>bucket</code>.
 # </details>
 #
 # <details><summary>Error feedback is right at first and wrong from the second step on</summary>
-# After the first step DDP rebuilds its buckets: another size, another order. Keep what was lost by parameter, not by
-# bucket.
+# After the first step DDP rebuilds its buckets with other sizes, in another order. Keep what was lost per parameter,
+# not per bucket.
 # </details>
 #
 # The solution is `solutions/compress_gradients.py`.
 #
 # ## Memory
 #
-# Memory decides the batch, and the batch decides how much computing there is for each byte sent. What fills it beside
-# the parameters are the **activations**, which a forward keeps for its backward. autograd tells what it keeps:
+# **Lever 5: make room for a larger batch.** More tokens per rank is the best ratio of computing to sending, and memory
+# limits it. Besides parameters, gradients and optimizer state, memory holds **activations**: what forward keeps for
+# backward. They grow with the batch:
 
 # %%
-from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import cross_entropy
+from step_table import peak_memory
 
-layers = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())])
-own = {parameter.data_ptr() for parameter in layers.parameters()}
-
-def kept(batch, half=False, recompute=False):
-    """Bytes that a forward keeps for its backward, apart from the parameters."""
-    sizes = {}
-    def note(tensor):
-        if tensor.data_ptr() not in own:
-            sizes[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        with torch.autocast("cpu", enabled=half):
-            x = torch.randn(batch, 256)
-            output = checkpoint(layers, x, use_reentrant=False) if recompute else layers(x)
-    return sum(sizes.values())
+def training(sequences, parts=1, half=False, recompute=False):
+    """The peak memory, in MB, of a step on this many sequences."""
+    model = GPT(recompute)
+    def step():
+        for tokens in torch.randint(256, (sequences, 129)).chunk(parts):
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                scores = model(tokens[:, :-1])
+            cross_entropy(scores.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    return peak_memory(step) / 1e6
 
 # %%
-print("a batch of 4096:                  ", kept(4096) // 1024, "KiB")
-print("four micro-batches, each of 1024: ", kept(1024) // 1024, "KiB")
-print("bfloat16 where autocast takes it: ", kept(4096, half=True) // 1024, "KiB")
-print("recomputed in backward:           ", kept(4096, recompute=True) // 1024, "KiB")
+print(f"16 sequences                        {training(16):6.1f} MB")
+print(f"4 micro-batches of 4                {training(16, parts=4):6.1f} MB")
+print(f"autocast to bfloat16                {training(16, half=True):6.1f} MB")
+print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} MB")
 
 # %% [markdown]
-# So accumulation, mixed precision and *activation* checkpointing (computing again in backward) are the usual cures for
-# "out of memory", once it is sure that not all ranks sit on one GPU. More levers, from the cheapest:
+# These are the usual remedies for "out of memory": a smaller batch, accumulation, mixed precision, and **activation
+# checkpointing**. The last one keeps only each layer's input and computes the layer again in backward. Always pass
+# `use_reentrant=False` (the appendix shows why). It costs about a third more computing:
+
+# %% tags=["needs-bandwidth"]
+# %%ranks 2 --bandwidth 1gbit --into run --quiet
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from accumulating import *
+from measuring import measure
+
+model, optimizer, batch = start(bucket_cap_mb=0.5, recompute=True)  # +
+model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
+
+# %% tags=["needs-bandwidth"]
+table.add("the same, recomputed layers", run)
+
+# %% [markdown]
+# The table is complete. Recomputing pays only if you use the memory for a larger batch. Two other ways are free:
+# `gradient_as_bucket_view=True` saves one copy of the gradients (chapter 1, "Memory"), and `zero_grad()` frees them,
+# because it sets them to `None`.
 #
-# **`zero_grad()` frees.** Since torch 2.0 it sets gradients to `None`. `gradient_as_bucket_view=True` saves one copy
-# of the gradients (chapter 1, "Memory").
+# *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
+# `pytorch.org/memory_viz` draws them.
+
+# %%
+quiz("04_optimization/memory")
+
+# %% [markdown]
+# ## Data loading
 #
-# **Activation checkpointing** forgets activations and computes them again in backward. Under DDP use it with
-# `use_reentrant=False`. The old form breaks: in it the first layer's parameters never see a gradient, because its
-# input needs none, and DDP complains one step later:
+# Often neither the network nor the GPU is slow. If the step takes as long after you replace the model by one that
+# returns zeros, the loader is the bottleneck. With several ranks:
+#
+# - `num_workers` is **per rank**. Multiply before you compare with the number of cores.
+# - `persistent_workers=True` keeps workers from one epoch to the next.
+# - *GPU.* `pin_memory=True` is what makes `non_blocking=True` copy beside the computation.
+# - If torchrun starts more than one rank on a machine, it sets `OMP_NUM_THREADS=1`, unless you have set it.
+# - An `IterableDataset` knows nothing about samplers. Divide the stream over ranks *and* workers yourself. Otherwise
+#   every worker of every rank delivers everything:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+class Stream(IterableDataset):
+    def __init__(self, share):
+        self.share, self.rank, self.world_size = share, dist.get_rank(), dist.get_world_size()
+    def __iter__(self):
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        part, parts = self.rank * workers + worker, self.world_size * workers
+        return iter(range(12)[part::parts] if self.share else range(12))
+
+dist.init_process_group("gloo")
+for share in (False, True):
+    seen = [int(x) for x in DataLoader(Stream(share), batch_size=None, num_workers=2)]
+    print(f"divided: {share!s:5}  got {len(seen):2} of 12, {len(set(seen))} different")
+
+# %% [markdown]
+# *GPU.* On machines with several sockets, a rank loads faster if its threads run on the socket of its GPU. torchrun
+# binds them with `--numa-binding`.
+
+# %%
+quiz("04_optimization/workers")
+
+# %% [markdown]
+# ## Batch and learning rate
+#
+# More ranks or more accumulation means a larger global batch and fewer steps per epoch. With the same learning rate,
+# training covers less distance. A least-squares problem, one epoch:
+
+# %%
+# %%writefile rate.py
+import sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+factor = float(sys.argv[1])
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+x = torch.randn(768, 8)
+y = x @ torch.arange(8.0)
+model = DDP(torch.nn.Linear(8, 1, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * factor)
+batches = x[rank::world_size].split(8), y[rank::world_size].split(8)
+for bx, by in zip(*batches):
+    optimizer.zero_grad()
+    (model(bx).squeeze(1) - by).square().mean().backward()
+    optimizer.step()
+if rank == 0:
+    loss = (model.module(x).squeeze(1) - y).square().mean()
+    print(f"{len(batches[0])} steps, learning rate {0.01 * factor:.2f}: loss {loss:.2f}")
+
+# %%
+for world_size, factor in ((1, 1), (4, 1), (4, 4)):
+    run = ranks.run(ranks.Script("rate.py", (str(factor),)), world_size)
+    print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
+
+# %% [markdown]
+# Four ranks make a quarter of the steps and end far away. Four times the learning rate brings them back. This is the
+# **linear scaling rule**. It holds while the batch is not too large and needs a warm-up, because a large rate can ruin
+# the first steps. With Adam, the square root of N is common. Neither is a law. When you compare runs on different
+# numbers of ranks, say whether the *global* batch was the same.
+
+# %%
+quiz("04_optimization/fewer_steps")
+
+# %% [markdown]
+# ## Scaling
+#
+# Two questions are both called scaling. **Strong**: the same global batch on more ranks; is it done sooner? **Weak**:
+# the same batch per rank; does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative
+# to the smallest run.
+#
+# | seconds a step | 1 rank | 4 ranks | efficiency |
+# |---|---|---|---|
+# | same global batch (strong) | 1.0 | 0.25 | 100 % |
+# | same global batch (strong) | 1.0 | 0.40 | 62 % |
+# | same batch per rank (weak) | 1.0 | 1.0 | 100 % |
+# | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
+#
+# **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints the first formula. The second is right.
+# What did the first forget?
+
+# %%
+seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
+rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
+print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
+print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
+
+# %% [markdown]
+# Four ranks trained on four times as many samples in those two seconds.
+#
+# ### Unequal machines
+#
+# Rank 1 needs a tenth of a second longer for each step. The timeout of the process group is one second. Does a job of 15
+# steps survive?
+
+# %%
+# %%ranks 2
+import time
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+began, steps = time.perf_counter(), []
+for step in range(15):
+    started = time.perf_counter()
+    time.sleep([0.0, 0.1][dist.get_rank()])  # rank 1's device is slower
+    dist.all_reduce(torch.ones(1))
+    steps.append(time.perf_counter() - started)
+longer = time.perf_counter() - began
+print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
+
+# %% [markdown]
+# Yes: each collective has its own timeout, and the job has none. But every rank steps at the pace of the slowest, and
+# the smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples (exercise
+# `accumulate`). Separate groups for each kind of GPU do not help:
+
+# %%
+# %%ranks 4
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+kinds = [dist.new_group(members) for members in ([0, 1], [2, 3])]  # every rank creates both groups
+ddp = DDP(torch.nn.Linear(1, 1, bias=False), process_group=kinds[dist.get_rank() // 2])
+ddp(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
+print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weight.grad.item())
+
+# %% [markdown]
+# You are now training two independent models.
+#
+# ### Predict, then measure
+#
+# A prediction counts if it was made without the run that it predicts. All you need is the step without communication,
+# the bytes, the link and the number of buckets. Two bounds:
+#
+# - **the processor is busy to the end**: computing, plus the last bucket, which nothing hides;
+# - **the link is busy from the first bucket on**: computing until that bucket is full, plus the time to send everything.
+#
+# The larger one counts. Backward is two thirds of a step, and with accumulation only the last one can hide anything.
+
+# %%
+def predicted(row, micro_batches):
+    """Milliseconds of a step on two ranks that share 125 MB/s."""
+    send = 2 * row["sent"] / 125 * 1e3  # both ranks' bytes pass through the one link
+    backward = 2 / 3 * row["alone"] / micro_batches
+    last = send / row["calls"]
+    first = row["alone"] - backward * (1 - 1 / row["calls"])
+    return max(row["alone"] + last, first + send)
+
+# %% tags=["needs-bandwidth"]
+if table.rows:
+    both = {}
+    for name, row in table.rows.items():
+        micro_batches = round(row["tokens"] / 256)
+        both[f"{name}, predicted"] = predicted(row, micro_batches)
+        both[f"{name}, measured"] = row["step"]
+    picture = bars(both, unit="ms", title="a step, predicted and measured")
+picture if table.rows else None
+
+# %% [markdown]
+# How close are they? The model leaves out latency and casting, and assumes equal buckets and a processor that sending does
+# not slow down. Here gloo's threads share two cores with backward. Where a prediction is far off, look at these
+# assumptions.
+#
+# In the exercise you write the full model. `benchmarks/predict_step.py` compares it with steps on a slow link.
+
+# %%
+quiz("04_optimization/efficiency")
+
+# %% [markdown]
+# ## Exercise: implement measure_step
+#
+# *Hard, 20 minutes.* Open `exercises/measure_step.py`. Write three functions: measure exposed communication, compare
+# runs on different numbers of ranks, predict a step.
+
+# %%
+contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
+
+# %%
+# %check measure_step
+
+# %% [markdown]
+# <details><summary>"the second kind of step was always measured later"</summary>
+# Alternate the two kinds. Then a machine that slows down slows both.
+# </details>
+#
+# <details><summary>The prediction is too short with one bucket</summary>
+# One bucket is full when backward is over, so nothing is hidden.
+# </details>
+#
+# The solution is `solutions/measure_step.py`.
+#
+# ## Beyond DDP
+#
+# DDP keeps everything on every rank. If that does not fit, divide it: each rank keeps only a **shard**. ZeRO (*zero
+# redundancy optimizer*) counts how much is sharded, and `fully_shard`, called FSDP2, is PyTorch's version:
+#
+# | | parameters | gradients | optimizer state | in PyTorch |
+# |---|---|---|---|---|
+# | DDP | whole | whole | whole | `DistributedDataParallel` |
+# | ZeRO-1 | whole | whole | sharded | `ZeroRedundancyOptimizer` |
+# | ZeRO-2 | sharded; whole from forward to backward | sharded | sharded | `fully_shard(reshard_after_forward=False)` |
+# | ZeRO-3 | sharded | sharded | sharded | `fully_shard` |
+# | HSDP | sharded in a node, copied between nodes | the same | the same | `fully_shard` with a 2-D mesh |
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(2)]))
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+model(torch.ones(2, 64)).sum().backward()
+optimizer.step()
+state = sum(t.numel() for one in optimizer.optim.state.values() for t in one.values() if t.numel() > 1)
+parameters = sum(p.numel() for p in model.parameters())
+print(f"parameters: {parameters}   Adam's state: {2 * parameters}, of it on this rank: {state}")
+
+# %% [markdown]
+# FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. A **device mesh** arranges
+# the ranks; with two dimensions, one copies and the other shards. One training step of three layers on four ranks, in
+# four ways:
+
+# %%
+# %%ranks 4 --into sharded --quiet
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from lockstep.ranks import mark, observe
+
+dist.init_process_group("gloo")
+flat = init_device_mesh("cpu", (4,))
+grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+ways = {"ZeRO-3": {"mesh": flat}, "ZeRO-2": {"mesh": flat, "reshard_after_forward": False},
+        "HSDP": {"mesh": grid}, "ZeRO-3, bfloat16": {"mesh": flat, "mp_policy": bf16}}
+for name, options in ways.items():
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)])
+    for layer in model:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    mark(name)
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    here = sum(p.to_local().numel() for p in model.parameters())
+    observe(name, f"{here:5} of 12480 parameters here, {model[0].weight.dtype}")
+
+# %%
+from collections import Counter
+from step_table import in_order
+
+sent = {}
+for event in in_order(sharded.ranks[0]):
+    if hasattr(event, "name"):
+        name, sent[event.name] = event.name, Counter()
+    else:
+        kind = event.kind.replace("_into_tensor", "").replace("_tensor", "")
+        sent[name][f"{kind} of {event.tensor.split(' × ')[1]}"] += 1
+for name, calls in sent.items():
+    print(f"{name}: {sharded.observed(name)[0]}")
+    print("   ", ", ".join(f"{count} {call}" for call, count in calls.items()))
+
+# %% [markdown]
+# ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 keeps it and gathers once. HSDP adds an all-reduce
+# between the copies. With the policy, FSDP2 computes and gathers in bfloat16 (`param_dtype`), sends gradients in float32
+# (`reduce_dtype`), and the parameters stay float32 outside forward and backward.
+#
+# How much does each rank need? In float32 with Adam: 4 bytes per parameter, 4 for its gradient, 8 for two moments.
+
+# %%
+def gigabytes(parameters, ranks):
+    """GB per rank for parameters, gradients and Adam's state, without buckets and activations."""
+    shards = {"DDP": (1, 1, 1), "ZeRO-1": (1, 1, ranks), "ZeRO-3": (ranks, ranks, ranks)}
+    return {name: parameters * (4 / p + 4 / g + 8 / s) / 1e9 for name, (p, g, s) in shards.items()}
+
+for parameters in (1e8, 1e9, 7e9):
+    sizes = {name: round(size, 1) for name, size in gigabytes(parameters, 8).items()}
+    print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
+
+# %% [markdown]
+# So: **DDP while it fits, then FSDP2.** Use tensor parallelism when a single layer is too large for a GPU, and pipelines
+# when the model has to span nodes with slow links between them. Memory decides which of them you need; the number of
+# ranks decides how much of the communication you can still hide ("The roofline").
+
+# %%
+quiz("04_optimization/zero")
+
+# %% [markdown]
+# ## Appendix: more options
+#
+# You can skip this on a first reading.
+#
+# ### Reentrant checkpointing
+#
+# `checkpoint(..., use_reentrant=True)` is the old form, and the default if you leave the argument out. It breaks under
+# DDP when the input needs no gradient: the first layer's parameters get none either, and DDP complains one step later.
 
 # %%
 # %%writefile checkpointed.py
@@ -837,68 +1365,74 @@ class Net(nn.Module):
 
 def start(reentrant, **options):
     dist.init_process_group("gloo")
+    torch.manual_seed(0)
     return DDP(Net(reentrant), **options), torch.ones(2, 4)
 
+def show(model):
+    gradient = model.module.first.weight.grad
+    print("first layer's gradient:", None if gradient is None else f"of norm {gradient.norm():.1f}")
+
 # %%
-# %%ranks 2
-from checkpointed import start
+# %%ranks 1
+from checkpointed import *
 
 model, x = start(reentrant=False)
 for step in range(2):
     model(x).sum().backward()
-print("first layer has a gradient:", model.module.first.weight.grad is not None)
+show(model)
 
 # %%
 # %%ranks 1 --expect raised --quiet
-from checkpointed import start
+from checkpointed import *
 
-model, x = start(reentrant=True)  # BUG, and the default when the argument is left out (with a warning)
+model, x = start(reentrant=True)  # BUG
 for step in range(2):
     model(x).sum().backward()
 
 # %% [markdown]
-# Following that message's advice is worse: with `find_unused_parameters=True` DDP is content, and the first layer is
-# never trained:
+# The message recommends `find_unused_parameters=True`. With it DDP stops complaining, but the first layer is never
+# trained:
 
 # %%
 # %%ranks 1 --into silenced --quiet
-from checkpointed import start
+from checkpointed import *
 
 model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: silences DDP
 for step in range(2):
     model(x).sum().backward()
-print("first layer has a gradient:", model.module.first.weight.grad is not None)
+show(model)
 
 # %%
 print(silenced.ranks[0].stdout, end="")
 
 # %% [markdown]
-# Only when the input does need a gradient is there another error:
+# If the input does need a gradient, the same flag fails in a different way:
 
 # %%
 # %%ranks 1 --quiet --expect raised
-from checkpointed import start
+from checkpointed import *
 
-model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag does not mend it
+model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag does not fix it
 model(x.requires_grad_()).sum().backward()
 
 # %% [markdown]
-# **`static_graph=True`** tells DDP that every step uses the same parameters. It then needs no
-# `find_unused_parameters`, and takes the reentrant form without that error. (The gradient itself comes from
-# `x.requires_grad_()`; the flag alone would not bring it.)
+# Use `use_reentrant=False`. If you cannot, `static_graph=True` accepts the old form, provided that the input needs a
+# gradient:
 
 # %%
-# %%ranks 2
-from checkpointed import start
+# %%ranks 1
+from checkpointed import *
 
 model, x = start(reentrant=True, static_graph=True)
 for step in range(2):
     model(x.requires_grad_()).sum().backward()
-print("first layer has a gradient:", model.module.first.weight.grad is not None)
+show(model)
 
 # %% [markdown]
-# What it costs: while it learns the graph it sends at the end of backward, here in the first two steps. The usual DDP,
-# for comparison, with the flag that it replaces:
+# ### A static graph
+#
+# **`static_graph=True`** promises DDP that every step uses the same parameters, and replaces `find_unused_parameters`.
+# What each costs shows in the order of events:
 
 # %%
 # %%ranks 2 --into orders --quiet
@@ -907,26 +1441,32 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from lockstep.ranks import mark
 
 dist.init_process_group("gloo")
-for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+for flag in ("find_unused_parameters", "static_graph"):
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256, bias=False) for _ in range(4)])
     for number, layer in enumerate(model):
-        layer.weight.register_post_accumulate_grad_hook(lambda _, number=number: mark(f"ready {number}"))
-    ddp = DDP(model, bucket_cap_mb=0.2, **options)
+        def ready(_, number=number):
+            mark(f"gradient {number}")
+        layer.weight.register_post_accumulate_grad_hook(ready)
+    ddp = DDP(model, bucket_cap_mb=0.2, **{flag: True})
     for step in range(3):
         loss = ddp(torch.randn(2, 256)).sum()
-        mark(f"{[*options][0]}, step {step}:")
+        mark(f"{flag}, step {step}:")
         loss.backward()
 
 # %%
-report = orders.ranks[0]
-for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number):
+for event in in_order(orders.ranks[0]):
     if hasattr(event, "name"):
-        print(("\n" if event.name.endswith(":") else "") + event.name, end=" ")
-    elif event.inside == "backward" and event.nbytes > 1000:
-        print("ALL-REDUCE", end=" ")
+        print(("\n" if event.name.endswith(":") else "") + event.name.replace("gradient ", ""), end=" ")
+    elif event.inside == "backward":
+        print(f"[{event.tensor}]", end=" ")
 
 # %% [markdown]
-# If a layer is used later that was not used at first, DDP says so at once. (The other way round it says so one step late, and that step's gradients were not averaged.)
+# `find_unused_parameters` sends early, but each step has an extra all-reduce: one int32 per parameter, in which the
+# ranks tell each other what they used. Its buckets are never rebuilt either (chapter 5, "Determinism"). `static_graph`
+# learns the graph in the first two steps and sends at their end. Afterwards it is plain DDP.
+#
+# If a layer is used that was not used before, DDP raises. If a layer stops being used, DDP reports it one step late, and
+# that step's gradients were not averaged.
 
 # %%
 # %%ranks 1 --expect raised
@@ -947,8 +1487,11 @@ for both in (False, True):
     model(torch.ones(1, 2), both).sum().backward()
 
 # %% [markdown]
-# **torch.compile** and DDP know of each other: compile `DDP(model)`, and the compiler cuts the graph at bucket
-# boundaries, so that buckets still leave early. A backend that only counts shows the cuts:
+# ### Compiling
+#
+# `torch.compile` fuses operations, so it helps most where many small ones follow each other. Compile the wrapped model,
+# `torch.compile(DDP(model))`: the compiler then cuts the graph at bucket boundaries, and buckets still leave early. This
+# backend only counts the pieces:
 
 # %%
 # %%writefile compiled.py
@@ -981,29 +1524,49 @@ run = ranks.run(ranks.Script("compiled.py"), 1)
 print(run.ranks[0].stdout)
 
 # %% [markdown]
-# Four layers of 1 MiB each: four buckets, four graphs. With one large bucket there are still two: the compiler always
-# counts on a first bucket of 1 MiB, which DDP does not have when you name a size.
+# Four layers of 1 MiB make four buckets and four graphs. One large bucket still makes two, because the compiler assumes a
+# first bucket of 1 MiB. Every rank compiles for itself, and again for each new shape, while the others wait. So keep
+# shapes constant, and give the group a timeout that outlasts compiling.
 #
-# ### Arguments that are new
+# ### Other hooks
 #
-# `DDP(...)` of torch 2.13 has arguments that most texts do not know:
+# **PowerSGD** sends two thin matrices instead of a large one, with error feedback:
+# `ddp_comm_hooks.powerSGD_hook`. On gloo, use it with a single bucket; with several it hung in our trials.
+#
+# **Local SGD** lets each rank train alone for a few steps and then averages the *parameters*. That is a different
+# algorithm, not a cheaper way to the same numbers:
 
 # %%
-import inspect
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel as DDP
+from rank_spread import spread  # the largest difference between two ranks
 
-known = ("module device_ids output_device dim broadcast_buffers init_sync process_group bucket_cap_mb"
-         " find_unused_parameters check_reduction gradient_as_bucket_view static_graph").split()
-print(*[name for name in inspect.signature(DDP).parameters if name not in known], sep="\n")
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 1))
+alone, _ = dist.new_subgroups(1)  # gradients are averaged within a subgroup, here of one
+state = local.PostLocalSGDState(None, alone, start_localSGD_iter=2)
+model.register_comm_hook(state, local.post_localSGD_hook)
+averager = PeriodicModelAverager(period=3, warmup_steps=2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(4, 4) + dist.get_rank()).square().mean().backward()
+    optimizer.step()
+    averager.average_parameters(model.parameters())
+    print("apart" if spread(model.parameters()) else "equal", end=" ")
 
 # %% [markdown]
-# `forward_sync_buffers` has replaced `broadcast_buffers` (chapter 1, "Exactly when buffers are sent").
-# `batched_grad_copy` copies all gradients of a bucket in one go: fewer kernels on a GPU, the same numbers.
-# `mixed_precision` keeps parameters in one type and sends gradients in another; `device_mesh` is for use with tensor
-# parallelism; `bucket_cap_mb_list` names a size for each bucket; `delay_all_reduce_named_params` takes parameters out of
-# the buckets and sends them when `param_to_hook_all_reduce` has its gradient. And `skip_all_reduce_unused_params` does
-# not send what is not used. Every rank must leave out the *same* parameters in every step; where they differ, the job
-# may hang (from its docstring; only the right use is run here):
+# ### Arguments that are new
+#
+# Torch 2.13 has arguments of `DDP` that older texts lack. `forward_sync_buffers` replaces `broadcast_buffers`.
+# `batched_grad_copy` copies a bucket's gradients in one operation. `mixed_precision` computes in one type and sends in
+# another, like FSDP2's policy. `bucket_cap_mb_list` gives each bucket a size.
+#
+# `skip_all_reduce_unused_params` does not send what no rank uses. Every rank must leave out the *same* parameters, or the
+# job may hang. One of two layers is unused here:
 
 # %%
 # %%ranks 2 --into skipped --quiet
@@ -1011,340 +1574,93 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from lockstep.ranks import mark
 
+class OneOfTwo(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (torch.nn.Linear(256, 256, bias=False) for _ in range(2))
+    def forward(self, x):
+        return self.a(x)
+
 dist.init_process_group("gloo")
 for skip in (False, True):
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict({name: torch.nn.Linear(256, 256, bias=False) for name in "ab"})
-    model.forward = lambda x, model=model: model["a"](x)  # b is not used
     options = {"skip_all_reduce_unused_params": skip, "batched_grad_copy": skip}
-    ddp = DDP(model, find_unused_parameters=True, bucket_cap_mb=0.2, **options)
-    mark(f"skip {skip}")
+    ddp = DDP(OneOfTwo(), find_unused_parameters=True, bucket_cap_mb=0.2, **options)
+    mark(f"skip={skip}")
     ddp(torch.ones(1, 256)).sum().backward()
 
 # %%
-report = skipped.ranks[0]
-for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number):
+for event in in_order(skipped.ranks[0]):
     if hasattr(event, "name"):
         print("\n" + event.name, end=":")
     elif event.inside == "backward":
         print(f" {event.nbytes} bytes", end="")
 
 # %% [markdown]
-# One bucket less. The 8 bytes belong to `find_unused_parameters`: for each of the two parameters a number that says whether
-# some rank has used it.
+# ### NCCL's levers
+#
+# *GPU.* NCCL chooses its own rings and trees, and is seldom improved by hand. Worth knowing: `NCCL_SOCKET_IFNAME` (which
+# network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a channel), and for
+# experiments `NCCL_ALGO` and `NCCL_PROTO`. Run `nccl-tests` first, then your step. Change one thing at a time.
+#
+# ### Older names
+#
+# | in older code | today |
+# |---|---|
+# | `torch.cuda.amp.GradScaler`, `autocast` | `torch.amp.GradScaler("cuda")`, `torch.autocast("cuda")` |
+# | `cuda_time_total` | `device_time_total` |
+# | `nvprof`, which refuses every GPU since Ampere | `nsys profile` |
+# | FairScale's `OSS` | `ZeroRedundancyOptimizer` |
+# | FairScale's `ShardedDDP`, which shards gradients and not parameters (ZeRO-2) | `fully_shard(reshard_after_forward=False)` |
+# | tables of speed-ups such as 7.5 on 8 GPUs, or "99 % of bad scaling is configuration" | your roofline: they name no model, batch or network |
+
+# %%
+import warnings
+from torch.autograd.profiler_util import FunctionEventAvg
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch.cuda.amp.GradScaler(enabled=False)
+    torch.cuda.amp.autocast(enabled=False)
+print(*[one.message for one in caught if one.category is FutureWarning], sep="\n")
+for name in ("device_time_total", "cuda_time_total"):
+    print(f"{name:18}", "exists" if hasattr(FunctionEventAvg(), name) else "is gone")
 
 # %%
 quiz("04_optimization/reentrant")
 
 # %% [markdown]
-# ## Data loading
-#
-# A frequent bottleneck is neither the network nor the GPU. If the step gets no shorter with `model` replaced by a
-# function that returns zeros, it is the loader. Four things to know with ranks:
-#
-# - `num_workers` is **per rank**. Count the processes before you choose it, and the cores.
-# - `persistent_workers=True` keeps them from being started anew in every epoch; `pin_memory=True` is what makes
-#   `non_blocking=True` mean anything.
-# - Where torchrun starts more than one rank on a machine, it sets `OMP_NUM_THREADS=1` unless you have set it. Without it
-#   every rank starts a thread for every core.
-# - An `IterableDataset` knows nothing of samplers. It has to share out by itself, over ranks *and* workers, or every
-#   worker of every rank delivers everything:
-
-# %%
-# %%ranks 2
-import torch, torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
-class Stream(IterableDataset):
-    def __init__(self, share):
-        self.share, self.rank, self.world_size = share, dist.get_rank(), dist.get_world_size()
-    def __iter__(self):
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        part, parts = self.rank * workers + worker, self.world_size * workers
-        return iter(range(12)[part::parts] if self.share else range(12))
-
-dist.init_process_group("gloo")
-for share in (False, True):
-    seen = [int(x) for x in DataLoader(Stream(share), batch_size=None, num_workers=2)]
-    print(f"shared out: {share!s:5}  got {len(seen):2} of 12, {len(set(seen))} different")
-
-# %% [markdown]
-# On a machine with several sockets, a rank whose threads and memory lie beside its GPU's socket loads faster; torchrun
-# binds them with `--numa-binding` (in 2.13; needs such a machine, not run here).
-
-# %%
-quiz("04_optimization/workers")
-
-# %% [markdown]
-# ## Batch and learning rate
-#
-# With N ranks and the same batch per rank, the global batch is N times as large and an epoch has an Nth of the steps.
-# With the same learning rate, that is an Nth of the way. A least-squares problem, 96 steps in one process, 24 on four
-# ranks:
-
-# %%
-# %%writefile rate.py
-import sys
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-factor = float(sys.argv[1])
-dist.init_process_group("gloo")
-rank, world_size = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
-x = torch.randn(768, 8)
-y = x @ torch.arange(8.0)
-model = DDP(torch.nn.Linear(8, 1, bias=False))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * factor)
-batches = x[rank::world_size].split(8), y[rank::world_size].split(8)
-for bx, by in zip(*batches):
-    optimizer.zero_grad()
-    (model(bx).squeeze(1) - by).square().mean().backward()
-    optimizer.step()
-if rank == 0:
-    loss = (model.module(x).squeeze(1) - y).square().mean()
-    print(f"{len(batches[0])} steps, learning rate {0.01 * factor:.2f}: loss {loss:.2f}")
-
-# %%
-for world_size, factor in ((1, 1), (4, 1), (4, 4)):
-    run = ranks.run(ranks.Script("rate.py", (str(factor),)), world_size)
-    print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
-
-# %% [markdown]
-# The same epoch on four ranks ends far from where one process ends. With the learning rate times four it gets there.
-# That is the **linear scaling rule**; it holds while the batch is not too large, and the first steps want a warm-up,
-# because they are the ones a large rate can ruin. With Adam, people often take the square root of N instead. Neither
-# is a law: a larger batch is another optimization problem. So when you compare runs on different numbers of ranks,
-# say whether the *global* batch was the same.
-
-# %%
-quiz("04_optimization/fewer_steps")
-
-# %% [markdown]
-# ## Scaling
-#
-# Two questions go by the name of scaling. **Strong**: the same global batch on more ranks; is it done sooner?
-# **Weak**: the same batch per rank; does each rank keep its speed? In both, *efficiency* is samples per second per
-# rank, against the smallest run.
-#
-# | seconds a step | 1 rank | 4 ranks | efficiency |
-# |---|---|---|---|
-# | same global batch (strong) | 1.0 | 0.25 | 100 % |
-# | same global batch (strong) | 1.0 | 0.40 | 62 % |
-# | same batch per rank (weak) | 1.0 | 1.0 | 100 % |
-# | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
-#
-# A snippet that circulates divides the time of N steps on one GPU by that of N steps on four, and then by four. With
-# the same batch per GPU, perfection gets 25 %. (It also deadlocks: chapter 3, "Debug the debugger".)
-
-# %%
-seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
-rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
-print(f"the snippet: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
-print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
-
-# %% [markdown]
-# Tables of "realistic speed-ups" (7.5 on 8 GPUs, 15 on 16) come without a model, a batch and a network, and mean nothing
-# for yours. Nor does "99 % of bad scaling is configuration".
-#
-# "Large models scale well, small ones badly" is folklore too. Both computing and communication grow with the number
-# of parameters; **what decides is how many samples each rank computes for each time it sends**. In
-# numbers: a sample costs about 6 operations a parameter, 2 in forward and 4 in backward; by chapter 1, in a step each rank
-# sends 2(N − 1)/N times the gradient, in float32 8(N − 1)/N bytes a parameter.
-# (Latency is left out; for tiny models it decides.)
-
-# %%
-def ratio(batch, ranks=8, flops=1e14, bandwidth=2.5e10):
-    """Seconds of communication, hidden or not, over those of computation (bandwidth in bytes/s)."""
-    compute = 6 * batch / flops
-    communication = 8 * (ranks - 1) / ranks / bandwidth
-    return communication / compute
-
-for batch in (64, 512, 4096, 32768):
-    print(f"{batch:>6} samples (or tokens) a rank: communication / computation = {ratio(batch):7.2f}")
-
-# %% [markdown]
-# Change `flops` and `bandwidth` (bytes a second, not bits) to your machine's. It also says what helps: a larger batch per rank, accumulation,
-# compression, a faster link.
-#
-# ### Unequal machines
-#
-# Two kinds of GPU in one job. Does it need a longer timeout, as is sometimes advised? Rank 1 is slower here by a tenth
-# of a second in each step, and the timeout is one second:
-
-# %%
-# %%ranks 2
-import time
-from datetime import timedelta
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo", timeout=timedelta(seconds=1))
-began, steps = time.perf_counter(), []
-for step in range(15):
-    started = time.perf_counter()
-    time.sleep([0.0, 0.1][dist.get_rank()])  # rank 1's device is slower
-    dist.all_reduce(torch.ones(1))
-    steps.append(time.perf_counter() - started)
-longer = time.perf_counter() - began > 1
-print("longer than the timeout:", longer, "  every step at the pace of rank 1:", min(steps[1:]) > 0.09)
-
-# %% [markdown]
-# No. Each call has its own timeout; the job has none. What the slow one does cost is everybody's time: all
-# step at its pace, and its memory limits the batch if all have the same. Give it a smaller batch, then, and weigh the
-# losses by samples (chapter 1, "Is it the gradient of the joined batch?": 26 + 6). Groups of equal machines are no way
-# out, because what is not in the group is not averaged with:
-
-# %%
-# %%ranks 4
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-kinds = [dist.new_group(members) for members in ([0, 1], [2, 3])]  # everybody makes both
-ddp = DDP(torch.nn.Linear(1, 1, bias=False), process_group=kinds[dist.get_rank() // 2])
-ddp(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
-print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weight.grad.item())
-
-# %% [markdown]
-# That is two trainings. (With pipelines, or several models, such groups make sense.)
-#
-# ### NCCL's levers
-#
-# On GPUs NCCL chooses its own rings and trees, and is seldom improved by hand. Known names, none of which was run
-# here: `NCCL_SOCKET_IFNAME` (which card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a
-# channel), `NCCL_ALGO` and `NCCL_PROTO` (force a choice, for a test). Measure the raw collective first (NVIDIA's
-# `nccl-tests`), then the step. And change one thing at a time.
-#
-# ### Predict, then measure
-#
-# A model is worth something when it predicts a run that was not used to make it. You write one, and
-# `benchmarks/predict_step.py` holds it against steps on a throttled link.
-
-# %%
-quiz("04_optimization/efficiency")
-
-# %% [markdown]
-# ## Exercise: implement measure_step
-#
-# *Hard, 20 minutes.* Open `exercises/measure_step.py`. Three functions: measure what communication really costs,
-# compare runs on different numbers of ranks, predict a step.
-
-# %%
-contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
-
-# %%
-# %check measure_step
-
-# %% [markdown]
-# <details><summary>"the second kind of step was always measured later"</summary>
-# Alternate. A machine that gets slower in between must do so for both.
-# </details>
-#
-# <details><summary>The prediction is too short with one bucket</summary>
-# One bucket is complete when backward is over: nothing is hidden.
-# </details>
-#
-# The solution is `solutions/measure_step.py`.
-#
-# ## Beyond DDP
-#
-# DDP keeps everything on every rank. When that does not fit, cut it up. ZeRO (*zero redundancy optimizer*) counts how far: 1
-# cuts the optimizer's state, 2 the gradients too, 3 the parameters too. FSDP2 is torch's ZeRO-3; HSDP, the *hybrid*, cuts
-# within a node and copies between nodes. In the order in which one should try:
-#
-# | | parameters | gradients | optimizer state | in torch |
-# |---|---|---|---|---|
-# | DDP | whole | whole | whole | `DistributedDataParallel` |
-# | ZeRO-1 | whole | whole | cut | `ZeroRedundancyOptimizer` |
-# | ZeRO-3, FSDP2 | cut | cut | cut | `fully_shard` |
-# | HSDP | cut within a node, whole over nodes | the same | the same | `fully_shard` with a 2-D mesh |
-#
-# FairScale, which older texts name, is no longer developed; its ideas are these. (Its `ShardedDDP` cut gradients, not
-# parameters, as is often said: ZeRO-2. By its documentation; not run here.) Here are torch's
-# `ZeroRedundancyOptimizer` and `fully_shard`, which run on CPU and gloo as well:
-
-# %%
-# %%ranks 2
-import torch, torch.distributed as dist
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-model = DDP(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(2)]))
-optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
-model(torch.ones(2, 64)).sum().backward()
-optimizer.step()
-state = sum(t.numel() for one in optimizer.optim.state.values() for t in one.values() if t.numel() > 1)
-parameters = sum(p.numel() for p in model.parameters())
-print(f"parameters: {parameters}   Adam's state: {2 * parameters}, of it on this rank: {state}")
-
-# %%
-# %%ranks 2
-import torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(2)])
-for layer in model:
-    fully_shard(layer)
-fully_shard(model)
-model(torch.ones(2, 64)).sum().backward()
-whole = sum(p.numel() for p in model.parameters())
-here = sum(p.to_local().numel() for p in model.parameters())
-print("parameters:", whole, " on this rank:", here)
-
-# %% [markdown]
-# How much each needs, to change as you like. Sixteen bytes a parameter: 4 for it, 4 for its gradient, 8 for Adam.
-# (For DDP and ZeRO-1 the buckets are 4 more, unless `gradient_as_bucket_view=True`.)
-
-# %%
-def gigabytes(parameters, ranks):
-    """GB on each rank for parameters, gradients and Adam's state in float32, without activations."""
-    cut = {"DDP": (1, 1, 1), "ZeRO-1": (1, 1, ranks), "FSDP2": (ranks, ranks, ranks)}
-    return {name: parameters * (4 / p + 4 / g + 8 / s) / 1e9 for name, (p, g, s) in cut.items()}
-
-for parameters in (1e8, 1e9, 7e9):
-    sizes = {name: round(size, 1) for name, size in gigabytes(parameters, 8).items()}
-    print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
-
-# %% [markdown]
-# ZeRO-1 does not help when the parameters themselves do not fit. FSDP communicates more: it gathers parameters in
-# forward and again in backward. So: **DDP while it fits, then FSDP2; tensor parallelism when a single layer is too large
-# for a GPU, pipelines when the model has to span nodes.** The number of GPUs is no criterion, memory is.
-
-# %%
-quiz("04_optimization/zero")
-
-# %% [markdown]
 # ## Checklist
 #
-# **Measure.** The step with and without communication, alternating, warm, the fastest of nine. The loader alone. One
-# number before, one after, each change by itself.
+# **Measure.** Tokens/s, MFU, memory, exposed milliseconds; warm, alternating, the fastest of several. The loader alone.
+# Change one thing at a time.
 #
-# **Communicate less often.** Accumulate, with forward and backward inside `no_sync`, and the last one outside,
-# whatever the count.
+# **Predict.** Operations over speed, bytes over bandwidth. The larger one is your limit.
 #
-# **Communicate less.** float16 or bfloat16 on the wire; divide first; keep the residual.
+# **Hide.** Buckets small enough to leave early; the last one is never hidden.
 #
-# **Hide it.** Several buckets, if the network is slow enough for it to matter; the last is never hidden.
+# **Send less often.** Accumulate with forward and backward inside `no_sync`, and the last one outside, whatever the count.
 #
-# **Compute less.** bfloat16 autocast; float16 with a scaler: `unscale_` before clipping. `torch.compile` around DDP.
+# **Send less.** float16 or bfloat16 on the wire; divide first; keep the residual.
+#
+# **Compute less.** bfloat16 autocast; float16 with a scaler, `unscale_` before clipping; fused optimizer; `torch.compile`
+# around DDP.
 #
 # **Fit.** Activation checkpointing with `use_reentrant=False`; `gradient_as_bucket_view`; then ZeRO-1, FSDP2.
 #
-# **Learn the same.** A larger global batch wants another learning rate and a warm-up. Say which batch you compare.
+# **Learn the same.** A larger global batch needs another learning rate and a warm-up.
 #
 # ## Take it with you
 #
-# - Only exposed communication costs time, and only a measurement against `no_sync` shows it.
-# - A setting is good for a network. The same change wins on one link and does little on another.
+# - A step is bounded by computing or by sending. Know which before you change anything.
+# - Tokens per rank decide the ratio. More ranks on the same global batch make it worse.
+# - Only exposed communication costs time, though hidden communication slows computing down a little.
 # - Autocast does not shrink what is sent. A hook does.
 # - Ranks agree on skipping a step because their averaged gradients agree. Never let one decide alone.
-# - Efficiency is samples per second per rank, against the smallest run; 100 % is perfect in both kinds of scaling.
+# - Efficiency is samples per second per rank, relative to the smallest run.
 #
-# In an interview, expect: "Eight GPUs give you four times the speed. Why?" Do not list causes. Say what you would
-# measure first, and what each outcome would tell you.
+# In an interview, expect: "Eight GPUs give you four times the speed. Why?" Say what you would measure first, and what
+# each outcome would tell you.
 #
 # ## What to read next
 #

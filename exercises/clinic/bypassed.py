@@ -10,9 +10,9 @@ on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -26,7 +26,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(ward.FEATURES, ward.CLASSES)
+        self.layer = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(N, 8) float32 to (N, 3)."""
@@ -44,7 +44,7 @@ def main() -> dict[str, object]:
     torch.manual_seed(0)
     model = DDP(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

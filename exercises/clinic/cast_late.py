@@ -11,9 +11,9 @@ run in float64. `main()` goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -26,7 +26,7 @@ PRECISION = torch.float64
 def network() -> nn.Module:
     """(N, 8) to (N, 3), the same on all ranks."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(ward.FEATURES, 16), nn.ReLU(), nn.Linear(16, ward.CLASSES))
+    return nn.Sequential(nn.Linear(clinic_data.FEATURES, 16), nn.ReLU(), nn.Linear(16, clinic_data.CLASSES))
 
 
 def main() -> dict[str, object]:
@@ -35,7 +35,7 @@ def main() -> dict[str, object]:
     dist.init_process_group("gloo")
     model = DDP(network()).to(PRECISION)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

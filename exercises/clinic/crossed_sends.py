@@ -11,9 +11,9 @@ whatever a host's settings say. `main()` goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 
 CAUSE = "?"
 RANK = "?"  # its number, or "all"
@@ -37,7 +37,7 @@ def main() -> dict[str, object]:
     """Let the heat spread for five steps. Returns this rank's piece of the rod: 6 temperatures, float32."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     even = rank % 2 == 0
-    options = ward.settings("crossed_sends", rank, world_size, usual={"first": even}, odd={"first": not even})
+    options = clinic_data.settings("crossed_sends", rank, world_size, usual={"first": even}, odd={"first": not even})
     dist.init_process_group("gloo")
     piece = torch.randn(LENGTH, generator=torch.Generator().manual_seed(rank))
     for _ in range(STEPS):

@@ -11,9 +11,9 @@ on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -34,9 +34,9 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     setup(rank, world_size)
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     loader = DataLoader(records, batch_size=4, sampler=DistributedSampler(records))
     for features, classes in loader:
         optimizer.zero_grad()

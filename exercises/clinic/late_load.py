@@ -11,9 +11,9 @@ starts from those weights. `main()` goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -24,10 +24,10 @@ RANK = "?"  # its number, or "all"
 
 def found_on_disk(rank: int, world_size: int) -> dict[str, torch.Tensor] | None:
     """The good weights, where this rank's disk holds them. It is one disk of all."""
-    if rank != ward.draw("late_load", world_size):
+    if rank != clinic_data.draw("late_load", world_size):
         return None
-    rule = torch.randn(ward.FEATURES, ward.CLASSES, generator=torch.Generator().manual_seed(2))
-    return {"weight": rule.T.contiguous(), "bias": torch.zeros(ward.CLASSES)}
+    rule = torch.randn(clinic_data.FEATURES, clinic_data.CLASSES, generator=torch.Generator().manual_seed(2))
+    return {"weight": rule.T.contiguous(), "bias": torch.zeros(clinic_data.CLASSES)}
 
 
 def main() -> dict[str, object]:
@@ -35,12 +35,12 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     weights = found_on_disk(rank, world_size)
     if weights is not None:
         model.module.load_state_dict(weights)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     losses = []
     for features, classes in DataLoader(records, batch_size=4, sampler=DistributedSampler(records)):
         optimizer.zero_grad()

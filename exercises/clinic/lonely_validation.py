@@ -11,9 +11,9 @@ before, and the host that measures returns two accuracies. `main()` goes on retu
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -23,7 +23,7 @@ RANK = "?"  # its number, or "all"
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, records: ward.Records) -> float:
+def accuracy(model: nn.Module, records: clinic_data.Records) -> float:
     """The share of these records that the model puts into the right class."""
     model.eval()
     right = (model(records.features).argmax(1) == records.classes).float().mean().item()
@@ -34,16 +34,18 @@ def accuracy(model: nn.Module, records: ward.Records) -> float:
 def main() -> dict[str, object]:
     """Train two epochs. Returns the model, and on a host that measures the accuracy after each of them."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    options = ward.settings("lonely_validation", rank, world_size, usual={"measure": False}, odd={"measure": True})
+    options = clinic_data.settings(
+        "lonely_validation", rank, world_size, usual={"measure": False}, odd={"measure": True}
+    )
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    layers = nn.Linear(ward.FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, ward.CLASSES)
+    layers = nn.Linear(clinic_data.FEATURES, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, clinic_data.CLASSES)
     model = DDP(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held_out = ward.Records(64, seed=100)
+    held_out = clinic_data.Records(64, seed=100)
     accuracies = []
     for epoch in range(2):
-        for features, classes in DataLoader(ward.Records(32, seed=rank), batch_size=8):
+        for features, classes in DataLoader(clinic_data.Records(32, seed=rank), batch_size=8):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(features), classes).backward()
             optimizer.step()

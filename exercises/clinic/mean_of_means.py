@@ -11,9 +11,9 @@ labelled record weighs the same, as on one process. `main()` goes on starting fr
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -26,13 +26,13 @@ UNLABELLED = -100
 def main() -> dict[str, object]:
     """Train one epoch. Returns the model and how many labelled records this rank trained on."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    labelled = 2 if rank == ward.draw("mean_of_means", world_size) else 8  # of each batch
+    labelled = 2 if rank == clinic_data.draw("mean_of_means", world_size) else 8  # of each batch
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     seen = 0
-    for features, classes in DataLoader(ward.Records(32, seed=rank), batch_size=8):
+    for features, classes in DataLoader(clinic_data.Records(32, seed=rank), batch_size=8):
         classes[labelled:] = UNLABELLED
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(features), classes, ignore_index=UNLABELLED)

@@ -11,9 +11,9 @@ its end, in which nothing that is not a number gets into the weights. `main()` g
 import math
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -22,11 +22,11 @@ CAUSE = "?"
 RANK = "?"  # its number, or "all"
 
 
-def measurements(rank: int, world_size: int) -> ward.Records:
+def measurements(rank: int, world_size: int) -> clinic_data.Records:
     """What the sensor at this rank's machine measured: 32 records. One of the sensors failed for a moment."""
-    records = ward.Records(32, seed=rank)
-    if rank == ward.draw("nan_batch", world_size):
-        records.features[4 + ward.draw("nan_batch: when", 24)] = math.nan
+    records = clinic_data.Records(32, seed=rank)
+    if rank == clinic_data.draw("nan_batch", world_size):
+        records.features[4 + clinic_data.draw("nan_batch: when", 24)] = math.nan
     return records
 
 
@@ -35,7 +35,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
     for features, classes in DataLoader(measurements(rank, world_size), batch_size=4):

@@ -11,9 +11,9 @@ trains to the end whichever hosts it is given. `main()` goes on starting from se
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -24,7 +24,9 @@ RANK = "?"  # its number, or "all"
 
 def read_settings(rank: int, world_size: int) -> dict[str, float]:
     """What /etc/training.toml of this rank's host says."""
-    return ward.settings("own_settings", rank, world_size, {"lr": 0.1, "weight_decay": 0.01}, {"weight_decay": 0.1})
+    return clinic_data.settings(
+        "own_settings", rank, world_size, {"lr": 0.1, "weight_decay": 0.01}, {"weight_decay": 0.1}
+    )
 
 
 def main() -> dict[str, object]:
@@ -32,10 +34,10 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     settings = read_settings(rank, world_size)
     optimizer = torch.optim.SGD(model.parameters(), **settings)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

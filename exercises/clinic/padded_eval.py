@@ -10,9 +10,9 @@ go on sharing the work. `main()` goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.utils import data
 
@@ -23,8 +23,8 @@ RANK = "?"  # its number, or "all"
 def checkpoint() -> nn.Module:
     """The model from the paper: some steps on 64 records, the same on every rank."""
     torch.manual_seed(0)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
-    train = ward.Records(64, seed=1)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
+    train = clinic_data.Records(64, seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(20):
         optimizer.zero_grad()
@@ -38,7 +38,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     model = checkpoint()
-    test = ward.Records(49, seed=20)
+    test = clinic_data.Records(49, seed=20)
     sampler = data.DistributedSampler(test, num_replicas=world_size, rank=rank, shuffle=False)
     loader = data.DataLoader(test, batch_size=8, sampler=sampler)
     counts = torch.zeros(2, dtype=torch.float64)

@@ -12,9 +12,9 @@ five, and every record counts. `main()` goes on starting from seed 0 and returni
 import contextlib
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -29,9 +29,9 @@ def main() -> dict[str, object]:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    records = ward.Records(96)
+    records = clinic_data.Records(96)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=4, sampler=sampler)
     steps = 0

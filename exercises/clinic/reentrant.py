@@ -11,9 +11,9 @@ recomputing, and it trains all layers. `main()` goes on returning the same thing
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
@@ -30,9 +30,9 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(ward.FEATURES, WIDTH), nn.Tanh())
+        self.first = nn.Sequential(nn.Linear(clinic_data.FEATURES, WIDTH), nn.Tanh())
         self.second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.head = nn.Linear(WIDTH, ward.CLASSES)
+        self.head = nn.Linear(WIDTH, clinic_data.CLASSES)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(N, 8) float32 to (N, 3)."""
@@ -48,7 +48,7 @@ def main() -> dict[str, object]:
     torch.manual_seed(0)
     model = DDP(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     loader = DataLoader(records, batch_size=4, sampler=DistributedSampler(records))
     for features, classes in loader:
         optimizer.zero_grad()

@@ -10,9 +10,9 @@ goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -28,7 +28,7 @@ def place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def make_loader(records: ward.Records) -> DataLoader:
+def make_loader(records: clinic_data.Records) -> DataLoader:
     """This rank's part of the records, shuffled, in batches of 8."""
     rank, world_size = place()
     sampler = DistributedSampler(records, num_replicas=world_size, rank=rank)
@@ -37,10 +37,10 @@ def make_loader(records: ward.Records) -> DataLoader:
 
 def main() -> dict[str, object]:
     """Train two epochs. Returns the model and how many steps this rank took."""
-    loader = make_loader(ward.Records(48))
+    loader = make_loader(clinic_data.Records(48))
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
     for epoch in range(2):

@@ -11,9 +11,9 @@ twice, it gives the same model twice. `main()` goes on returning the same things
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -28,7 +28,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(ward.FEATURES, 16), nn.Linear(16, ward.CLASSES)
+        self.inner, self.outer = nn.Linear(clinic_data.FEATURES, 16), nn.Linear(16, clinic_data.CLASSES)
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def main() -> dict[str, object]:
     torch.manual_seed(SEED)
     model = DDP(Network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     kept = []

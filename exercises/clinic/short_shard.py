@@ -10,9 +10,9 @@ record that was labelled is still trained on. `main()` goes on returning the sam
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -21,10 +21,10 @@ CAUSE = "?"
 RANK = "?"  # its number, or "all"
 
 
-def shard(rank: int, world_size: int) -> ward.Records:
+def shard(rank: int, world_size: int) -> clinic_data.Records:
     """The records that were labelled for this rank: 32 each, but one labeller went home early."""
-    missing = 8 if rank == ward.draw("short_shard", world_size) else 0
-    return ward.Records(32 - missing, seed=rank)
+    missing = 8 if rank == clinic_data.draw("short_shard", world_size) else 0
+    return clinic_data.Records(32 - missing, seed=rank)
 
 
 def main() -> dict[str, object]:
@@ -32,7 +32,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(shard(rank, world_size), batch_size=4, shuffle=True)
     steps = 0

@@ -10,9 +10,9 @@ of the ranks trains one model together, the second half another. `main()` goes o
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -30,9 +30,9 @@ def main() -> dict[str, object]:
     groups = [dist.new_group(range(first, first + size)) for first in range(0, world_size, size)]
     team = rank % TEAMS
     torch.manual_seed(team)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for features, classes in DataLoader(ward.Records(24, seed=rank), batch_size=8):
+    for features, classes in DataLoader(clinic_data.Records(24, seed=rank), batch_size=8):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(features), classes)
         loss.backward()

@@ -11,9 +11,9 @@ next change of machines does not stop it. `main()` goes on returning the same th
 import os
 from typing import Any
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -26,7 +26,7 @@ def settings(rank: int) -> dict[str, Any]:
     """The settings file of this rank's host. How many machines there are stands in it, and one rank runs on each."""
     machines = int(os.environ["WORLD_SIZE"])
     usual = {"machines": machines, "ranks_each": 1}
-    return ward.settings("wrong_world", rank, machines, usual, odd={"machines": machines + 1})
+    return clinic_data.settings("wrong_world", rank, machines, usual, odd={"machines": machines + 1})
 
 
 def main() -> dict[str, object]:
@@ -36,9 +36,9 @@ def main() -> dict[str, object]:
     world_size = options["machines"] * options["ranks_each"]
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records, num_replicas=world_size, rank=rank)
     steps = 0
     for features, classes in DataLoader(records, batch_size=4, sampler=sampler):

@@ -14,9 +14,9 @@ import os
 import tempfile
 from pathlib import Path
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -70,7 +70,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     folder = shared_folder()
-    options = ward.settings("early_reader", rank, world_size, {"gather": 0}, odd={"gather": 1 << 16})
+    options = clinic_data.settings("early_reader", rank, world_size, {"gather": 0}, odd={"gather": 1 << 16})
     notes = Notes(folder / f"words-{rank}.json", options["gather"])
     notes.add(words(rank))
     dist.barrier()

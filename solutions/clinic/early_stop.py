@@ -11,9 +11,9 @@ when the model is good enough on the validation records. `main()` goes on return
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -30,13 +30,13 @@ GOOD_ENOUGH = 0.7
 EPOCHS = 30
 
 
-def validation_records(rank: int, world_size: int) -> ward.Records:
+def validation_records(rank: int, world_size: int) -> clinic_data.Records:
     """The 24 records that this rank validates on. Which part of the validation set it has, your ticket decides."""
-    return ward.Records(24, seed=100 + (rank + ward.draw("early_stop", world_size)) % world_size)
+    return clinic_data.Records(24, seed=100 + (rank + clinic_data.draw("early_stop", world_size)) % world_size)
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, records: ward.Records) -> torch.Tensor:
+def validation_loss(model: nn.Module, records: clinic_data.Records) -> torch.Tensor:
     """The mean loss on these records, as a scalar tensor."""
     return nn.functional.cross_entropy(model(records.features), records.classes)
 
@@ -46,9 +46,9 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records, held_out = ward.Records(48), validation_records(rank, world_size)
+    records, held_out = clinic_data.Records(48), validation_records(rank, world_size)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(EPOCHS):

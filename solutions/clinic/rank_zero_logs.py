@@ -10,9 +10,9 @@ logs goes on printing and returning the losses of all ranks, every fourth step. 
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -36,13 +36,13 @@ def losses_of_all(loss: torch.Tensor) -> list[float]:
 def main() -> dict[str, object]:
     """Train eight steps. Returns the model, and on a host that logs what it has logged: a list of losses each time."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    options = ward.settings("rank_zero_logs", rank, world_size, usual={"log": False}, odd={"log": True})
+    options = clinic_data.settings("rank_zero_logs", rank, world_size, usual={"log": False}, odd={"log": True})
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     log = []
-    for step, (features, classes) in enumerate(DataLoader(ward.Records(32, seed=rank), batch_size=4), 1):
+    for step, (features, classes) in enumerate(DataLoader(clinic_data.Records(32, seed=rank), batch_size=4), 1):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(features), classes)
         loss.backward()

@@ -11,9 +11,9 @@ hosts it is given. `main()` goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -33,9 +33,11 @@ class Ears(nn.Module):
     def __init__(self, towers: list[str]) -> None:
         super().__init__()
         # --- mended: an order that no list decides ---
-        self.towers = nn.ModuleDict({name: nn.Linear(ward.FEATURES, ward.CLASSES) for name in sorted(towers)})
+        self.towers = nn.ModuleDict(
+            {name: nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES) for name in sorted(towers)}
+        )
         # --- was ---
-        # self.towers = nn.ModuleDict({name: nn.Linear(ward.FEATURES, ward.CLASSES) for name in towers})
+        # self.towers = nn.ModuleDict({name: nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES) for name in towers})
         # --- end ---
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -47,12 +49,12 @@ def main() -> dict[str, object]:
     """Train two epochs. Returns the model."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     usual, other = {"towers": ["left", "right"]}, {"towers": ["right", "left"]}
-    settings = ward.settings("register_order", rank, world_size, usual, other)
+    settings = clinic_data.settings("register_order", rank, world_size, usual, other)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DDP(Ears(settings["towers"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     for epoch in range(2):
         sampler.set_epoch(epoch)

@@ -11,9 +11,9 @@ goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -32,9 +32,9 @@ def main() -> dict[str, object]:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records, shuffle=True, seed=7)
     loader = DataLoader(records, batch_size=4, sampler=sampler)
     curve = []

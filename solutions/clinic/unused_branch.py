@@ -11,9 +11,9 @@ layers are meant to be trained. `main()` goes on returning the same things.
 
 import os
 
+import clinic_data
 import torch
 import torch.distributed as dist
-import ward
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -34,8 +34,8 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden = nn.ModuleList([nn.Linear(ward.FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH)])
-        self.head = nn.Linear(WIDTH, ward.CLASSES)
+        self.hidden = nn.ModuleList([nn.Linear(clinic_data.FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH)])
+        self.head = nn.Linear(WIDTH, clinic_data.CLASSES)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(N, 8) float32 to (N, 3)."""
@@ -56,7 +56,7 @@ def main() -> dict[str, object]:
     torch.manual_seed(0)
     model = DDP(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     loader = DataLoader(records, batch_size=4, sampler=DistributedSampler(records))
     for features, classes in loader:
         optimizer.zero_grad()

@@ -1,5 +1,5 @@
 """`python -m lockstep`, which is what `./lockstep` calls."""
 
-from .cli import main
+from .commands.cli import main
 
 main()

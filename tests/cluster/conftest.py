@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from machine import MARK, ROOT, remains
+from support import ROOT
+from support.leftovers import MARK
+from support.machine import remains
 
 from lockstep import ranks
 

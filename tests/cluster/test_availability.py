@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from lockstep import cluster, doctor
+from lockstep import cluster
 from lockstep.cluster import availability, tools
 from lockstep.cluster.availability import Feature, explain
+from lockstep.commands import doctor
 
 FEATURES: tuple[Feature, ...] = ("bandwidth", "hosts", "slurm")
 DENIED = PermissionError(errno.EPERM, "unshare: Operation not permitted")

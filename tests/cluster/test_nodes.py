@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from machine import marked_processes, needs, networks, wait_until_gone
+from support.leftovers import marked_processes, wait_until_gone
+from support.machine import needs, networks
 
 from lockstep import cluster, ranks
 from lockstep.cluster import tools
@@ -222,7 +223,7 @@ def test_python_cell_and_command_put_them_there(python: Callable[..., str]) -> N
     said = python("""
 import sys
 from IPython.core.interactiveshell import InteractiveShell
-from lockstep.running import main
+from lockstep.commands.run import main
 shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "lockstep")
 text = "import socket; print(socket.gethostname())"
@@ -286,29 +287,19 @@ def test_a_killed_node_says_goodbye_and_one_without_power_does_not(nodes: cluste
                "    try:\n        print('read', connection.recv(1))\n"
                "    except TimeoutError:\n        print('silence')\n"
                "    except OSError as error:\n        print(error.strerror)\n")  # fmt: skip
-    for end, patience, said in ((nodes.kill, SECONDS, "read b''"), (nodes.power_off, 1, "silence")):
+    for power, patience, said in ((True, SECONDS, "read b''"), (False, 1, "silence")):
         # A listener that has left everything its command was, so that only the node itself still knows it.
         detached = nodes.run(1, ["sh", "-c", 'setsid "$0" -c "$1" 4200 &', sys.executable, LISTEN])
         until(detached, "listening")
         peer = nodes.run(0, script(connect, "node1", patience))
         until(peer, "connected")
-        assert end(1) >= 1
+        if not power:
+            nodes.link_down(1)
+        assert nodes.kill(1) >= 1
         assert peer.wait(2 * SECONDS) == 0
         assert said in peer.output
         nodes.link_up(1)
         assert nodes.run(1, ["true"]).wait(SECONDS) == 0  # it can be used again
-
-
-def test_one_more_interface_leads_nowhere(nodes: cluster.Nodes) -> None:
-    for node in range(2):
-        nodes.add_interface(node)
-    listener = nodes.run(0, script(LISTEN.replace("0.0.0.0", "172.17.0.1"), 4300))
-    until(listener, "listening")
-    assert send(nodes, 0, "172.17.0.1", 4300) == "sent"
-    assert send(nodes, 1, "172.17.0.1", 4300) == "Connection refused"  # it finds itself
-    with pytest.raises(cluster.ClusterError, match="File exists"):
-        nodes.add_interface(0)
-    listener.kill()
 
 
 def test_links_have_a_rate_each_way(nodes: cluster.Nodes) -> None:
@@ -332,30 +323,33 @@ from lockstep import cluster
 with cluster.Nodes(2) as nodes:
     for node in range(2):  # somebody who stays, and somebody who has detached from everything and ignores signals
         nodes.run(node, ["sh", "-c", "trap '' TERM INT HUP; setsid sleep 300 & sleep 300"])
-    print(nodes._room.pid, flush=True)
+    print(nodes._namespace_host.pid, flush=True)
     time.sleep(300)
 """
 
 
-@pytest.mark.parametrize("victim", ["client", "room", "its init", "client and room", "Ctrl-C"])
+@pytest.mark.parametrize("victim", ["client", "namespace host", "its init", "client and namespace host", "Ctrl-C"])
 def test_whatever_ends_it_nothing_stays(victim: str) -> None:
     client = subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               text=True, start_new_session=True)  # fmt: skip
     assert client.stdout is not None
-    room = int(client.stdout.readline())
+    host = int(client.stdout.readline())
     give_up = time.monotonic() + SECONDS
     while len(theirs := [pid for pid in marked_processes() if pid in descendants(client.pid)]) < 8:
-        assert time.monotonic() < give_up, theirs  # the room, its init, on each node a shell and two sleepers
+        assert time.monotonic() < give_up, theirs  # the namespace host, its init, on each node a shell and two sleepers
         time.sleep(0.02)
     assert len(private := networks(theirs)) == 3
-    init = min(pid for pid in descendants(room))
-    for pid in {"client": [client.pid], "room": [room], "its init": [init], "client and room": [room, client.pid]}.get(
-        victim, []
-    ):
+    init = min(pid for pid in descendants(host))
+    for pid in {
+        "client": [client.pid],
+        "namespace host": [host],
+        "its init": [init],
+        "client and namespace host": [host, client.pid],
+    }.get(victim, []):
         os.kill(pid, signal.SIGKILL)
     if victim == "Ctrl-C":
         os.kill(client.pid, signal.SIGINT)
-    left = wait_until_gone([pid for pid in theirs if victim != "its init" or pid != room])
+    left = wait_until_gone([pid for pid in theirs if victim != "its init" or pid != host])
     client.kill()
     client.wait(20)
     client.stdout.close()
@@ -389,7 +383,7 @@ print(run.ok, mounts() == before)
 def test_a_cluster_that_is_gone_says_so() -> None:
     with cluster.Nodes(1) as nodes:
         process = nodes.run(0, ["sleep", "300"])
-        nodes._room.kill()
+        nodes._namespace_host.kill()
         assert process.wait(SECONDS) == -signal.SIGKILL
         with pytest.raises(cluster.ClusterError, match="gone"):
             nodes.run(0, ["true"])
@@ -411,7 +405,7 @@ def test_where_it_is_missing_it_says_so_and_runs_nothing(
 import sys
 from IPython.core.interactiveshell import InteractiveShell
 from lockstep import cluster, ranks
-from lockstep.running import main
+from lockstep.commands.run import main
 shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "lockstep")
 print(cluster.available("hosts"))

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machine import command, marked_processes, needs, networks, wait_until_gone
+from support.leftovers import command, marked_processes, wait_until_gone
+from support.machine import needs, networks
 
 from lockstep import cluster, ranks
 from lockstep.cluster import namespaces, tools
@@ -221,7 +222,7 @@ ASK = """
 import sys
 from IPython.core.interactiveshell import InteractiveShell
 from lockstep import cluster, ranks
-from lockstep.running import main
+from lockstep.commands.run import main
 
 shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "lockstep")

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from machine import marked_processes, needs, networks, wait_until_gone
+from support.leftovers import marked_processes, wait_until_gone
+from support.machine import needs, networks
 
 from lockstep import cluster
 from lockstep.cluster import tools
 from lockstep.ranks.processes import descendants
 
-pytestmark = needs("slurm")
+pytestmark = [pytest.mark.slow, needs("slurm")]
 SECONDS = 120  # for what takes a few on a machine that has nothing else to do
 
 
@@ -93,16 +94,6 @@ def test_a_job_puts_itself_back_into_the_queue(slurm: cluster.Slurm) -> None:
     assert [line for line in slurm.job(job).output.splitlines() if line.startswith("try")] == ["try 0", "try 1"]
 
 
-def environments(slurm: cluster.Slurm) -> Iterator[dict[str, str]]:
-    """Of everything that runs on the cluster."""
-    for pid in descendants(slurm.nodes.pid):
-        try:
-            lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        yield dict(line.split("=", 1) for line in lines if "=" in line)
-
-
 def test_a_requeued_job_need_not_wait_for_its_time(slurm: cluster.Slurm) -> None:
     job = slurm.sbatch(batch("#SBATCH --requeue", "sleep 300"))
     slurm.wait(job, SECONDS, until=["RUNNING"])
@@ -119,7 +110,7 @@ def test_a_requeued_job_need_not_wait_for_its_time(slurm: cluster.Slurm) -> None
     assert waiting.reason == "BeginTime" and begins() == before, "something of its former start is left"
     left.kill()
     left.wait(SECONDS)
-    while any(entry.get("SLURM_JOB_ID") == job for entry in environments(slurm)):
+    while slurm.anything_left(job):
         time.sleep(0.05)
     slurm.hurry([waiting])
     assert begins() < before
@@ -233,23 +224,25 @@ import time
 from lockstep import cluster
 with cluster.Slurm(1) as slurm:
     slurm.wait(slurm.sbatch("#!/bin/sh\\nsetsid sleep 300 &\\nsleep 300"), 60, until=["RUNNING"])
-    print(slurm.nodes._room.pid, flush=True)
+    print(slurm.nodes._namespace_host.pid, flush=True)
     time.sleep(300)
 """
 
 
-@pytest.mark.parametrize("victim", ["client", "room", "Ctrl-C"])
+@pytest.mark.parametrize("victim", ["client", "namespace host", "Ctrl-C"])
 def test_whatever_ends_it_nothing_stays(victim: str) -> None:
     client = subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               text=True, start_new_session=True)  # fmt: skip
     assert client.stdout is not None
-    room = int(client.stdout.readline())
+    host = int(client.stdout.readline())
     give_up = time.monotonic() + SECONDS
     while len(theirs := [pid for pid in marked_processes() if pid in descendants(client.pid)]) < 7:
-        assert time.monotonic() < give_up, theirs  # the room, its init, two daemons, the job and its two sleepers
+        assert time.monotonic() < give_up, (
+            theirs
+        )  # the namespace host, its init, two daemons, the job and its two sleepers
         time.sleep(0.02)
     assert len(private := networks(theirs)) == 2
-    os.kill(room if victim == "room" else client.pid, signal.SIGINT if victim == "Ctrl-C" else signal.SIGKILL)
+    os.kill(host if victim == "namespace host" else client.pid, signal.SIGINT if victim == "Ctrl-C" else signal.SIGKILL)
     left = wait_until_gone(theirs)
     client.kill()
     client.wait(20)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from machine import needs
+from support.machine import needs
 
 from lockstep import cluster
 
-pytestmark = needs("slurm")
+pytestmark = [pytest.mark.slow, needs("slurm")]
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 SECONDS = 240
 EPOCHS = 6

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from support import ROOT
+from support.command_line import CommandLine, call
 
-from lockstep.grading.course import Course
+from lockstep.course import Course
 from lockstep.grading.worker import Worker
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -32,28 +26,7 @@ def worker() -> Iterator[Worker]:
     one.stop()
 
 
-CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture
-def lockstep(tmp_path: Path) -> CommandLine:
+def lockstep() -> CommandLine:
     """Call `lockstep …` as a learner would, with a deadline."""
-
-    def call(
-        *arguments: str, cwd: Path = ROOT, stdin: str | None = None, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200", **environment}
-        env.pop("LOCKSTEP_SUBMISSION", None) if "LOCKSTEP_SUBMISSION" not in environment else None
-        return subprocess.run([sys.executable, "-m", "lockstep", *arguments], cwd=cwd, env=env, input=stdin or "",
-                              capture_output=True, text=True, timeout=180)  # fmt: skip
-
     return call
-
-
-def only(text: str) -> dict[str, Any]:
-    """The one JSON object that stdout holds, and nothing else."""
-    lines = text.strip().splitlines()
-    assert len(lines) == 1, f"stdout holds {len(lines)} lines: {text[:500]}"
-    found = json.loads(lines[0])
-    assert isinstance(found, dict)
-    return found

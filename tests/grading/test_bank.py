@@ -1,7 +1,7 @@
 """The grader's own exam: each wrong submission fails for its own reason, each right one passes, on any seed.
 
-A wrong one names in its first lines the diagnosis that it must get (`lockstep.authoring.bank`). That diagnosis must come
-first, and no other may stand beside it unless the file says so, so that nothing hides it.
+A wrong one names the diagnosis that it must get (`lockstep.authoring.bank`). That diagnosis must come first, and no other
+may stand beside it unless the entry says so, so that nothing hides it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.authoring.bank import Entry, entries, shortfall
-from lockstep.authoring.stubs import make_stub
-from lockstep.grading.course import Course
+from lockstep.course import Course
+from lockstep.course.stubs import make_stub
+from lockstep.grading.request import GradeRequest
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import CheckOutcome, Report
 from lockstep.grading.worker import Worker
@@ -24,9 +25,12 @@ WRONG = [entry for entry in BANK if not entry.right]
 RIGHT = [entry for entry in BANK if entry.right]
 
 
-def label(entry: Entry) -> str:
-    """As the entry calls itself."""
-    return entry.label
+def each(chosen: list[Entry]) -> pytest.MarkDecorator:
+    """One test for each entry. A batch script takes a SLURM cluster, and half a minute."""
+    slow = {True: (pytest.mark.slow,), False: ()}
+    return pytest.mark.parametrize(
+        "entry", [pytest.param(entry, id=entry.label, marks=slow[entry.script]) for entry in chosen]
+    )
 
 
 def grade(entry: Entry, worker: Worker, course: Course, folder: Path) -> Report:
@@ -34,15 +38,16 @@ def grade(entry: Entry, worker: Worker, course: Course, folder: Path) -> Report:
     missing = entry.missing()
     if missing:
         pytest.skip(f"not run: {missing}")
-    return worker.grade(course, [entry.exercise], entry.hand_in(course, folder), checks=entry.checks)
+    return worker.grade(course, GradeRequest((entry.exercise,), entry.hand_in(course, folder), checks=entry.checks))
 
 
-@pytest.mark.parametrize("entry", WRONG, ids=label)
+@each(WRONG)
 def test_wrong_fails_for_its_own_reason(entry: Entry, worker: Worker, course: Course, tmp_path: Path) -> None:
     """The named diagnosis comes first and alone, with a message in which something was seen."""
-    expected = entry.said("diagnosis")
-    assert len(expected) == 1, f"{entry.path} does not say which diagnosis it must get"
-    assert expected[0] in course.catalogue, f"{expected[0]} is not in autograder/diagnoses.toml"
+    mistake = entry.mistake
+    assert mistake is not None and mistake.diagnosis in course.catalogue, (
+        f"{mistake} is not in autograder/diagnoses.toml"
+    )
     report = grade(entry, worker, course, tmp_path)
     assert not report.faults, report.faults
     (result,) = report.exercises
@@ -50,16 +55,16 @@ def test_wrong_fails_for_its_own_reason(entry: Entry, worker: Worker, course: Co
     assert not result.passed, f"it passed\n{shown}"
     found = [diagnosis.id for diagnosis in result.diagnoses]
     assert found, f"it was not graded at all\n{shown}"
-    assert found[0] == expected[0], f"the first diagnosis is {found[0]}\n{shown}"
-    assert set(found) <= {*expected, *entry.said("also")}, f"other diagnoses beside it: {found}\n{shown}"
+    assert found[0] == mistake.diagnosis, f"the first diagnosis is {found[0]}\n{shown}"
+    assert set(found) <= {mistake.diagnosis, *mistake.also}, f"other diagnoses beside it: {found}\n{shown}"
     first = result.diagnoses[0]
     assert first.message and first.why and first.read, shown
     assert "Traceback" not in first.message and "lockstep-grade-" not in shown, shown
     if first.line is not None:
-        assert 1 <= first.line <= len(entry.path.read_text(encoding="utf-8").splitlines())
+        assert 1 <= first.line <= len(entry.text.splitlines())
 
 
-@pytest.mark.parametrize("entry", RIGHT, ids=label)
+@each(RIGHT)
 def test_right_passes(entry: Entry, worker: Worker, course: Course, tmp_path: Path) -> None:
     """Another style is no mistake. Beside a Python file lies no batch script, so that its checks are not run."""
     check_passed(grade(entry, worker, course, tmp_path), without_script=not entry.script)
@@ -67,7 +72,7 @@ def test_right_passes(entry: Entry, worker: Worker, course: Course, tmp_path: Pa
 
 def test_solutions_pass_together(worker: Worker, course: Course) -> None:
     """The reference passes everything, as a folder; without SLURM on this machine, all but that."""
-    report = worker.grade(course, list(NAMES), course.solutions)
+    report = worker.grade(course, GradeRequest(NAMES, course.solutions))
     check_passed(report)
     assert [result.name for result in report.exercises] == list(NAMES), report_text(report)
 
@@ -85,7 +90,7 @@ def test_stub_is_recognised(name: str, worker: Worker, course: Course, tmp_path:
     stub.parent.mkdir(exist_ok=True)
     (stub.parent / "ticket.txt").write_text("1\n")
     stub.write_text(make_stub((course.solutions / f"{name}.py").read_text(encoding="utf-8"), name), encoding="utf-8")
-    report = worker.grade(course, [name], stub)
+    report = worker.grade(course, GradeRequest((name,), stub))
     (result,) = report.exercises
     assert not report.faults and result.score == 0, report_text(report)
     broken = {"not-diagnosed", "still-broken"} if name.startswith("clinic/") else {"not-implemented"}

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CommandLine, only
+from support import ROOT
+from support.command_line import CommandLine, only
 
-from lockstep.grading.course import Course
+from lockstep.authoring.bank import find
+from lockstep.course import Course
+from lockstep.grading.request import GradeRequest
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import CheckOutcome, from_json
 from lockstep.grading.worker import Worker
@@ -60,13 +63,14 @@ def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Cours
 
 def test_a_wait_for_ranks_that_have_left_the_code(lockstep: CommandLine) -> None:
     """The collective that the others wait in is the check's own: the first line does not speak of it."""
-    wrong = ROOT / "tests" / "submissions" / "wrong" / "setup_ddp" / "waits_on_rank_0.py"
-    done = lockstep("check", "setup_ddp", "--submission", str(wrong), "--json")
+    wrong = find(ROOT, "setup_ddp/waits_on_rank_0")
+    assert wrong is not None
+    done = lockstep("check", "--submission", wrong.label, "--json")
     first = only(done.stdout)["exercises"][0]["checks"][0]["diagnosis"]
     assert (
         first["message"] == "Rank 0 waits in barrier #1, where nobody else comes: ranks 1, 2 and 3 have left your code."
     )
-    assert wrong.read_text().splitlines()[first["line"] - 1].strip() == "dist.barrier()"
+    assert wrong.text.splitlines()[first["line"] - 1].strip() == "dist.barrier()"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +163,7 @@ def test_same_seed_same_verdict(worker: Worker, course: Course, tmp_path: Path) 
     assert broken.read_text() != text
 
     def words(seed: int | None) -> tuple[int, list[tuple[str, str, str]]]:
-        report = worker.grade(course, ["train_ddp"], broken, seed=seed)
+        report = worker.grade(course, GradeRequest(("train_ddp",), broken, seed=seed))
         return report.seed, [(c.name, c.outcome.value, c.diagnosis.message if c.diagnosis else c.reason)
                              for c in report.exercises[0].checks]  # fmt: skip
 
@@ -177,7 +181,7 @@ def test_broken_dependency_is_not_charged_twice(worker: Worker, course: Course, 
         "def setup_ddp(rank, world_size):\n    raise RuntimeError('mine is broken')\n\ndef cleanup_ddp():\n    pass\n",
     )
     shutil.copy(course.solutions / "train_ddp.py", tmp_path)
-    report = worker.grade(course, ["setup_ddp", "train_ddp"], tmp_path)
+    report = worker.grade(course, GradeRequest(("setup_ddp", "train_ddp"), tmp_path))
     first, second = report.exercises
     assert not first.passed and second.passed, report_text(report)
 
@@ -188,7 +192,7 @@ def test_own_helper_in_a_dependency(worker: Worker, course: Course, tmp_path: Pa
     write(tmp_path, "setup_ddp", own)
     text = (course.solutions / "train_ddp.py").read_text()
     write(tmp_path, "train_ddp", text + "\n\nfrom setup_ddp import say_hello\nassert say_hello() == 'hello'\n")
-    report = worker.grade(course, ["train_ddp"], tmp_path)
+    report = worker.grade(course, GradeRequest(("train_ddp",), tmp_path))
     assert report.passed, report_text(report)
 
 
@@ -197,7 +201,7 @@ def test_what_lies_beside_has_no_effect(worker: Worker, course: Course, tmp_path
     shutil.copy(course.solutions / "setup_ddp.py", tmp_path)
     for name in ("torch", "conftest", "sitecustomize", "pytest", "random", "numpy", "usercustomize", "lockstep"):
         write(tmp_path, name, "raise SystemExit('this file must not be imported')\n")
-    report = worker.grade(course, ["setup_ddp"], tmp_path)
+    report = worker.grade(course, GradeRequest(("setup_ddp",), tmp_path))
     assert report.passed, report_text(report)
 
 
@@ -218,7 +222,7 @@ ODD = {
 def test_odd_submissions_have_plain_words(case: str, worker: Worker, course: Course, tmp_path: Path) -> None:
     """Whatever the file does, the first diagnosis says it, and no trace of our own code is shown."""
     text, expected = ODD[case]
-    report = worker.grade(course, ["setup_ddp"], write(tmp_path, "setup_ddp", text))
+    report = worker.grade(course, GradeRequest(("setup_ddp",), write(tmp_path, "setup_ddp", text)))
     shown = report_text(report)
     (result,) = report.exercises
     assert not report.faults, report.faults
@@ -234,14 +238,16 @@ def test_encodings(prefix: bytes, worker: Worker, course: Course, tmp_path: Path
     """A file is read as Python reads it, Windows line ends included."""
     text = (course.solutions / "setup_ddp.py").read_bytes().replace(b"\n", b"\r\n")
     (tmp_path / "setup_ddp.py").write_bytes(prefix + text)
-    report = worker.grade(course, ["setup_ddp"], tmp_path)
+    report = worker.grade(course, GradeRequest(("setup_ddp",), tmp_path))
     assert report.passed, report_text(report)
 
 
 def test_not_run_is_not_passed(worker: Worker, course: Course, tmp_path: Path) -> None:
     """Checks behind a failed one are not run, with the reason, and score nothing."""
     text = (course.solutions / "train_ddp.py").read_text()
-    report = worker.grade(course, ["train_ddp"], write(tmp_path, "train_ddp", "raise ValueError('at import')\n" + text))
+    report = worker.grade(
+        course, GradeRequest(("train_ddp",), write(tmp_path, "train_ddp", "raise ValueError('at import')\n" + text))
+    )
     (result,) = report.exercises
     outcomes = [check.outcome for check in result.checks]
     assert outcomes.count(CheckOutcome.FAILED) >= 1 and CheckOutcome.PASSED not in outcomes

@@ -8,7 +8,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from lockstep import ranks
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,16 +8,13 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from support.hostile_texts import HOSTILE
 
 from lockstep.grading.exports.csv_grades import Row, cell, grades_csv
 from lockstep.grading.exports.junit import junit
 from lockstep.grading.exports.summary_md import MOST_BYTES, plain, summary_md
 from lockstep.grading.text import WIDTH, check_text
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-
-HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", " =1+1", "\t=1+1", "\r\n=1+1", "\u202e=1", "＝1+1", 'a"b,c;d', "a\nb\r\nc", "<script>x</script>",
-           "]]>", "</pre></details><h1>", "&lt;b&gt;", "::error::x", "# h", "| a | b |", "[x](javascript:y)", "![x](http://y)", "**b** _i_ `c`",
-           "\x00\x1b[31m\x07", "\ud800", "\ufffe", "@everyone", "https://evil.example", "日本 é"]  # fmt: skip
 
 
 def failed(text: str, evidence: str = "") -> CheckResult:

@@ -16,27 +16,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tiny import HANGING, RIGHT, WRONG, files, make_course, moodle
-from tiny import command as grade_command
+from support.tiny_course import CLASS, IDS, RIGHT, SECONDS, WAITING, WRONG, files, make_course, moodle
+from support.tiny_course import command as grade_command
 
+from lockstep.course import Course, CourseError
 from lockstep.grading import bulk, isolation, store
-from lockstep.grading.bulk import Order
-from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner, Outcome, seed_of
-from lockstep.grading.course import Course, CourseError
+from lockstep.grading.bulk import ClassRequest
+from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, GradingOutcome, Learner, seed_of
 from lockstep.grading.worker import Worker
 from lockstep.grading.writers import write_all
 from lockstep.ranks.client import SOURCE
 from lockstep.ranks.processes import descendants, kill
-
-SECONDS = 300  # for what takes a few on a machine that has nothing else to do
-CLASS = {
-    "Ada Lovelace": RIGHT,
-    "Zoë =1+1": WRONG,
-    "Hank": {"add.py": HANGING},
-    "Nobody": {"essay.txt": "no code"},
-}
-CLASS = {name: {(f if "." in f else f"{f}.py"): text for f, text in work.items()} for name, work in CLASS.items()}
-IDS = ["ada-lovelace-1001", "hank-1003", "nobody-1004", "zoe-1-1-1002"]
 
 
 class Kept(Worker):
@@ -82,9 +72,11 @@ Grade = Callable[..., tuple[ClassResult, list[str]]]
 def grade(tiny: Course, warm: Kept, tmp_path: Path) -> Grade:
     """Grade `source` into `out`; returns the class and who was graded now, in this order."""
 
-    def call(source: Path, out: Path, order: Order | None = None, **more: float) -> tuple[ClassResult, list[str]]:
+    def call(
+        source: Path, out: Path, order: ClassRequest | None = None, **more: float
+    ) -> tuple[ClassResult, list[str]]:
         told: list[Learner] = []
-        order = order or Order(seed=7, allow_unisolated=True)
+        order = order or ClassRequest(seed=7, allow_unisolated=True)
         with bulk.opened(tiny, source, out, order) as grading:
             pending = [one for one in grading.pending() if not order.only or one.id in order.only]
             bulk.carry_out(grading, pending, 1, told.append, worker=lambda: warm, **more)
@@ -96,8 +88,8 @@ def grade(tiny: Course, warm: Kept, tmp_path: Path) -> Grade:
     return call
 
 
-def order(**more: object) -> Order:
-    return Order(**{"seed": 7, "allow_unisolated": True, **more})  # type: ignore[arg-type]
+def order(**more: object) -> ClassRequest:
+    return ClassRequest(**{"seed": 7, "allow_unisolated": True, **more})  # type: ignore[arg-type]
 
 
 def command(course: Course, *arguments: object) -> subprocess.Popen[str]:
@@ -153,14 +145,14 @@ def test_what_was_asked_for_and_is_missing_says_so(grade: Grade, tmp_path: Path)
     graded, _ = grade(source, out, order(exercises=("times",)))
     hank = graded.learners[1]
     assert hank.missing == ("times",) and [result.name for result in hank.exercises] == ["times"]
-    assert (hank.outcome, hank.score, hank.max_score) == (Outcome.GRADED, 0, 2)
+    assert (hank.outcome, hank.score, hank.max_score) == (GradingOutcome.GRADED, 0, 2)
     assert [check.name for check in hank.exercises[0].checks] == ["Both ranks get the same", "Nothing is printed"]
     assert {check.reason for check in hank.exercises[0].checks} == {NOT_HANDED_IN}
     result = json.loads((out / "results" / "hank-1003.json").read_bytes())
     assert result["exercises"][0]["handed_in"] is False and result["max_score"] == 2
     rows = list(csv.DictReader(io.StringIO((out / "grades.csv").read_text("utf-8-sig"))))
     assert [(row["score"], row["max_score"], row["remarks"]) for row in rows[:2]] == [("2", "2", ""), ("0", "2", "not handed in: times")]  # fmt: skip
-    assert graded.learners[2].outcome is Outcome.NOTHING, "who handed in nothing is told that"
+    assert graded.learners[2].outcome is GradingOutcome.NOTHING, "who handed in nothing is told that"
 
 
 def test_what_counts_holds_nothing_that_changes(grade: Grade, tmp_path: Path) -> None:
@@ -222,7 +214,6 @@ def test_a_terminal_gets_a_bar(tiny: Course, tmp_path: Path) -> None:
 
 # Kills ---------------------------------------------------------------------------------------------------------------
 
-WAITING = {**CLASS, "Mo": {"add.py": "# trap: waits\n" + RIGHT["add"]}}  # third of five
 TWO = {"Ada Lovelace": RIGHT, "Zoë =1+1": {"times": WRONG["times"]}}
 TWO = {name: {f"{f}.py": text for f, text in work.items()} for name, work in TWO.items()}
 
@@ -279,7 +270,7 @@ def test_ended_in_the_middle_it_goes_on_and_gives_the_same(
         assert said.splitlines()[-1] == "Interrupted: 2 of 5 are graded and kept. The same command goes on from there."
     assert not (out / "grades.csv").exists()
     (traps / "go").touch()
-    graded, now = grade(source, out, Order(allow_unisolated=True))  # the seed is the one that was begun with
+    graded, now = grade(source, out, ClassRequest(allow_unisolated=True))  # the seed is the one that was begun with
     assert now == [id for id in (learner.id for learner in graded.learners) if id not in IDS[:2]]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert files(out) == files(tmp_path / "undisturbed")
@@ -414,7 +405,7 @@ def test_files_set_aside_are_told_to_the_teacher(tiny: Course, tmp_path: Path) -
     _, said, _ = finish(command(tiny, moodle(tmp_path / "all.zip", two), "--out", out, "--seed", 7))
     (row,) = csv.DictReader(io.StringIO((out / "grades.csv").read_text("utf-8-sig")))
     assert "several files for add.py: " in row["remarks"] and "ignored, no exercise's file: notes.py" in row["remarks"]
-    assert "Of 1 learner some files were set aside" in said
+    assert "Some files of 1 learner were set aside" in said
 
 
 def test_a_policy_shows_in_every_file(tiny: Course, tmp_path: Path) -> None:
@@ -493,7 +484,11 @@ def test_a_grading_without_end_is_our_fault(grade: Grade, tmp_path: Path, monkey
     monkeypatch.setattr(bulk, "TRIES", 1)
     grade(moodle(tmp_path / "two.zip", TWO), tmp_path / "warm")
     graded, _ = grade(moodle(tmp_path / "all.zip", trapped("waits")), tmp_path / "graded", seconds=30.0)
-    assert [one.outcome for one in graded.learners] == [Outcome.GRADED, Outcome.FAULT, Outcome.GRADED]
+    assert [one.outcome for one in graded.learners] == [
+        GradingOutcome.GRADED,
+        GradingOutcome.FAULT,
+        GradingOutcome.GRADED,
+    ]
     report = graded.learners[1].report
     assert report is not None and report.faults == ("the grading did not end within 30 s",)
 

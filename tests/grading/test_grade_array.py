@@ -11,19 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_grade import CLASS, IDS, SECONDS, WAITING
-from tiny import command, files, make_course, moodle
+from support import ROOT
+from support.tiny_course import CLASS, IDS, SECONDS, WAITING, command, files, make_course, moodle
 
 from lockstep import cluster
-from lockstep.grading.course import Course
+from lockstep.course import Course
 
 missing = cluster.available("slurm")
-pytestmark = pytest.mark.skipif(missing is not None, reason=f"not run: {missing}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing is not None, reason=f"not run: {missing}")]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Course:
     return make_course(tmp_path_factory.mktemp("course"))
+
+
+@pytest.fixture(autouse=True)
+def nobody_may_go_on(tiny: Course) -> None:
+    """What waits for `go` waits at the start of every test."""
+    (tiny.root / "traps" / "go").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +40,13 @@ def slurm() -> Iterator[cluster.Slurm]:
 
 def call(course: Course, *arguments: object) -> list[str]:
     """The command line that grades this course from the cluster's login node."""
-    where = ["env", f"LOCKSTEP_COURSE={course.root}", "LOCKSTEP_ISOLATION=none", "OMP_NUM_THREADS=1"]
+    where = [
+        "env",
+        f"PYTHONPATH={ROOT / 'src'}",
+        f"LOCKSTEP_COURSE={course.root}",
+        "LOCKSTEP_ISOLATION=none",
+        "OMP_NUM_THREADS=1",
+    ]
     return [*where, sys.executable, "-m", "lockstep", "grade", *map(str, arguments), "--allow-unisolated", "--slurm"]
 
 
@@ -81,7 +93,6 @@ def test_a_client_that_was_killed_finds_its_array_again(slurm: cluster.Slurm, ti
 
 def test_ctrl_c_cancels_the_array(slurm: cluster.Slurm, tiny: Course, tmp_path: Path) -> None:
     """No task goes on, and the same command submits a new array for the rest."""
-    (tiny.root / "traps" / "go").unlink(missing_ok=True)
     source, out = moodle(tmp_path / "all.zip", WAITING), tmp_path / "array"
     arguments = call(tiny, source, "--out", out, "--seed", 7, "-j", 2)
     client = slurm.nodes.run(None, arguments, env=slurm.environment, cwd=tmp_path)

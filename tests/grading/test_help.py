@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CommandLine
+from support import ROOT
+from support.command_line import CommandLine
 
-from lockstep.authoring.stubs import make_stub, without_markers
+from lockstep.course.stubs import make_stub, without_markers
 
 
 @pytest.fixture

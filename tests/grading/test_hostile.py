@@ -34,14 +34,18 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lockstep.authoring.bank import find
+from lockstep.course import Course
 from lockstep.grading import isolation
-from lockstep.grading.course import Course
 from lockstep.grading.exports import csv_grades, gradescope, junit, summary_md
+from lockstep.grading.request import GradeRequest
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import CheckOutcome, Report, from_json
 from lockstep.grading.worker import Worker
 from lockstep.ranks import processes
 from lockstep.ranks.folder import remove_folder
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions"
@@ -83,7 +87,7 @@ class Arena:
             ignored = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
             shutil.copytree(ROOT / name, self.course.root / name, ignore=ignored)
         self.worker = Worker()
-        self.scores: dict[Path, int] = {}
+        self.scores: dict[str, int] = {}
         self.grade(CHEAP, self.course.solutions)
         self.clean = self.files()  # with what torch itself leaves in a temporary folder
 
@@ -100,16 +104,17 @@ class Arena:
         watchdog = threading.Timer(PATIENCE, self._give_up)
         watchdog.start()
         try:
-            return self.worker.grade(self.course, [exercise], submission, seed=seed)
+            return self.worker.grade(self.course, GradeRequest((exercise,), submission, seed=seed))
         finally:
             watchdog.cancel()
 
     def grade_in_sandbox(self, exercise: str, submission: Path) -> Report:
         """The same in a sandbox, by a process that ends with the grading."""
         code = (
-            "import json, sys; from pathlib import Path; from lockstep.grading.course import Course; "
-            "from lockstep.grading.run import grade; root, name, file = sys.argv[1:]; "
-            "print(json.dumps(grade(Course(Path(root)), [name], Path(file), isolation='sandbox').to_json()))"
+            "import json, sys; from pathlib import Path; from lockstep.course import Course; "
+            "from lockstep.grading.grade import grade; from lockstep.grading.request import GradeRequest; "
+            "root, name, file = sys.argv[1:]; request = GradeRequest((name,), Path(file), isolation='sandbox'); "
+            "print(json.dumps(grade(Course(Path(root)), request).to_json()))"
         )
         command = [sys.executable, "-c", code, str(self.course.root), exercise, str(submission)]
         environment = {
@@ -134,11 +139,13 @@ class Arena:
         """What the same file scores without the trick."""
         if without == "stub":
             return 0
-        file = BANK / f"{without}.py"
-        if file not in self.scores:
-            (result,) = self.grade(exercise, file).exercises
-            self.scores[file] = result.score
-        return self.scores[file]
+        if without not in self.scores:
+            entry = find(ROOT, without.removeprefix("wrong/"))
+            assert entry is not None, without
+            with tempfile.TemporaryDirectory() as folder:
+                (result,) = self.grade(exercise, entry.hand_in(self.course, Path(folder))).exercises
+            self.scores[without] = result.score
+        return self.scores[without]
 
     @property
     def pid(self) -> int:

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.course import Course
 from lockstep.grading.archives import Budget, Refused, members, printable
-from lockstep.grading.course import Course
 from lockstep.grading.intake import Handed, IntakeError, take_in
 from lockstep.grading.learners import metadata, safe_id
 
@@ -659,14 +659,14 @@ def test_size_of_a_file(tmp_path: Path, take: TakeIn) -> None:
 
 
 def test_what_lies_beside_is_ignored_and_told(tmp_path: Path, take: TakeIn) -> None:
-    names = ["conftest.py", "sitecustomize.py", "torch.py", "ward.py"]
+    names = ["clinic_data.py", "conftest.py", "sitecustomize.py", "torch.py"]
     marker = tmp_path / "ran"
     evil = f"open({str(marker)!r}, 'w')".encode()
     ada = take(put(tmp_path / "class", {f"ada/{name}": evil for name in [*names, "train_ddp.py", "exercises/x.pth"]}))[
         "ada"
     ]
     assert ada.files == ("train_ddp.py",) and not ada.refused and not marker.exists()
-    assert ada.notes == ("ignored, no exercise's file: conftest.py, sitecustomize.py, torch.py, ward.py",)
+    assert ada.notes == ("ignored, no exercise's file: clinic_data.py, conftest.py, sitecustomize.py, torch.py",)
 
 
 def test_notebooks(tmp_path: Path, take: TakeIn) -> None:

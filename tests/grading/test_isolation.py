@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from lockstep import ranks
+from lockstep.course import CourseError, find
 from lockstep.grading import isolation
-from lockstep.grading.course import CourseError, find
-from lockstep.grading.run import grade
+from lockstep.grading.grade import grade
+from lockstep.grading.request import GradeRequest
 from lockstep.ranks import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -273,7 +274,7 @@ def test_grading(name: str) -> None:
     """A right submission gets all its points in isolation, and the report says how it was kept apart."""
     available(name)
     course = find(ROOT)
-    report = grade(course, ["average_gradients"], course.solutions, isolation=name, seed=3)
+    report = grade(course, GradeRequest(("average_gradients",), course.solutions, isolation=name, seed=3))
     assert report.passed and not report.faults and report.isolation == name
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CommandLine
+from support.command_line import CommandLine
 
+from lockstep.authoring.release import contents
+from lockstep.course import Course
 from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
-from lockstep.grading.course import Course
 from lockstep.grading.exports.classroom50 import Handin, result, scores
 from lockstep.grading.exports.csv_grades import Row, grades_csv
 from lockstep.grading.exports.gradescope import class_results
@@ -22,7 +23,6 @@ from lockstep.grading.intake import Handed
 from lockstep.grading.policy import Classroom50, Grades, Half, Policy, Rounding, apply
 from lockstep.grading.policy_file import PolicyError, load, parse
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.release import contents
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("mini_ddp", "train_ddp", "clinic/subgroup")

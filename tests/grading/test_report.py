@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_exports import HOSTILE
+from support.hostile_texts import HOSTILE
 
+from lockstep.authoring.bank import find
+from lockstep.course import Course
 from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
-from lockstep.grading.course import Course
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.html_report import html_report
 from lockstep.grading.exports.pages import MOST_CHARACTERS, cut
 from lockstep.grading.intake import Handed
 from lockstep.grading.policy import apply
 from lockstep.grading.policy_file import parse
-from lockstep.grading.similar import Lines, Pair
+from lockstep.grading.request import GradeRequest
+from lockstep.grading.similar import LineRange, Pair
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.grading.worker import Worker
 from lockstep.grading.writers import write_all
@@ -85,7 +87,7 @@ def pages(text: str) -> list[str]:
         parse("[late]\ndeadline = 2026-11-19T00:00:00Z\npercent_a_day = 10\n[learner.x]\nlate = false", ("train_ddp",)),
         graded,
     )
-    pairs = [Pair("train_ddp", "ada", "joe", 0.75, Lines(1, 9), Lines(3, 11), text)]
+    pairs = [Pair("train_ddp", "ada", "joe", 0.75, LineRange(1, 9), LineRange(3, 11), text)]
     overview = class_page(
         graded, grades=grades, similar=pairs, tickets=[(text or "1", ("ada", "joe"))], titles={text: text}
     )
@@ -236,7 +238,7 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
         learner(f"Name {n}", *([PASSED] * n + [failed("boom")] * (10 - n)), id=f"id-{n:02}") for n in range(11)
     )
     graded = ClassResult(11, ("train_ddp", "mini_ddp"), people, isolation="bubblewrap")
-    pair = Pair("train_ddp", "id-01", "id-02", 0.75, Lines(1, 9), Lines(4, 4), "loss.backward()")
+    pair = Pair("train_ddp", "id-01", "id-02", 0.75, LineRange(1, 9), LineRange(4, 4), "loss.backward()")
     page = class_page(
         graded,
         similar=[pair, replace(pair, one="id-03", share=0.5)],
@@ -276,7 +278,7 @@ def test_a_group_is_alike_in_one_exercise() -> None:
     """Two pairs that share a learner in different exercises are no group of three."""
     graded = ClassResult(1, ("a", "b"), tuple(learner(id=id) for id in ("ada", "bob", "eve")))
     one, other = (
-        Pair(name, "ada", who, 0.9, Lines(1, 2), Lines(1, 2), "") for name, who in (("a", "bob"), ("b", "eve"))
+        Pair(name, "ada", who, 0.9, LineRange(1, 2), LineRange(1, 2), "") for name, who in (("a", "bob"), ("b", "eve"))
     )
     assert "Alike among" not in class_page(graded, similar=[one, other])
     assert "Alike among" in class_page(graded, similar=[one, replace(other, exercise="a")])
@@ -311,19 +313,16 @@ def test_a_class_of_nobody_is_a_page_too() -> None:
     assert "0 learners, 0 exercises" in text and "Distribution" not in text
 
 
-def graded_for_real(course: Course, worker: Worker) -> list[Learner]:
-    bank = ROOT / "tests" / "submissions"
+def graded_for_real(course: Course, worker: Worker, folder: Path) -> list[Learner]:
+    wrong = [
+        find(ROOT, label) for label in ("average_gradients/trips_over_none", "ring_all_reduce/everybody_sends_first")
+    ]
+    files = [(entry.exercise, entry.hand_in(course, folder)) for entry in wrong if entry is not None]
+    files.append(("average_gradients", ROOT / "tests/submissions/right/average_gradients/gathers.py"))
     people = []
-    for number, file in enumerate(
-        (
-            "wrong/average_gradients/trips_over_none",
-            "wrong/ring_all_reduce/everybody_sends_first",
-            "right/average_gradients/gathers",
-        )
-    ):
-        path = bank / f"{file}.py"
-        report = worker.grade(course, [path.parent.name], path, seed=7)
-        handed = Handed(f"id-{number}", path.stem, path.parent, (f"{path.parent.name}.py",))
+    for number, (exercise, path) in enumerate(files):
+        report = worker.grade(course, GradeRequest((exercise,), path, seed=7))
+        handed = Handed(f"id-{number}", path.stem, path.parent, (f"{exercise}.py",))
         people.append(Learner(handed, report, 7, isolation="nothing: the grader's own machine"))
     return people
 
@@ -333,7 +332,7 @@ def test_in_a_browser_nothing_runs_nothing_is_fetched_and_it_fits(
     course: Course, worker: Worker, tmp_path: Path
 ) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="not run: no playwright here")
-    people = graded_for_real(course, worker)
+    people = graded_for_real(course, worker, tmp_path)
     assert [bool(one.report and one.report.passed) for one in people] == [False, False, True]
     assert "since" in html_report(people[1]), "the table of a hang"
     hostile = "".join(

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import RIGHT, ROOT, WRONG, make_course
+from support import ROOT
+from support.tiny_course import RIGHT, WRONG, make_course
 
-from lockstep.grading.course import Course, CourseError
+from lockstep.course import Course, CourseError
+from lockstep.grading.request import GradeRequest
 from lockstep.grading.side_by_side import _InOrder, grade_side_by_side
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Report
 from lockstep.grading.worker import Worker
@@ -47,34 +49,34 @@ def plain(report: Report) -> dict[str, Any]:
 def test_same_report_and_the_checks_in_order(tiny: Course, handed_in: Path) -> None:
     told: list[tuple[str, str]] = []
     report = grade_side_by_side(
-        tiny, ["add", "times"], handed_in, seed=5, progress=lambda name, check: told.append((name, check.id))
+        tiny, GradeRequest(("add", "times"), handed_in, seed=5), lambda name, check: told.append((name, check.id))
     )
     assert told == [(exercise.name, check.id) for exercise in report.exercises for check in exercise.checks]
     assert [(one.name, one.passed) for one in report.exercises] == [("add", True), ("times", False)]
     worker = Worker()
     try:
-        assert plain(worker.grade(tiny, ["add", "times"], handed_in, seed=5)) == plain(report)
+        assert plain(worker.grade(tiny, GradeRequest(("add", "times"), handed_in, seed=5))) == plain(report)
     finally:
         worker.stop()
 
 
 def test_a_fault_of_ours_is_one_exercises(tiny: Course, handed_in: Path) -> None:
     (handed_in / "times.py").write_text("# trap: dies\n" + RIGHT["times"])
-    report = grade_side_by_side(tiny, ["add", "times"], handed_in, seed=5)
+    report = grade_side_by_side(tiny, GradeRequest(("add", "times"), handed_in, seed=5))
     assert [(one.name, one.passed) for one in report.exercises] == [("add", True)]
     assert len(report.faults) == 1 and report.exit_code == 3
 
 
 def test_what_is_not_in_the_course_is_said(tiny: Course, handed_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CourseError, match="no exercise 'minus'"):
-        grade_side_by_side(tiny, ["add", "minus"], handed_in)
+        grade_side_by_side(tiny, GradeRequest(("add", "minus"), handed_in))
 
     def refuse(*given: Any, **more: Any) -> Report:
         raise CourseError("not today")
 
     monkeypatch.setattr(Worker, "grade", refuse)
     with pytest.raises(CourseError, match="not today"):
-        grade_side_by_side(tiny, ["add", "times"], handed_in)
+        grade_side_by_side(tiny, GradeRequest(("add", "times"), handed_in))
 
 
 def test_a_later_exercise_waits_for_its_turn() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CommandLine, only
+from support import ROOT
+from support.command_line import CommandLine, only
 
-from lockstep.grading.course import Course
+from lockstep.course import Course
 
 
 def waiting(folder: Path) -> list[int]:

@@ -15,6 +15,14 @@ from lockstep.ranks import folder
 STEPS = ("rename", "unlink", "rmdir", "chmod", "open")
 
 
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where runs make their folders. Its path is short: a socket's path has a limit, and a run goes elsewhere beyond it."""
+    folder = tmp_path_factory.mktemp("f")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
 def filled() -> str:
     """The folder of a run whose ranks have left something."""
     made = folder.make_folder()
@@ -48,22 +56,20 @@ def remove_and_die(step: int) -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def test_whoever_removes_a_folder_may_be_killed_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_whoever_removes_a_folder_may_be_killed_at_any_step(place: Path) -> None:
     step = 0
     while remove_and_die(step):
-        assert os.listdir(tmp_path), "it was killed, and has left nothing?"
+        assert os.listdir(place), "it was killed, and has left nothing?"
         folder.remove_left_folders()
-        assert os.listdir(tmp_path) == [], f"killed before step {step}"
+        assert os.listdir(place) == [], f"killed before step {step}"
         step += 1
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(place) == []
     assert step > 10
 
 
-def test_a_folder_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_folder_in_use_stays(place: Path) -> None:
     made = filled()
     folder.remove_left_folders()
     assert os.path.isfile(os.path.join(made, "tmp", "left.txt"))
     folder.remove_run_folder(made)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(place) == []

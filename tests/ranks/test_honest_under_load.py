@@ -13,6 +13,8 @@ import pytest
 
 from lockstep import ranks
 
+pytestmark = pytest.mark.slow
+
 BODIES = Path(__file__).with_name("bodies.py")
 RUNS = int(os.environ.get("LOCKSTEP_HONEST_RUNS", "200"))
 PRELUDE = """\

@@ -155,8 +155,8 @@ def test_a_launcher_that_uses_the_command_line(tmp_path: Path) -> None:
     assert "done" in run.ranks[0].stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="not run: the nursery needs Linux")
-def test_this_python_has_what_a_nursery_needs() -> None:
-    from lockstep.ranks import nursery
+@pytest.mark.skipif(sys.platform != "linux", reason="not run: the fork server needs Linux")
+def test_this_python_has_what_a_fork_server_needs() -> None:
+    from lockstep.ranks import fork_server
 
-    assert nursery.available()
+    assert fork_server.available()

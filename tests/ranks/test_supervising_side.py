@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import MARK, marked_processes, remains, wait_until_gone
+from support.leftovers import MARK, marked_processes, remains, wait_until_gone
 
 from lockstep import ranks
 from lockstep.ranks import Outcome, client
 from lockstep.ranks.channel import Channel
-from lockstep.ranks.job import Job
+from lockstep.ranks.job import Described, Job, TargetKind
 from lockstep.ranks.member import Member
+from lockstep.ranks.messages import Hello, Role
 from lockstep.ranks.processes import descendants
 from lockstep.ranks.supervisor import Supervisor
 
@@ -242,10 +243,10 @@ def test_who_attaches_is_asked_of_the_system() -> None:
     """A rank that says that it is another one, before that one has come, is not let in."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        supervisor = Supervisor(Channel(ours))
-        supervisor.job = Job(2, {"type": "source"})
-        supervisor.ranks = [Member("rank", 0, os.getpid()), Member("rank", 1, 1)]
-        supervisor.orders, supervisor.port = [(None, b"")], 0
-        supervisor._admit(Channel(ours), {"event": "hello", "role": "rank", "rank": 1, "pid": 1})
-        assert supervisor.ranks[1].channel is None
+        supervisor = Supervisor(Channel(ours), Job(2, Described(TargetKind.SOURCE)))
+        supervisor.run.members = [Member(Role.RANK, 0, os.getpid()), Member(Role.RANK, 1, 1)]
+        supervisor.arguments = [(None, b"")]
+        supervisor._admit(Channel(ours), Hello(Role.RANK, 1, 1))
+        assert supervisor.run.ranks[1].channel is None
         supervisor.selector.close()
+        supervisor.door.close()

@@ -1,9 +1,9 @@
 """`lockstep book`: the chapters as pages that read well without Jupyter, without a network, on a phone and in print.
 
-nbconvert turns a notebook's cells into HTML by the template in `pages/notebook`; around them come a table of contents,
-the way to the neighbours, and a search whose index is a script, since a page opened from a file may fetch nothing. What
-needs no kernel is alive: the diagrams, the questions. Nothing is executed here: the outputs are the stored ones, which
-`pytest --nbval chapters` compares.
+nbconvert turns a notebook's cells into HTML with the template in `pages/notebook`. Around them come a table of
+contents, links to the neighbouring chapters, and a search whose index is a script, since a page opened from a file
+may fetch nothing. What needs no kernel is alive: the diagrams, the questions. Nothing is executed here: the outputs
+are the stored ones, which `pytest --nbval chapters` compares.
 """
 
 from __future__ import annotations
@@ -32,26 +32,29 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
-from ..grading.course import Course, CourseError
-from ..notebook import quizfile
-from ..notebook.quizfile import Question, rich
-from ..outline import Outline, outlines, page
+from ..course import Course, CourseError
+from ..course.outline import Outline, outlines, page
+from ..course.quizzes import Question, quiz_file, read, rich
 
 PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
-TINTS = (
-    (re.compile(r"^\[rank (\d+)\]", re.MULTILINE), lambda found: f'<span class="rank r{int(found[1]) % 4}">{found[0]}</span>'),
-    (re.compile(r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$", re.MULTILINE), r'<span class="headline">\g<0></span>'),
-    (re.compile(r"^( *)✓", re.MULTILINE), r'\1<span class="good">✓</span>'),
-    (re.compile(r"^( *)✗", re.MULTILINE), r'\1<span class="bad">✗</span>'),
-)  # fmt: skip
+VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$"
+TINTS = tuple(
+    (re.compile(pattern, re.MULTILINE), replacement)
+    for pattern, replacement in (
+        (r"^\[rank (\d+)\]", lambda found: f'<span class="rank r{int(found[1]) % 4}">{found[0]}</span>'),
+        (VERDICT, r'<span class="headline">\g<0></span>'),
+        (r"^( *)✓", r'\1<span class="good">✓</span>'),
+        (r"^( *)✗", r'\1<span class="bad">✗</span>'),
+    )
+)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a search can lead: a heading, and the text below it up to the next."""
+    """A result of the search: a heading, and the text below it up to the next one."""
 
     page: str
     anchor: str
@@ -60,9 +63,9 @@ class Place:
 
 
 def write_book(course: Course, out: Path) -> list[Path]:
-    """Write the book into the folder `out`, whose old book it replaces. The same course gives the same bytes.
+    """Write the book into the folder `out`, replacing an old book there. The same course gives the same bytes.
 
-    Raises CourseError when the folder holds something else than a book, or a chapter cannot be read.
+    Raises CourseError when the folder holds anything but a book, or a chapter cannot be read.
     """
     chapters = outlines(course)
     if not chapters:
@@ -81,11 +84,10 @@ def write_book(course: Course, out: Path) -> list[Path]:
             previous=chapters[index - 1] if index else None,
             next=chapters[index + 1] if index + 1 < len(chapters) else None,
         )  # fmt: skip
-    listed = [
-        {**vars(one), "quizzes": one.quizzes, "exercises": [name for section in one.sections for name in section.exercises],
-         "sections": _sections(one, anchors[one.number][1])}
-        for one in chapters
-    ]  # fmt: skip
+    listed = []
+    for one in chapters:
+        more = {"quizzes": one.quizzes, "exercises": [name for section in one.sections for name in section.exercises]}
+        listed.append({**vars(one), **more, "sections": _sections(one, anchors[one.number][1])})
     files["index.html"] = _render("contents.html.j2", listed, "index")
     places = [place for chapter in chapters for place in _places(chapter, bodies[chapter.name])]
     files["assets/search.js"] = _index(places)
@@ -102,7 +104,7 @@ def write_book(course: Course, out: Path) -> list[Path]:
 
 
 def _clear(out: Path) -> None:
-    """Leave an empty folder, or refuse: nothing but an old book is ever removed."""
+    """Leave an empty folder, or refuse: only an old book is ever removed."""
     if out.exists() and not out.is_dir():
         raise CourseError(f"{out} is a file: name a folder for the book")
     if out.is_dir() and any(out.iterdir()):
@@ -160,7 +162,7 @@ def _exporter() -> TemplateExporter:
 
 
 def _coloured(source: str, plain: Callable[[str], str]) -> str:
-    """Pygments knows a notebook's Python, but takes what is under a `%%` line for plain text."""
+    """Pygments knows a notebook's Python, but treats what is under a `%%` line as plain text."""
     first, newline, rest = source.partition("\n")
     if not first.startswith("%%"):
         return plain(source)
@@ -200,23 +202,20 @@ def what_it_runs(source: str) -> str:
 
 
 def _tinted(text: str) -> str:
-    """An output's lines with their ranks and verdicts marked."""
+    """An output with its ranks and verdicts marked."""
     for pattern, replacement in TINTS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def _questions(course: Course, name: str) -> dict[str, Question]:
-    file = course.root / "chapters" / "quizzes" / f"{name}.toml"
-    try:
-        return {one.key: one for one in quizfile.read(file).values()} if file.is_file() else {}
-    except quizfile.QuizError as error:
-        raise CourseError(str(error)) from None
+    file = quiz_file(course.root, name)
+    return {one.key: one for one in read(file).values()} if file.is_file() else {}
 
 
 def _question(question: Question, number: int) -> str:
     """The question as a list that a script turns into buttons. Its answers are encoded: not in plain sight."""
-    answers = json.dumps([[choice.is_right, rich(choice.because)] for choice in question.choices])
+    answers = json.dumps([[choice.right, rich(choice.why)] for choice in question.choices])
     choices = "".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
     return (
         f'<section class="quiz" data-key="{html.escape(question.key)}" aria-label="Question {number}"'
@@ -252,13 +251,10 @@ def _sections(chapter: Outline, anchors: dict[str, str]) -> list[dict[str, Any]]
 
 
 def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str, str]]]) -> None:
-    """Make links of what reads: chapter 3, "Hangs"."""
+    """Make links of references such as: chapter 3, "Hangs"."""
     for text in list(body.find_all(string=REFERENCE)):
-        if (
-            isinstance(text, Comment)
-            or text.find_parent(["a", "code", "script", "style"])
-            or text.find_parent(class_="input")
-        ):
+        inside = text.find_parent(["a", "code", "script", "style"]) or text.find_parent(class_="input")
+        if inside or isinstance(text, Comment):
             continue
         made, end = BeautifulSoup("", "html.parser"), 0
         for found in REFERENCE.finditer(str(text)):
@@ -301,9 +297,8 @@ def _places(chapter: Outline, body: BeautifulSoup) -> Iterator[Place]:
 
 def _index(places: list[Place]) -> str:
     rows = [[place.page, place.anchor, place.title, place.text] for place in places if place.anchor]
-    return f"window.lockstepSearch = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n".replace(
-        "</", "<\\/"
-    )
+    text = json.dumps(rows, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return f"window.lockstepSearch = {text};\n"
 
 
 def _code_colours() -> str:

@@ -3,15 +3,14 @@
 People write and review the source (jupytext's py:percent). Learners open the notebook, which holds the outputs, so
 that it can be read without running it and so that `pytest --nbval chapters` can tell when a claim has become false.
 
-    python -m lockstep.authoring.chapters build 02_setup     run the source, write the notebook
-    python -m lockstep.authoring.chapters update 02_setup    take over into the source what was edited in JupyterLab
-    python -m lockstep.authoring.chapters stale              name the notebooks that their source has overtaken
+    ./lockstep author chapters 02_setup           run the source, write the notebook
+    ./lockstep author chapters --back 02_setup    take what was edited in JupyterLab into the source
 
-A build is reproducible to the byte. Cell ids come from the cells' text; execution counts are renumbered (nbval takes a cell
-without one for a cell that was not run); widgets are stored as the text beside them, since their models live in a kernel.
-What remains are the few things that differ in every run (`chapters/nbval_sanitize.cfg`: how long a hang was watched, a
-port). Those are real readings and stay as they were, as long as the output says the same apart from them (`fresh` takes
-this run's).
+A build is reproducible byte for byte. Cell ids come from the cells' text. Execution counts are renumbered (nbval
+takes a cell without one for a cell that was not run). Widgets are stored as the text beside them, since their models
+live in a kernel. What remains are the few things that differ in every run (`chapters/nbval_sanitize.cfg`: how long a
+hang was watched, a port). Those are real readings and stay as they were, as long as the output is otherwise the same
+(`fresh` takes this run's).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from ..grading.course import CourseError
+from ..course import CourseError
 
 ROOT = Path(__file__).resolve().parents[3]
 CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster of its own
@@ -52,24 +50,24 @@ HEADER = """# ---
 
 
 class BuildError(CourseError):
-    """A chapter that does not run through; the message names the cell."""
+    """A chapter that does not run to its end; the message names the cell."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """How much there is to read: words of text, and lines of code that are neither empty nor imports nor magics."""
+    """How much there is to read: words of text, and lines of code that are neither empty, imports nor magics."""
 
     words: int
     code_lines: int
 
     @property
     def minutes(self) -> float:
-        """At 200 words and 20 lines a minute: the pace by which the chapters' minutes were counted."""
+        """At 200 words and 20 lines a minute, as the chapters' minutes are counted."""
         return self.words / 200 + self.code_lines / 20
 
 
 def length(notebook: NotebookNode) -> Length:
-    """How much a chapter gives to read."""
+    """How much there is to read in a chapter."""
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     lines = [line for cell in notebook.cells if cell.cell_type == "code" for line in cell.source.splitlines()]
     return Length(
@@ -107,13 +105,10 @@ def build(chosen: Iterable[str] | None = None, root: Path = ROOT, fresh: bool = 
 
 
 def _what_failed(name: str, notebook: NotebookNode, error: Exception) -> str:
-    """The cell at which a run of this notebook ended, and how: the last one that began."""
-    began = [
-        (number, cell)
-        for number, cell in enumerate(notebook.cells)
-        if cell.get("execution_count") or cell.get("outputs")
-    ]
-    number, cell = began[-1] if began else (0, notebook.cells[0])
+    """The last cell that started in a run of this notebook, and how it ended."""
+    started = [n for n, cell in enumerate(notebook.cells) if cell.get("execution_count") or cell.get("outputs")]
+    number = started[-1] if started else 0
+    cell = notebook.cells[number]
     first = next((line for line in cell.source.splitlines() if line.strip()), "")
     if isinstance(error, CellExecutionError):
         how = f"{error.ename}: {error.evalue}"
@@ -125,7 +120,7 @@ def _what_failed(name: str, notebook: NotebookNode, error: Exception) -> str:
 
 
 def update_sources(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
-    """Take over into the sources what was edited in the notebooks. Returns the paths of the sources that changed."""
+    """Take what was edited in the notebooks into the sources. Returns the paths of the sources that changed."""
     changed = []
     for name in chosen or names(root):
         notebook = nbformat.read(notebook_path(name, root), as_version=4)
@@ -138,7 +133,7 @@ def update_sources(chosen: Iterable[str] | None = None, root: Path = ROOT) -> li
 
 
 def stale(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[str]:
-    """The chapters whose notebook is missing or holds other cells than their source."""
+    """The chapters whose notebook is missing or has other cells than their source."""
     return [name for name in chosen or names(root) if not _agrees(name, root)]
 
 
@@ -174,8 +169,8 @@ def source_text(notebook: NotebookNode) -> str:
 
 
 def execute(notebook: NotebookNode, root: Path = ROOT, timing: bool = False) -> None:
-    """Run all cells in one kernel whose folder is `chapters/`, as JupyterLab does. The outputs land in the notebook, with
-    `timing` also when each cell began and ended.
+    """Run all cells in one kernel whose folder is `chapters/`, as JupyterLab does. The outputs go into the notebook,
+    with `timing` also each cell's start and end.
     """
     environment = dict(os.environ)
     os.environ.update(reference_environment(root))
@@ -194,9 +189,9 @@ def execute(notebook: NotebookNode, root: Path = ROOT, timing: bool = False) -> 
 
 
 def reference_environment(root: Path = ROOT) -> dict[str, str]:
-    """What a chapter's kernel is told when the outputs are to be the same everywhere.
+    """The environment of a chapter's kernel when the outputs are to be the same everywhere.
 
-    Ranks print in the order of their ranks, and `%check` grades the reference instead of what a learner has written.
+    Output is shown rank by rank, and `%check` grades the reference instead of what a learner has written.
     """
     return {
         "LOCKSTEP_ORDERED": "1",
@@ -215,7 +210,7 @@ class Rules:
         self.pairs = [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
     def apply(self, text: str) -> str:
-        """The text with everything that may differ replaced by its rule's word."""
+        """The text with everything that may differ replaced by its rule's replacement."""
         for pattern, replacement in self.pairs:
             text = pattern.sub(replacement, text)
         return text
@@ -239,13 +234,13 @@ def _text(notebook: NotebookNode) -> list[tuple[str, str, str]]:
 
 
 def _kept_metadata(cell: NotebookNode) -> dict[str, Any]:
-    """A cell's metadata apart from what JupyterLab adds while people look at it."""
+    """A cell's metadata, without what JupyterLab adds when a notebook is looked at."""
     passing = ("execution", "collapsed", "scrolled", "jupyter", "trusted", "editable", "slideshow")
     return {key: value for key, value in cell.metadata.items() if key not in passing}
 
 
 def _cell_id(cell: NotebookNode, taken: set[str]) -> str:
-    """An id that a cell keeps when cells are put before it, and loses when its text changes."""
+    """An id that a cell keeps when cells are inserted before it, and loses when its text changes."""
     base = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
     made, number = base, 1
     while made in taken:
@@ -256,7 +251,7 @@ def _cell_id(cell: NotebookNode, taken: set[str]) -> str:
 
 
 def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> None:
-    """Make what a run leaves in the notebook independent of the run."""
+    """Make the stored outputs independent of the run that made them."""
     notebook.metadata = NotebookNode(kernelspec=NotebookNode(KERNEL))
     known = {cell.id: cell for cell in before.cells} if before else {}
     count = 0
@@ -282,7 +277,7 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
 
 
 def _joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """The outputs with the pieces of one stream put together: how they were cut is a matter of timing."""
+    """The outputs with the pieces of one stream joined: how they were cut depends on timing."""
     joined: list[NotebookNode] = []
     for output in outputs:
         if output.output_type == "stream":
@@ -295,7 +290,7 @@ def _joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
 
 
 def _canonical(value: Any, same: Rules) -> Any:
-    """Outputs with everything that may differ between two runs taken out, text by text, as nbval does it."""
+    """Outputs without anything that may differ between two runs, text by text, as nbval does it."""
     if isinstance(value, str):
         return same.apply(value)
     if isinstance(value, dict):
@@ -303,23 +298,3 @@ def _canonical(value: Any, same: Rules) -> Any:
     if isinstance(value, list):
         return [_canonical(item, same) for item in value]
     return value
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line, until the CLI of Lockstep takes over."""
-    action, *chosen = arguments or ["stale"]
-    if action in ("build", "update"):
-        for path in (build if action == "build" else update_sources)(chosen or None):
-            print(f"written: {path.relative_to(ROOT)}")
-        return 0
-    if action == "stale":
-        overtaken = stale(chosen or None)
-        for name in overtaken:
-            print(f"chapters/{name}.ipynb is older than its source: python -m lockstep.authoring.chapters build {name}")
-        return 1 if overtaken else 0
-    print(__doc__)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,10 @@
 """The course's ledger of claims: `chapters/claims.toml`, and whether the chapters keep what it says.
 
-The ledger lists every claim of the texts that this course began from, says whether it is true, and names the place
+The ledger lists every claim of the texts that this course started from, says whether it is true, and names the place
 where the reader sees it: a chapter, the heading of a section, and a piece of text that only one cell of that section
-holds. A claim that cannot be run on any machine (its reason is one of the ledger's `[reasons]`) names the sentence that
-tells it instead. Below the claims come facts that the course adds, what else the texts contain (sections, pitfalls,
-checklists, quiz questions, …), and the topics which they miss: each has its places too.
+has. A claim that not every machine can run (its reason is one of the ledger's `[reasons]`) names the sentence that says
+so instead. Below the claims come facts that the course adds, what else the texts contain (sections, pitfalls,
+checklists, quiz questions, …), and topics that they lack. Each has its places too.
 
     [claims.C57]
     claim = "DDP synchronises in optimizer.step()"
@@ -16,24 +16,17 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
+from ..course import CourseError
+from ..course.toml import read_toml
 
 VERDICTS = ("true", "conditional", "outdated", "false", "unproven")
 IGNORED = ("nbval-ignore-output", "nbval-skip")
-
-
-class LedgerError(Exception):
-    """The ledger cannot be read. The message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One claim, fact or topic. `not_run` names a reason when no cell can show it."""
 
     name: str
@@ -65,10 +58,28 @@ class Ledger:
 
     expected: Mapping[str, int]
     reasons: Mapping[str, str]
-    claims: tuple[Entry, ...]
-    facts: tuple[Entry, ...]
-    contents: tuple[Entry, ...]
-    topics: tuple[Entry, ...]
+    claims: tuple[LedgerEntry, ...]
+    facts: tuple[LedgerEntry, ...]
+    contents: tuple[LedgerEntry, ...]
+    topics: tuple[LedgerEntry, ...]
+
+
+@dataclass(frozen=True)
+class _Item:
+    claim: str
+    places: tuple[tuple[str, ...], ...]
+    verdict: str = ""
+    not_run: str = ""
+
+
+@dataclass(frozen=True)
+class _File:
+    expected: dict[str, int]
+    reasons: dict[str, str]
+    claims: dict[str, _Item]
+    facts: dict[str, _Item]
+    contents: dict[str, _Item]
+    topics: dict[str, _Item]
 
 
 @dataclass
@@ -81,21 +92,17 @@ class Section:
 
 
 def read(root: Path) -> Ledger:
-    """The ledger of the course at `root`. Raises LedgerError when it is missing or not in its form."""
+    """The ledger of the course at `root`. Raises CourseError when it is missing or malformed."""
     file = root / "chapters" / "claims.toml"
+    raw = read_toml(file, _File)
     try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-        parts = {part: tuple(_entry(*item) for item in raw[part].items()) for part in ("claims", "facts")}
-        parts |= {part: tuple(_entry(*item) for item in raw[part].items()) for part in ("contents", "topics")}
-        return Ledger(raw["expected"], raw["reasons"], **parts)
-    except FileNotFoundError:
-        raise LedgerError(f"there is no {file.name} in {file.parent}") from None
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise LedgerError(f"{file.name} cannot be read: {type(error).__name__}: {error}") from None
+        return Ledger(raw.expected, raw.reasons, *map(_entries, (raw.claims, raw.facts, raw.contents, raw.topics)))
+    except TypeError:
+        raise CourseError(f"{file} cannot be read: a place is a chapter, a section and perhaps a mark") from None
 
 
 def sections(notebook: Mapping[str, Any]) -> list[Section]:
-    """A notebook cut at its headings, of any depth. What comes before the first one is left out."""
+    """A notebook cut at its headings, of any depth, without what comes before the first one."""
     found: list[Section] = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -115,7 +122,7 @@ def sections(notebook: Mapping[str, Any]) -> list[Section]:
 
 
 def shows_something(cell: Mapping[str, Any]) -> bool:
-    """Would anybody notice if what this code cell shows became false?
+    """Would a test notice if what this code cell shows became false?
 
     True when nbval compares a stored output of it, when it asserts, or when it says how its ranks are to end.
     """
@@ -129,7 +136,7 @@ def shows_something(cell: Mapping[str, Any]) -> bool:
 
 
 def problems(ledger: Ledger, root: Path) -> list[str]:
-    """What is wrong with the ledger, or with the chapters that it points to: one line each, none when all is well."""
+    """What is wrong with the ledger, or with the chapters that it points to: one line each."""
     found = []
     wanted = [f"{letter}{number:02}" for letter, count in ledger.expected.items() for number in range(1, count + 1)]
     listed = {entry.name for entry in ledger.claims}
@@ -142,7 +149,7 @@ def problems(ledger: Ledger, root: Path) -> list[str]:
 
 
 def share(ledger: Ledger) -> str:
-    """One line: how many claims a cell shows, and why the others are told only."""
+    """One line: how many claims a cell shows, and why the others are only stated."""
     told = Counter(entry.not_run for entry in ledger.claims if entry.not_run)
     reasons = ", ".join(f"{count} {ledger.reasons[reason].split(':')[0]}" for reason, count in told.most_common())
     shown = len(ledger.claims) - told.total()
@@ -150,12 +157,16 @@ def share(ledger: Ledger) -> str:
     return f"{line}, {told.total()} told with their reason ({reasons})" if told else line
 
 
-def _entry(name: str, item: Mapping[str, Any]) -> Entry:
-    places = tuple(Place(*place) for place in item["places"])
-    return Entry(name, item["claim"], item.get("verdict", ""), places, item.get("not_run", ""))
+def _entries(part: dict[str, _Item]) -> tuple[LedgerEntry, ...]:
+    return tuple(
+        LedgerEntry(name, item.claim, item.verdict, tuple(Place(*place) for place in item.places), item.not_run)
+        for name, item in part.items()
+    )
 
 
-def _of_entry(entry: Entry, ledger: Ledger, root: Path, chapters: dict[str, list[Section] | None]) -> Iterator[str]:
+def _of_entry(
+    entry: LedgerEntry, ledger: Ledger, root: Path, chapters: dict[str, list[Section] | None]
+) -> Iterator[str]:
     """What is wrong with one entry. Claims and facts need a cell or a reason; contents and topics a section."""
     needs_a_cell = entry in ledger.claims or entry in ledger.facts
     if entry in ledger.claims and entry.verdict not in VERDICTS:

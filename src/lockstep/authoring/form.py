@@ -1,7 +1,7 @@
 """What every chapter has in common, and where one departs from it: one readable line each.
 
-The rhythm: goals as verbs, minutes that were counted, what is needed, a question at the end of every section, exercises with
-their check, what to keep, what to read next. And cells that can be seen whole, with mistakes that are short.
+The rhythm: goals as verbs, minutes that were counted, what is needed, a question at the end of every section, exercises
+with their check, what to keep, what to read next. And cells that can be seen whole, with short mistakes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from ..notebook.quizfile import QuizError, read
+from ..course import CourseError
+from ..course.quizzes import quiz_file, read
 from . import claims
 from .chapters import ROOT, length, read_source
 
 NO_QUIZ = ("Exercise:", "Capstone:", "Checklist", "Take it with you", "What to read next")
-"""Sections that end without a question, being tasks or lists themselves."""
+"""Sections without a question at the end: they are tasks or lists themselves."""
 GOALS, EXERCISES, KEPT = 5, 3, 5
 MINUTES_OFF = 8
 MINUTES_SPARE = 20
@@ -38,7 +39,7 @@ def _opening(notebook: NotebookNode) -> Iterator[str]:
     text = " ".join(whole.partition("\n## ")[0].split())
     goals = len(re.findall(r"- [^-]*?\*\*", text.partition("you can ")[2]))
     if goals < GOALS:
-        yield f"it opens with {goals} goals, and {GOALS} are needed: a list behind “you can”, each with its verb in bold"
+        yield f"it opens with {goals} goals, and {GOALS} are needed: a list after “you can”, each with its verb in bold"
     if "You need " not in text or "GPU" not in text:
         yield "it does not open with what is needed: “You need …”, and whether a GPU"
     minutes = re.search(r"About (\d+) minutes: (\d+) to read and run, (\d+) for ", text)
@@ -59,8 +60,8 @@ def _opening(notebook: NotebookNode) -> Iterator[str]:
 def _sections(name: str, notebook: NotebookNode, root: Path) -> Iterator[str]:
     sections = top_sections(notebook)
     try:
-        questions = set(read(root / "chapters" / "quizzes" / f"{name}.toml"))
-    except (QuizError, OSError) as error:
+        questions = set(read(quiz_file(root, name)))
+    except CourseError as error:
         questions = set()
         yield f"its questions cannot be read: {error}"
     for heading, body in sections.items():
@@ -107,7 +108,7 @@ def _cells(notebook: NotebookNode) -> Iterator[str]:
 
 
 def top_sections(notebook: NotebookNode) -> dict[str, str]:
-    """The sections of the second level, with everything in them as one text."""
+    """The second-level sections, each with everything in it as one text."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     unfenced = re.sub(r"^```$.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     top = set(re.findall(r"^## (.+)$", unfenced, re.MULTILINE))

@@ -1,8 +1,8 @@
 """`author check`: what an exercise still lacks, line by line, each with what to do.
 
-Looks at the files first, which takes no time. Then it grades: the stub must fail as what it is, and the solution must
-pass. With `bank`, every submission of the bank must get its verdict too. Last come the chapters that lead to the
-exercises, as they were run, and the ledger of claims.
+Looks at the files first, which takes no time. Then it grades: the stub must fail as a stub, and the solution must pass.
+With `bank`, every submission of the bank must get its verdict too. Last come the chapters of the exercises and the
+ledger of claims.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..grading import help
-from ..grading.course import Course, CourseError, leaf
-from ..grading.run import grade
+from ..course import Course, CourseError, hints, leaf
+from ..course.stubs import MarkerError, make_stub, with_canary
+from ..grading.grade import grade
+from ..grading.request import GradeRequest
 from ..grading.verdict import CheckOutcome, Report
-from . import bank, chapters, claims, form
-from .stubs import MarkerError, make_stub, with_canary
+from . import bank, chapters, claims, contracts, form
 
-HINTS = 3
-WITH_DIAGNOSIS = ("fail", "diagnosis")
+ID_POSITION = {"fail": 0, "diagnosis": 0, "Hypothesis": 0, "fail_on": 1}
+"""Calls that name a diagnosis, and which of their arguments it is."""
 
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that is missing or wrong. `where` is the file to go to, `remedy` what to do there."""
+    """Something that is missing or wrong. `where` is the file, `remedy` what to do there."""
 
     exercise: str
     where: str
@@ -39,33 +39,30 @@ class Lack:
 
 
 def review(course: Course, names: list[str], with_bank: bool = False) -> Iterator[Lack]:
-    """What these exercises lack, files before gradings; nothing when all is there. Names may be new to the course."""
+    """What these exercises lack, files before gradings. Names may be new to the course."""
+    exam = bank.read(course.root)
     for name in names:
-        found = list(_files(course, name))
+        found = list(_files(course, name, exam))
         yield from found
+        yield from _contract(course, name, exam, complete=not found)
         if not found:
             yield from _gradings(course, name)
             if with_bank:
-                yield from _bank_gradings(course, name)
+                yield from _bank_gradings(course, name, exam.entries)
     yield from _book(course, names)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
-def _files(course: Course, name: str) -> Iterator[Lack]:
-    listed = {one for chapter in course.chapters for one in chapter.exercises}
-    if name not in listed:
-        yield Lack(
-            name,
-            "autograder/course.toml",
-            "no chapter lists it",
-            "Add it to the exercises of the chapter it belongs to.",
-        )
+def _files(course: Course, name: str, exam: bank.Exam) -> Iterator[Lack]:
+    if name not in [one for chapter in course.chapters for one in chapter.exercises]:
+        remedy = "Add it to the exercises of the chapter it belongs to."
+        yield Lack(name, "autograder/course.toml", "no chapter lists it", remedy)
     yield from _solution(course, name)
     yield from _checks(course, name)
     yield from _hints(course, name)
-    yield from _bank(course, name)
+    yield from _bank(course, name, exam)
     yield from _chapter(course, name)
 
 
@@ -73,31 +70,26 @@ def _solution(course: Course, name: str) -> Iterator[Lack]:
     solution, stub = course.solutions / f"{name}.py", course.exercises / f"{name}.py"
     where = f"solutions/{name}.py"
     if not solution.is_file():
-        yield Lack(
-            name,
-            where,
-            "there is no solution",
-            "Write it whole, and mark what a learner writes (src/lockstep/authoring/stubs.py).",
-        )
+        remedy = "Write it whole, and mark what a learner writes (src/lockstep/course/stubs.py)."
+        yield Lack(name, where, "there is no solution", remedy)
         return
     text = solution.read_text(encoding="utf-8")
     try:
         made = make_stub(text, name)
         docstring = ast.get_docstring(ast.parse(made))
     except MarkerError as error:
-        yield Lack(name, where, f"no stub can be made of it: {error}", "Mend the markers.")
+        yield Lack(name, where, f"no stub can be made of it: {error}", "Fix the markers.")
         return
     except SyntaxError as error:
-        yield Lack(name, where, f"its stub is no Python: {error.msg} in line {error.lineno}", "Mend the marked parts.")
+        yield Lack(name, where, f"its stub is no Python: {error.msg} in line {error.lineno}", "Fix the marked parts.")
         return
     if not docstring:
         yield Lack(name, where, "the stub says nothing about its task", "Begin the solution with a docstring.")
     if text != with_canary(text, name):
         yield Lack(name, where, "its canary is missing", "./lockstep author stubs puts it there.")
     if not stub.is_file() or stub.read_text(encoding="utf-8") != made:
-        yield Lack(
-            name, f"exercises/{name}.py", "the stub is not that of the solution", "./lockstep author stubs makes it."
-        )
+        remedy = "./lockstep author stubs makes it."
+        yield Lack(name, f"exercises/{name}.py", "the stub is not that of the solution", remedy)
 
 
 def _checks(course: Course, name: str) -> Iterator[Lack]:
@@ -116,30 +108,26 @@ def _checks(course: Course, name: str) -> Iterator[Lack]:
         yield Lack(name, where, "it has no test", "A check is a function test_… with the argument `grader`.")
     for test in tests:
         if not ast.get_docstring(test):
-            yield Lack(
-                name, where, f"{test.name} has no name for learners", "Its docstring's first line is shown to them."
-            )
+            remedy = "Its docstring's first line is shown to them."
+            yield Lack(name, where, f"{test.name} has no name for learners", remedy)
     for id in sorted(_ids(tree) - set(course.catalogue)):
-        yield Lack(
-            name,
-            "autograder/diagnoses.toml",
-            f"the diagnosis {id!r} is unknown",
-            "Add it with title, why and what to read.",
-        )
+        remedy = "Add it with title, why and what to read."
+        yield Lack(name, "autograder/diagnoses.toml", f"the diagnosis {id!r} is unknown", remedy)
     if not course.scenario(name).is_file():
         wanted = course.scenario(name).relative_to(course.root).as_posix()
         yield Lack(name, wanted, "nothing runs on the ranks", "Write the scenarios that the checks play.")
 
 
 def _ids(tree: ast.Module) -> set[str]:
-    """The diagnoses that the checks name literally."""
-    found = set()
+    """The diagnoses that the checks name literally: of a failure, of a hypothesis, or as `otherwise`."""
+    found: list[ast.expr] = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WITH_DIAGNOSIS:
-            first = node.args[0] if node.args else None
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                found.add(first.value)
-    return found
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ID_POSITION:
+                found += node.args[ID_POSITION[name] : ID_POSITION[name] + 1]
+            found += [keyword.value for keyword in node.keywords if keyword.arg == "otherwise"]
+    return {one.value for one in found if isinstance(one, ast.Constant) and isinstance(one.value, str)}
 
 
 def _ids_of(course: Course, name: str) -> set[str]:
@@ -153,53 +141,59 @@ def _ids_of(course: Course, name: str) -> set[str]:
 def _hints(course: Course, name: str) -> Iterator[Lack]:
     where = f"autograder/hints/{name}.md"
     try:
-        count = len(help.hints(course, name))
+        count = len(hints.hints(course, name))
     except CourseError:
-        yield Lack(
-            name, where, "there are no hints", "Write them, from a nudge to almost the answer, between lines of ---."
-        )
+        remedy = "Write them, from a nudge to almost the answer, between lines of ---."
+        yield Lack(name, where, "there are no hints", remedy)
         return
-    if count < HINTS:
-        yield Lack(
-            name,
-            where,
-            f"{count} hints are too few" if count != 1 else "one hint is too few",
-            f"Give at least {HINTS}, between lines of ---.",
-        )
+    if count < hints.FEWEST:
+        few = f"{count} hints are too few" if count != 1 else "one hint is too few"
+        yield Lack(name, where, few, f"Give at least {hints.FEWEST}, between lines of ---.")
 
 
-def _bank(course: Course, name: str) -> Iterator[Lack]:
-    every = bank.entries(course.root)
-    own = [entry for entry in every if entry.exercise == name]
+def _bank(course: Course, name: str, exam: bank.Exam) -> Iterator[Lack]:
+    own = [entry for entry in exam.entries if entry.exercise == name]
+    wrong = (bank.FOLDER / "wrong" / f"{name}.toml").as_posix()
+    for problem in exam.problems:
+        if problem.exercise == name:
+            yield Lack(name, wrong, problem.text, "src/lockstep/authoring/bank.py explains the form.")
     for right, most, kind in zip((False, True), bank.wanted(name), ("wrong", "right"), strict=True):
-        where = (bank.FOLDER / kind / name).as_posix()
+        where = (bank.FOLDER / "right" / name).as_posix() if right else wrong
         for script in (False, True) if course.has_script(name) else (False,):
             count = sum(entry.right is right and entry.script is script for entry in own)
             what = f"{kind} batch scripts" if script else f"{kind} submissions"
             if count < most:
-                yield Lack(
-                    name,
-                    where,
-                    f"{count} {what}, and {most} are needed",
-                    "Each a whole file, one idea away from another.",
+                remedy = (
+                    "Each a whole file in another style."
+                    if right
+                    else f"./lockstep author bank add {name} FILE takes them."
                 )
+                yield Lack(name, where, f"{count} {what}, and {most} are needed", remedy)
     for entry in own:
-        said = entry.said("diagnosis")
-        where = entry.path.relative_to(course.root).as_posix()
-        if not entry.right and len(said) != 1:
-            yield Lack(name, where, "it does not say its diagnosis", "Begin with a line `# diagnosis: ID`.")
-        elif not entry.right and said[0] not in course.catalogue:
-            yield Lack(name, where, f"its diagnosis {said[0]!r} is unknown", "Add it to autograder/diagnoses.toml.")
-    told = {id for entry in every for key in ("diagnosis", "also") for id in entry.said(key)}
-    hostile = sorted((course.root / bank.FOLDER / "hostile").glob("**/*.py"))
-    told |= {id for path in hostile for id in bank.said(path, "verdict")}
-    for id in sorted(_ids_of(course, name) - told) if own else ():
+        if entry.mistake and entry.mistake.diagnosis not in course.catalogue:
+            what = f"the diagnosis {entry.mistake.diagnosis!r} of {entry.label} is unknown"
+            yield Lack(name, wrong, what, "Add it to autograder/diagnoses.toml.")
+    told = {id for entry in exam.entries if entry.mistake for id in (entry.mistake.diagnosis, *entry.mistake.also)}
+    for path in sorted((course.root / bank.FOLDER / "hostile").rglob("*.py")):
+        verdict = re.search(r"^# verdict: *(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        told |= set(re.split(r", *", verdict[1])) if verdict else set()
+    for id in sorted(_ids_of(course, name) - told) if own and not exam.problems else ():
         yield Lack(
             name,
-            (bank.FOLDER / "wrong" / name).as_posix(),
+            wrong,
             f"no wrong submission of any exercise shows the diagnosis {id!r}",
             "Write one, or take the diagnosis out of the checks.",
         )
+
+
+def _contract(course: Course, name: str, exam: bank.Exam, complete: bool) -> Iterator[Lack]:
+    """The ledger of its docstrings; looked into when the files that it speaks of are `complete`."""
+    where = contracts.place(course, name).relative_to(course.root).as_posix()
+    if "/" not in name and not contracts.place(course, name).is_file():
+        remedy = "CONTRIBUTING.md, “The contract ledger”, has its form."
+        yield Lack(name, where, "no ledger says which check holds which sentence of the docstrings", remedy)
+    for problem, remedy in contracts.problems(course, name, exam) if complete else ():
+        yield Lack(name, where, problem, remedy)
 
 
 def _chapter(course: Course, name: str) -> Iterator[Lack]:
@@ -210,10 +204,8 @@ def _chapter(course: Course, name: str) -> Iterator[Lack]:
     text = source.read_text(encoding="utf-8") if source.is_file() else ""
     told = rf"%check {re.escape(name)}\b" if "/" not in name else rf"\b{re.escape(name.partition('/')[0])}\b"
     if not re.search(told, text):
-        where = f"chapters/source/{chapter.name}.py"
-        yield Lack(
-            name, where, "the chapter does not lead to it", f"Add a cell with %check {name} where it is to be done."
-        )
+        remedy = f"Add a cell with %check {name} where it is to be done."
+        yield Lack(name, f"chapters/source/{chapter.name}.py", "the chapter does not lead to it", remedy)
 
 
 # Gradings ------------------------------------------------------------------------------------------------------------
@@ -221,65 +213,53 @@ def _chapter(course: Course, name: str) -> Iterator[Lack]:
 
 def _gradings(course: Course, name: str) -> Iterator[Lack]:
     solution = course.solutions / f"{name}.py"
-    report = grade(course, [name], solution)
+    report = grade(course, GradeRequest((name,), solution))
     where = f"solutions/{name}.py"
-    if not _passed(report):
-        yield Lack(
-            name, where, f"the solution does not pass: {_first_failure(report)}", "Mend the solution or the check."
-        )
+    failure = _failure(report)
+    if failure:
+        yield Lack(name, where, f"the solution does not pass: {failure}", "Fix the solution or the check.")
     with tempfile.TemporaryDirectory(prefix="lockstep-author-") as folder:
         stub = Path(folder) / f"{leaf(name)}.py"
         stub.write_text(make_stub(solution.read_text(encoding="utf-8"), name), encoding="utf-8")
         (stub.parent / "ticket.txt").write_text("1\n", encoding="utf-8")
-        report = grade(course, [name], stub)
+        report = grade(course, GradeRequest((name,), stub))
     for check in report.exercises[0].checks if report.exercises else ():
         if check.outcome is CheckOutcome.PASSED:
             where = course.checks(name).relative_to(course.root).as_posix()
-            yield Lack(
-                name, where, f"the untouched stub passes “{check.name}”", "Let the check ask for what is to be written."
-            )
+            remedy = "Let the check ask for what is to be written."
+            yield Lack(name, where, f"the untouched stub passes “{check.name}”", remedy)
 
 
-def _bank_gradings(course: Course, name: str) -> Iterator[Lack]:
-    for entry in bank.entries(course.root):
+def _bank_gradings(course: Course, name: str, entries: list[bank.Entry]) -> Iterator[Lack]:
+    for entry in entries:
         if entry.exercise != name:
             continue
-        where = entry.path.relative_to(course.root).as_posix()
+        where = entry.place.relative_to(course.root).as_posix()
         missing = entry.missing()
         if missing:
-            yield Lack(name, where, f"it was not graded here: {missing}", "Grade it on a machine that can.")
+            yield Lack(name, where, f"{entry.label} was not graded here: {missing}", "Grade it on a machine that can.")
             continue
         with tempfile.TemporaryDirectory(prefix="lockstep-author-") as folder:
-            report = grade(course, [name], entry.hand_in(course, Path(folder)), checks=entry.checks)
+            report = grade(course, GradeRequest((name,), entry.hand_in(course, Path(folder)), checks=entry.checks))
         found = [diagnosis.id for exercise in report.exercises for diagnosis in exercise.diagnoses]
-        if entry.right and not _passed(report, not entry.script):
-            yield Lack(
-                name,
-                where,
-                f"it is right and does not pass: {_first_failure(report, not entry.script)}",
-                "Mend the check.",
-            )
-        elif not entry.right and _passed(report, not entry.script):
-            yield Lack(
-                name, where, "it is wrong and passes", f"No check finds {entry.said('diagnosis')[0]}: write one."
-            )
-        elif not entry.right and found[:1] != entry.said("diagnosis"):
-            said = found[0] if found else "nothing"
-            wanted = entry.said("diagnosis")[0]
-            yield Lack(
-                name,
-                where,
-                f"it is told {said}, not {wanted}",
-                "Look at the order of the checks and of their findings.",
-            )
+        failure = _failure(report, without_script=not entry.script)
+        if entry.mistake is None and failure:
+            yield Lack(name, where, f"{entry.label} is right and does not pass: {failure}", "Fix the check.")
+        elif entry.mistake and not failure:
+            remedy = f"No check finds {entry.mistake.diagnosis}: write one."
+            yield Lack(name, where, f"{entry.label} is wrong and passes", remedy)
+        elif entry.mistake and found[:1] != [entry.mistake.diagnosis]:
+            what = f"{entry.label} gets the diagnosis {found[0] if found else 'nothing'}, not {entry.mistake.diagnosis}"
+            yield Lack(name, where, what, "Look at the order of the checks and of their findings.")
+        failed = {check.id for one in report.exercises for check in one.checks if check.diagnosis is not None}
+        for said, held_by in contracts.breached(course, name, entry) if failed else ():
+            if not failed & held_by:
+                what = f"{entry.label} breaches “{said}”, and passes {', '.join(sorted(held_by))}"
+                yield Lack(name, where, what, "Let that check notice it, or correct held_by or breached_by.")
 
 
-def _passed(report: Report, without_script: bool = False) -> bool:
-    """Whether all has passed that this machine can run."""
-    return bool(report.exercises) and not report.faults and bank.shortfall(report, without_script) is None
-
-
-def _first_failure(report: Report, without_script: bool = False) -> str:
+def _failure(report: Report, without_script: bool = False) -> str:
+    """What failed first of all that this machine can run; empty when all of it has passed."""
     if report.faults:
         return " ".join(line.strip() for line in report.faults[0].splitlines()[-3:] if line.strip())
     check = bank.shortfall(report, without_script)
@@ -287,7 +267,7 @@ def _first_failure(report: Report, without_script: bool = False) -> str:
         return f"“{check.name}”: {check.diagnosis.message.splitlines()[0]}"
     if check is not None:
         return f"“{check.name}” was not run: {check.reason}"
-    return "no check ran"
+    return "" if report.exercises else "no check ran"
 
 
 # The book ------------------------------------------------------------------------------------------------------------
@@ -301,20 +281,12 @@ def _book(course: Course, names: list[str]) -> Iterator[Lack]:
         for problem in form.problems(name, course.root):
             yield Lack(name, f"chapters/source/{name}.py", problem, "src/lockstep/authoring/form.py has the rules.")
     for name in chapters.stale(sources, course.root):
-        yield Lack(
-            name,
-            f"chapters/{name}.ipynb",
-            "the notebook holds other cells than its source",
-            f"./lockstep author chapters {name} runs the source and writes it.",
-        )
+        remedy = f"./lockstep author chapters {name} runs the source and writes it."
+        yield Lack(name, f"chapters/{name}.ipynb", "the notebook holds other cells than its source", remedy)
+    remedy = "Name the section and a cell that asserts or whose output is compared, or the reason why none can."
     try:
         problems = claims.problems(claims.read(course.root), course.root)
-    except claims.LedgerError as error:
+    except CourseError as error:
         problems = [str(error)]
     for problem in problems:
-        yield Lack(
-            "claims",
-            "chapters/claims.toml",
-            problem,
-            "Name the section and a cell that asserts or whose output is compared, or the reason why none can.",
-        )
+        yield Lack("claims", "chapters/claims.toml", problem, remedy)

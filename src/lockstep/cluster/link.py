@@ -61,8 +61,8 @@ def set_bandwidth(bandwidth: Rate | None) -> None:
         except FileNotFoundError:
             break
     raise RuntimeError(
-        "this process has no throttled link: start the run with a bandwidth (%%ranks 2 --bandwidth 1gbit, "
-        "./lockstep run --bandwidth 1gbit, or ranks.run(…, network=cluster.slow_link('1gbit')))"
+        "this process has no throttled link: start the run with one (ranks.run(…, network=cluster.slow_link('1gbit')), "
+        "or --bandwidth 1gbit)"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import json
 import os
 import select
 import signal
@@ -22,10 +21,11 @@ from typing import IO, Any
 from ..ranks import NotRun
 from ..ranks.client import child_environment
 from . import hosts, tools
+from .orders import Answer, Bandwidth, Cable, Kill, Order, Run, Shield, Signal, pack, unpack
 from .rate import Rate, bits_per_second
 
 STATUS = struct.Struct("i")
-"""How a command has ended, as the room tells it."""
+"""How a command has ended, as the namespace host tells it."""
 START_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 
@@ -69,7 +69,7 @@ class Process:
     def send_signal(self, number: int) -> None:
         """To this one process; what it has started goes on. `Nodes.kill` ends all there is on a node."""
         if self.poll() is None:
-            self._nodes._order("signal", pid=self.pid, number=int(number))
+            self._nodes._order(Signal(self.pid, int(number)))
 
     def terminate(self) -> None:
         """SIGTERM, which lets torchrun end its ranks."""
@@ -116,8 +116,8 @@ class Nodes:
         self._rules: dict[int, list[str]] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._room = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.cluster.room", str(theirs.fileno()), str(count), str(bits or 0)],
+            self._namespace_host = subprocess.Popen(
+                [sys.executable, "-m", "lockstep.cluster.namespace_host", str(theirs.fileno()), str(count), str(bits or 0)],
                 pass_fds=[theirs.fileno()], env=child_environment(), stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self._socket.settimeout(START_SECONDS)
@@ -141,16 +141,16 @@ class Nodes:
     @property
     def pid(self) -> int:
         """The process below which everything in the cluster runs."""
-        return self._room.pid
+        return self._namespace_host.pid
 
     def close(self) -> None:
         """End every process on every node, and the nodes. Twice is fine."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._room.wait(10)
-        if self._room.poll() is None:
-            self._room.kill()
-            self._room.wait()
+            self._namespace_host.wait(10)
+        if self._namespace_host.poll() is None:
+            self._namespace_host.kill()
+            self._namespace_host.wait()
 
     def run(
         self,
@@ -169,17 +169,19 @@ class Nodes:
         that cannot be started leaves with code 127, as in a shell, and its output says why. Raises IndexError for a
         node that there is not.
         """
-        self._check(node)
+        if node is not None:
+            self._check(node)
         printed = tempfile.TemporaryFile() if stdout is None else None  # noqa: SIM115 - it lives as long as the Process
         out = printed.fileno() if printed is not None else stdout if isinstance(stdout, int) else stdout.fileno()  # type: ignore[union-attr]
         ended, tell = os.pipe()
         with open(os.devnull, "rb") as nothing:
             source = nothing if stdin is None else stdin
             try:
-                pid = self._order(
-                    "run", [source.fileno(), out, out, tell], node=node, command=[os.fspath(part) for part in command],
-                    environment=dict(own_environment() if env is None else env), directory=os.path.abspath(cwd or os.getcwd()),
-                )  # fmt: skip
+                environment = dict(own_environment() if env is None else env)
+                order = Run(
+                    node, [os.fspath(part) for part in command], environment, os.path.abspath(cwd or os.getcwd())
+                )
+                pid = self._order(order, [source.fileno(), out, out, tell])
             except BaseException:
                 os.close(ended)
                 raise
@@ -192,27 +194,22 @@ class Nodes:
     def set_bandwidth(self, bandwidth: Rate | None, node: int | None = None) -> None:
         """From now on the link of a node, or every link, passes so much each way; None: as much as it can."""
         bits = None if bandwidth is None else bits_per_second(bandwidth)
-        for one in range(self.count) if node is None else [node]:
-            self._order("bandwidth", node=self._check(one), bits=bits)
+        for one in range(self.count) if node is None else [self._check(node)]:
+            self._order(Bandwidth(one, bits))
 
     def link_down(self, node: int) -> None:
         """Pull the node's cable: what is sent to it or from it is lost, and nobody is told."""
-        self._order("cable", node=self._check(node), up=False)
+        self._order(Cable(self._check(node), up=False))
 
     def link_up(self, node: int) -> None:
         """Put the cable back."""
-        self._order("cable", node=self._check(node), up=True)
+        self._order(Cable(self._check(node), up=True))
 
     def kill(self, node: int) -> int:
         """SIGKILL every process on a node; returns how many there were. Its kernel still says goodbye for them: their
         peers read "Connection reset by peer". The node itself stays, and can be given new commands.
         """
-        return int(self._order("kill", node=self._check(node)))
-
-    def power_off(self, node: int) -> int:
-        """As `kill`, but the cable goes first, so that nobody hears of it. `link_up` makes the node usable again."""
-        self.link_down(node)
-        return self.kill(node)
+        return self._order(Kill(self._check(node)))
 
     def block(self, node: int, *ports: int) -> None:
         """Let nothing in to these TCP ports of a node, on connections that are open too: a firewall that drops
@@ -233,30 +230,22 @@ class Nodes:
         """Open every port of a node."""
         self._shield(node, [])
 
-    def add_interface(self, node: int, name: str = "docker0", address: str = "172.17.0.1/16") -> None:
-        """Give a node one more interface, which leads nowhere, as Docker does. Give every node the same, and a program
-        that is told to use it (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME) finds an address that is right everywhere and
-        reaches nobody.
-        """
-        lines = [f"link add {name} type bridge", f"address add {address} dev {name}", f"link set {name} up"]
-        self._order("ip", node=self._check(node), lines=lines)
-
     def _shield(self, node: int, rules: list[str]) -> None:
-        self._order("shield", node=self._check(node), rules=rules)
+        self._order(Shield(self._check(node), rules))
         self._rules[node] = rules
 
-    # Talking to the room ---------------------------------------------------------------------------------------
+    # Talking to the namespace host -----------------------------------------------------------------------------------
 
-    def _check(self, node: int | None) -> int | None:
-        if node is not None and not 0 <= node < self.count:
+    def _check(self, node: int) -> int:
+        if not 0 <= node < self.count:
             raise IndexError(f"there is no node {node}; there are 0 to {self.count - 1}")
         return node
 
-    def _order(self, do: str, descriptors: Sequence[int] = (), **details: Any) -> Any:
-        with self._lock, tempfile.TemporaryFile() as order:
-            order.write(json.dumps({"do": do, **details}).encode())
-            order.flush()
-            sent = array.array("i", [order.fileno(), *descriptors])
+    def _order(self, order: Order, descriptors: Sequence[int] = ()) -> int:
+        with self._lock, tempfile.TemporaryFile() as written:
+            written.write(pack(order))
+            written.flush()
+            sent = array.array("i", [written.fileno(), *descriptors])
             try:
                 self._socket.settimeout(ANSWER_SECONDS)
                 self._socket.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
@@ -264,7 +253,7 @@ class Nodes:
                 raise ClusterError(f"the cluster is gone: {error}") from None
             return self._answer()
 
-    def _answer(self) -> Any:
+    def _answer(self) -> int:
         try:
             data = self._socket.recv(1 << 16)
         except TimeoutError:
@@ -273,10 +262,10 @@ class Nodes:
             data = b""
         if not data:
             raise ClusterError("the cluster is gone")
-        answer = json.loads(data)
-        if "failed" in answer:
-            raise ClusterError(answer["failed"])
-        return answer["done"]
+        answer: Answer = unpack(data, Answer)
+        if answer.failed:
+            raise ClusterError(answer.failed)
+        return answer.done or 0
 
 
 def _port(port: int) -> int:

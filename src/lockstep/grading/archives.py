@@ -1,9 +1,9 @@
-"""Folders, zips and tars of strangers, read member by member: names and bytes come out, nothing is ever unpacked.
+"""Strangers' folders, zips and tars, read member by member: names and bytes come out, nothing is ever unpacked.
 
-Everything in an archive is a claim: sizes in headers, names, kinds, the count of members. So nothing is believed.
-What is read is counted while it is read, against a `Budget`; a link, a device or a pipe is a kind of member and never
-followed or opened; a name is split into parts and checked before anybody sees it. A zip's members are read only when
-asked for, so a bomb that nobody asks for is never inflated. A tar has to be inflated in order; it is counted.
+Everything in an archive is a claim: sizes in headers, names, kinds, the number of members. None of it is trusted.
+What is read is counted while it is read, against a `Budget`. A link, a device or a pipe is a kind of member and never
+followed or opened. A name is split into parts and checked before anything else. A zip's members are read only when
+asked for, so a bomb in it is never inflated. A tar has to be inflated in order, and is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 import stat
 import struct
 import tarfile
-import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,14 +25,16 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from .text import visible
+
 SUFFIXES = (".zip", ".tar", ".tgz", ".txz", ".tar.gz", ".tar.xz")
-# Other people's files: what editors, systems and version control leave. Never looked into, and nobody is told.
+# What editors, systems and version control leave: never looked at, and never mentioned.
 JUNK = frozenset({"__MACOSX", "__pycache__", "node_modules", "site-packages", "venv"})
 HIDDEN = frozenset(
     {".DS_Store", ".git", ".github", ".gitignore", ".idea", ".ipynb_checkpoints", ".lockstep", ".venv", ".vscode"}
 )
 CHUNK = 1 << 16
-MOST_ENTRIES = 200_000  # of one folder that are looked at; far more than any account allows
+MOST_ENTRIES = 200_000  # of one folder that are looked at; far more than any budget allows
 # What the standard library raises at archives that are damaged, on purpose or not.
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError,
           OverflowError, NotImplementedError, RuntimeError)  # fmt: skip
@@ -41,15 +42,15 @@ SIGNATURE = b"PK\x01\x02"  # every entry of a zip's directory begins with it
 
 
 class Refused(Exception):
-    """What is here must not be read on. The message is one readable line."""
+    """What is here must not be read further. The message is one readable line."""
 
 
 class Overdrawn(Refused):
-    """The account is spent: nothing more is read for this learner."""
+    """The budget is spent: nothing more is read for this learner."""
 
 
 class Kind(Enum):
-    """What a member says that it is."""
+    """What a member claims to be."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -58,11 +59,11 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """One name in a folder or an archive.
 
     `read(limit)` gives its bytes, at most `limit` + 1; it is valid until the next member. `problem` says what is wrong
-    with the name itself: such a member is not to be read, and `parts` only tell in whose folder it pretends to be.
+    with the name itself: such a member is not to be read, and `parts` only tell whose folder it claims to be in.
     """
 
     parts: tuple[str, ...]
@@ -83,19 +84,19 @@ class Budget:
     header_bytes: int = 1 << 18  # Python 3.11's tarfile takes 0.1 s for 8 KiB made to be slow
 
     def count_member(self) -> None:
-        """One more name."""
+        """Count one more name."""
         self.members -= 1
         if self.members < 0:
             raise Overdrawn("holds too many files: hand in the exercises' files alone")
 
     def count_bytes(self, count: int) -> None:
-        """So many bytes more were inflated or read."""
+        """Count bytes that were inflated or read."""
         self.bytes -= count
         if self.bytes < 0:
             raise Overdrawn("unpacks to too many bytes: hand in the exercises' files alone")
 
     def count_header(self, count: int) -> None:
-        """So many bytes more of names and attributes in a tar."""
+        """Count bytes of names and attributes in a tar."""
         self.header_bytes -= count
         if count > 8192 or self.header_bytes < 0:
             raise Overdrawn("has a tar header of unreasonable length")
@@ -108,17 +109,14 @@ class Budget:
 
 def printable(text: str, width: int = 80) -> str:
     """A stranger's name made safe to show: control, direction and undecodable characters escaped, the middle cut."""
-    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    shown = "".join(
-        c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c for c in text[: 4 * width]
-    )
+    shown = visible(text[: 4 * width])
     if len(text) > 4 * width:
         shown += "…" + text[-1:].encode("unicode_escape").decode()
     return shown if len(shown) <= width else f"{shown[: width * 2 // 3]}…{shown[-width // 4 :]}"
 
 
 def split(name: str) -> tuple[tuple[str, ...], str]:
-    """An archive's member name as parts, and what is wrong with it: it points outside, or is no path at all."""
+    """An archive's member name as parts, and what is wrong with it, if it points outside or is no path at all."""
     path = name.replace("\\", "/")
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if path.startswith("/") or re.match(r"[A-Za-z]:", path):
@@ -136,17 +134,17 @@ def is_archive(name: str) -> bool:
 
 
 def is_junk(parts: tuple[str, ...]) -> bool:
-    """True for what nobody handed in on purpose: hidden files and folders, caches, environments."""
+    """True for what no learner handed in on purpose: hidden files and folders, caches, environments."""
     return any(part in JUNK or part.startswith(".") for part in parts)
 
 
 def is_litter(name: str) -> bool:
-    """The same beside the learners' folders, where a leading dot alone may be a learner's own joke."""
+    """The same at the level of the learners' folders, where a leading dot may be part of a learner's name."""
     return name in JUNK or name in HIDDEN or name.startswith("._")
 
 
-def members(file: IO[bytes], budget: Budget) -> Iterator[Member]:
-    """The members of an archive, told by its first bytes and not by its name, in the archive's order."""
+def members(file: IO[bytes], budget: Budget) -> Iterator[ArchiveMember]:
+    """The members of an archive, in its order. Its first bytes say what it is, not its name."""
     file.seek(0)
     start = file.read(6)
     file.seek(0)
@@ -156,8 +154,8 @@ def members(file: IO[bytes], budget: Budget) -> Iterator[Member]:
         yield from _tar_members(_Inflated(file, start, budget), budget)
 
 
-def folder_members(root: Path, descend: Callable[[tuple[str, ...]], bool]) -> Iterator[Member]:
-    """What lies in a folder, sorted, links not followed. `descend` says whether to look into a folder in it."""
+def folder_members(root: Path, descend: Callable[[tuple[str, ...]], bool]) -> Iterator[ArchiveMember]:
+    """What is in a folder, sorted; links are not followed. `descend` says whether to look into a folder in it."""
     waiting: list[tuple[str, ...]] = [()]
     while waiting:
         where = waiting.pop()
@@ -170,7 +168,7 @@ def folder_members(root: Path, descend: Callable[[tuple[str, ...]], bool]) -> It
         for entry in entries:
             parts = (*where, entry.name)
             mode = entry.stat(follow_symlinks=False).st_mode
-            yield Member(parts, _kind(mode), partial(_read_file, entry.path))
+            yield ArchiveMember(parts, _kind(mode), partial(_read_file, entry.path))
             if stat.S_ISDIR(mode) and descend(parts):
                 folders.append(parts)
         waiting += reversed(folders)
@@ -196,7 +194,7 @@ def _read_file(path: str, limit: int) -> bytes:
 # Zips
 
 
-def _zip_members(file: IO[bytes], budget: Budget) -> Iterator[Member]:
+def _zip_members(file: IO[bytes], budget: Budget) -> Iterator[ArchiveMember]:
     if _signatures(file, budget.members) > budget.members:
         raise Refused("holds too many files: hand in the exercises' files alone")
     try:
@@ -211,11 +209,11 @@ def _zip_members(file: IO[bytes], budget: Budget) -> Iterator[Member]:
             kind = Kind.FOLDER if info.is_dir() else _kind(info.external_attr >> 16)
             if problem or 0 < len(parts) <= budget.depth:
                 read = partial(_read_zipped, archive, info, budget)
-                yield Member(parts, kind, read, problem)
+                yield ArchiveMember(parts, kind, read, problem)
 
 
 def _signatures(file: IO[bytes], most: int) -> int:
-    """At least as many as the zip has entries: looked at before anything is made of them. Stops above `most`."""
+    """At least as many as the zip has entries, counted before zipfile reads them. Stops above `most`."""
     count, tail = 0, b""
     while count <= most and (chunk := file.read(1 << 20)):
         count += (tail + chunk).count(SIGNATURE)
@@ -225,7 +223,7 @@ def _signatures(file: IO[bytes], most: int) -> int:
 
 
 def _refuse_overlaps(archive: zipfile.ZipFile) -> None:
-    """Members that share their bytes are a bomb, or an archive that two readers read differently."""
+    """Members that share their bytes are a bomb, or an archive that two programs read differently."""
     end = 0
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         if info.header_offset < end:
@@ -256,7 +254,7 @@ def _read_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget
 
 
 class _Inflated(io.RawIOBase):
-    """A tar's bytes out of gzip, xz or nothing, counted as they come."""
+    """A tar's bytes, from gzip, xz or as they are, counted as they are read."""
 
     def __init__(self, file: IO[bytes], start: bytes, budget: Budget) -> None:
         self._file, self._budget = file, budget
@@ -307,9 +305,9 @@ class _Inflated(io.RawIOBase):
                 return out
 
 
-def _tar_members(stream: _Inflated, budget: Budget) -> Iterator[Member]:
+def _tar_members(stream: _Inflated, budget: Budget) -> Iterator[ArchiveMember]:
     class Header(tarfile.TarInfo):
-        """Says no to headers that only an attacker writes, before tarfile reads what they announce."""
+        """Refuses headers that only an attacker writes, before tarfile reads what they announce."""
 
         @classmethod
         def frombuf(cls, *arguments: Any, **keywords: Any) -> Header:
@@ -328,7 +326,7 @@ def _tar_members(stream: _Inflated, budget: Budget) -> Iterator[Member]:
                 budget.count_member()
                 parts, problem = split(info.name)
                 if problem or 0 < len(parts) <= budget.depth:
-                    yield Member(parts, _tar_kind(info), partial(_read_tarred, archive, info), problem)
+                    yield ArchiveMember(parts, _tar_kind(info), partial(_read_tarred, archive, info), problem)
     except BROKEN as error:
         raise Refused(f"is no tar or zip that can be read ({printable(str(error))})") from None
 
@@ -345,5 +343,5 @@ def _read_tarred(archive: tarfile.TarFile, info: tarfile.TarInfo, limit: int) ->
     try:
         file = archive.extractfile(info)
         return file.read(min(limit + 1, info.size)) if file else b""
-    except BROKEN as error:  # the end of a file that was cut off among them
+    except BROKEN as error:  # also for a file that was cut off
         raise Refused(f"cannot be unpacked ({printable(str(error))})") from None

@@ -1,15 +1,15 @@
-"""A class is graded: everybody's work taken in, each learner graded by a warm process, every result kept as it comes.
+"""Grading a class: take in everybody's work, grade each learner in a warm process, keep every result as it comes.
 
 Theory of operation. The engine, this process, imports no torch and runs no submission. It has N threads, each with a
-`Worker`: a process that has imported torch and the checks once, and grades one submission after the other. No code of a
-submission runs in a worker either: its ranks do, forked anew for every run, and what comes back from them is data.
+`Worker`: a process that has imported torch and the checks once and grades one submission after another. No code of a
+submission runs in a worker either: it runs in ranks, forked for every run, and what comes back from them is data.
 
-- A grading that breaks on our side (a worker that dies or outlives the deadline, a check of ours that raises) is a fault.
-  Its worker is replaced, and it is tried twice more; then it is reported as a fault, and costs no points.
+- A grading that breaks on our side (a worker that dies or outlives the deadline, a check that raises) is a fault. Its
+  worker is replaced, and it is tried twice more. Then it is reported as a fault, which costs no points.
 - Every result is in its file before the next grading begins. The engine may be killed at any instant: its workers see
-  their pipe close and end, and their ranks with them; the same command goes on where it was (`store`).
-- A learner's inputs are drawn from the class's seed and the learner's id, so neither the order of gradings nor how many
-  run at once decides anything.
+  their pipe close and end, and their ranks with them. The same command continues from there (`store`).
+- A learner's inputs are drawn from the class's seed and the learner's id, so results depend neither on the order of
+  gradings nor on how many run at once.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..course import Course, CourseError, nearest
 from ..ranks.processes import cores
 from . import isolation
 from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, seed_of
-from .course import Course, CourseError, nearest
+from .grade import versions
 from .intake import Handed, take_in
 from .isolation import Tier
-from .run import versions
-from .store import Plan, Store, stamp
+from .request import CheckLists, GradeRequest
+from .stamp import stamp
+from .store import Plan, Store
 from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from .worker import Worker
 
 TRIES = 3
 LIFE = 100
-"""So many learners for one worker process: whatever might grow in it, starts anew then."""
+"""Learners that one worker process grades: then it is replaced, with whatever has grown in it."""
 SECONDS = 600.0
 SECONDS_AN_EXERCISE = 120.0
 WORKER_BYTES = 2 << 30
-"""Memory for one worker and what it grades: 0.6 GiB without a submission's own, by `benchmarks/grading.py --parts memory`."""
+"""Memory for a worker and what it grades: 0.6 GiB without the submission's (`benchmarks/grading.py --parts memory`)."""
 
-Listener = Callable[[Learner], None]
-Outline = dict[str, tuple[tuple[str, str], ...]]
+OnLearner = Callable[[Learner], None]
+"""Called with each learner whose grading has ended."""
 
 
 class Unisolated(CourseError):
-    """Bulk grading of strangers' code was asked for where nothing keeps it apart from this machine."""
+    """Strangers' code is to be graded where nothing keeps it apart from this machine."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a teacher asks for. `only` are learners to grade again whatever results there are; `again` is for everybody."""
+class ClassRequest:
+    """What a teacher asks for. `only` are learners to grade again, whatever results there are; `again` is for all."""
 
     exercises: tuple[str, ...] | None = None
     seed: int | None = None
@@ -65,7 +67,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Grading:
-    """A class that is taken in: what it is graded with, who is in it."""
+    """A class that has been taken in: what it is graded with, and who is in it."""
 
     course: Course
     store: Store
@@ -74,23 +76,23 @@ class Grading:
     tier: Tier
 
     def exercises(self, handed: Handed) -> tuple[str, ...]:
-        """What this learner handed in of what was asked for, in the course's order."""
+        """What this learner handed in of what was asked for, in the course's request."""
         there = (name for name in self.course.names if f"{name}.py" in handed.files)
         return tuple(name for name in there if self.plan.exercises is None or name in self.plan.exercises)
 
     def missing(self, handed: Handed) -> tuple[str, ...]:
-        """What was asked for and not handed in. A learner with nothing that can be graded is told so instead."""
+        """What was asked for and not handed in; nothing for a learner who has nothing that can be graded at all."""
         if self.plan.exercises is None or not handed.files:
             return ()
         there = self.exercises(handed)
         return tuple(name for name in self.plan.exercises if name not in there)
 
     def pending(self) -> list[Handed]:
-        """Those whose grading is still to be done; one that ended in a fault of ours is."""
+        """Those still to be graded, including those whose grading ended in a fault of ours."""
         return [handed for handed in self.roster if (known := self.known(handed)) is None or known.faulty]
 
     def known(self, handed: Handed) -> Learner | None:
-        """This learner's grading, if it stands."""
+        """This learner's grading, if there is one that still counts."""
         return self.store.get(self.plan, handed)
 
     def result(self) -> ClassResult | None:
@@ -101,32 +103,30 @@ class Grading:
             return None
         most = {result.name: result.max_score for learner in graded for result in learner.exercises}
         names = self.plan.exercises or tuple(name for name in self.course.names if name in most)
-        return ClassResult(
-            self.plan.seed, names, graded, self.plan.versions, self.tier.said, self.plan.device, most
-        )  # fmt: skip
+        return ClassResult(self.plan.seed, names, graded, self.plan.versions, self.tier.said, self.plan.device, most)
 
 
 # Taking in ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def opened(course: Course, source: Path, out: Path, order: Order, taken: bool = False) -> Iterator[Grading]:
-    """Take in the submissions and hold `out` for this grading, begun now or at an earlier time. `taken` leaves what was
-    taken in then as it is, for others who are reading it.
+def opened(course: Course, source: Path, out: Path, request: ClassRequest, taken: bool = False) -> Iterator[Grading]:
+    """Take in the submissions and hold `out` for this grading, which may have been started earlier. With `taken`, what
+    was taken in then is left as it is, for the processes that are reading it.
 
-    Raises CourseError when that cannot be: an exercise or learner that is not there, a download that cannot be read, a
-    folder that belongs to something else, or a grading in it that was begun otherwise; and Unisolated.
+    Raises CourseError for an exercise or learner that does not exist, a download that cannot be read, and a folder with
+    other things in it or a grading that was started differently; and Unisolated.
     """
-    asked = tuple(course.require(list(order.exercises))) if order.exercises is not None else None
+    asked = tuple(course.require(request.exercises)) if request.exercises is not None else None
     found = isolation.tier()
-    refuse_unisolated(found, order.allow_unisolated)
+    refuse_unisolated(found, request.allow_unisolated)
     _refuse_nested(source, out)
     store = Store(out.resolve())
     with store.locked():
         known = store.plan()
-        seed = order.seed if order.seed is not None else known.seed if known else secrets.randbelow(1 << 31)
-        plan = Plan(seed, asked, order.device, stamp(course), versions())
-        if known is not None and not order.again:
+        seed = request.seed if request.seed is not None else known.seed if known else secrets.randbelow(1 << 31)
+        plan = Plan(seed, asked, request.device, stamp(course), versions())
+        if known is not None and not request.again:
             _refuse_mixing(known, plan, out)
         if known != plan:
             store.begin(plan)
@@ -140,22 +140,24 @@ def opened(course: Course, source: Path, out: Path, order: Order, taken: bool = 
             if known is None:
                 store.withdraw()
             raise
-        if not order.again:
+        if not request.again:
             _refuse_losing(store, roster, source, out)
         store.put_roster(roster)
         ids = {handed.id for handed in roster}
-        for id in order.only:
+        for id in request.only:
             if id not in ids:
                 near = nearest(id, ids)
                 hint = f"did you mean {near}?" if near else f"roster.json in {out} has them all"
                 raise CourseError(f"there is no learner {id!r}: {hint}")
-        store.forget(None if order.again and not order.only else order.only)
+        store.forget(None if request.again and not request.only else request.only)
         yield Grading(course, store, plan, roster, found)
 
 
 def reopened(course: Course, out: Path, allow_unisolated: bool) -> Grading:
-    """The grading that another process has begun in `out` and holds. Raises CourseError where there is none, or where this
-    machine's checks or versions are others than its."""  # fmt: skip
+    """The grading that another process has started in `out` and holds.
+
+    Raises CourseError when there is none, or when this machine's checks or versions differ from those of the grading.
+    """
     store = Store(out.resolve())
     plan = store.plan()
     if plan is None:
@@ -227,71 +229,71 @@ def carry_out(
     grading: Grading,
     pending: Sequence[Handed],
     jobs: int,
-    listen: Listener,
+    on_learner: OnLearner,
     *,
     worker: Callable[[], Worker] = Worker,
     seconds: float = SECONDS,
 ) -> None:
-    """Grade these learners, so many at once; each is in its file when `listen` is told.
+    """Grade these learners, `jobs` at once. Each result is in its file before `on_learner` is called.
 
-    A KeyboardInterrupt ends the workers and whatever they run. `seconds` is the deadline of one grading, to which each of
-    its exercises adds SECONDS_AN_EXERCISE.
+    A KeyboardInterrupt ends the workers and whatever they run. `seconds` is the deadline of one grading; each of its
+    exercises adds SECONDS_AN_EXERCISE to that.
     """
     todo: queue.SimpleQueue[Handed] = queue.SimpleQueue()
     for handed in pending:
         todo.put(handed)
     done: queue.SimpleQueue[Learner | BaseException] = queue.SimpleQueue()
-    outline = _Outline(grading)
-    hands = [_Hand(grading, todo, done, outline, worker, seconds) for _ in range(min(jobs, len(pending)))]
-    for hand in hands:
-        hand.start()
+    checks = _CheckLists(grading)
+    threads = [_WorkerThread(grading, todo, done, checks, worker, seconds) for _ in range(min(jobs, len(pending)))]
+    for thread in threads:
+        thread.start()
     try:
         for _ in pending:
             found = done.get()
             if isinstance(found, BaseException):
                 raise found
-            listen(found)
+            on_learner(found)
     except BaseException:
-        for hand in hands:
-            hand.ending = True
-        for hand in hands:
-            hand.end()
+        for thread in threads:
+            thread.ending = True
+        for thread in threads:
+            thread.end()
         raise
-    for hand in hands:
-        hand.join()
+    for thread in threads:
+        thread.join()
 
 
-class _Outline:
-    """The checks of exercises that somebody did not hand in; asked for once, of the first worker that needs them."""
+class _CheckLists:
+    """The checks of exercises that a learner did not hand in; asked for once, by the first thread that needs them."""
 
     def __init__(self, grading: Grading) -> None:
         self.course = grading.course
         self.names = sorted({name for handed in grading.roster for name in grading.missing(handed)})
         self.lock = threading.Lock()
-        self.known: Outline = {}
+        self.known: CheckLists = {}
 
-    def of(self, names: Sequence[str], worker: Worker) -> Outline:
-        """The checks of these, each as id and name."""
+    def of(self, names: Sequence[str], worker: Worker) -> CheckLists:
+        """The checks of these exercises."""
         with self.lock:
             if names and not self.known:
-                self.known = worker.outline(self.course, self.names)
+                self.known = worker.list_checks(self.course, self.names)
         return {name: self.known[name] for name in names}
 
 
-class _Hand(threading.Thread):
-    """One worker and who gives it its work."""
+class _WorkerThread(threading.Thread):
+    """Gives one worker its work."""
 
     def __init__(
         self,
         grading: Grading,
         todo: queue.SimpleQueue[Handed],
         done: queue.SimpleQueue[Learner | BaseException],
-        outline: _Outline,
+        checks: _CheckLists,
         worker: Callable[[], Worker],
         seconds: float,
     ) -> None:
         super().__init__(daemon=True)
-        self.grading, self.todo, self.done, self.outline, self.seconds = grading, todo, done, outline, seconds
+        self.grading, self.todo, self.done, self.checks, self.seconds = grading, todo, done, checks, seconds
         self.make = worker
         self.worker = worker()
         self.served = 0
@@ -306,17 +308,17 @@ class _Hand(threading.Thread):
                 except queue.Empty:
                     break
                 learner = self._grade(handed)
-                if self.ending:  # what its worker said when it was killed is no result
+                if self.ending:  # what a worker says when it is killed is no result
                     break
                 self.grading.store.put(self.grading.plan, learner)
                 self.done.put(learner)
-        except BaseException as error:  # a full disk, a folder that is gone: told where it can be seen
+        except BaseException as error:  # a full disk, a folder that is gone: reported by the main thread
             self.done.put(error)
         finally:
             self.worker.stop()
 
     def end(self) -> None:
-        """Stop now: the worker goes, also one that is only just being started."""
+        """Stop now, and end the worker, even one that is only just starting."""
         self.ending = True
         while self.is_alive():
             self.worker.kill()
@@ -338,7 +340,7 @@ class _Hand(threading.Thread):
         for attempt in range(1, TRIES + 1):
             began = time.monotonic()
             report = self._report(learner, names)
-            learner = replace(learner, report=report, attempts=attempt, seconds=time.monotonic() - began)
+            learner = replace(learner, report=report, attempts=attempt, seconds=round(time.monotonic() - began, 3))
             self.served += 1
             if report.faults or self.served >= LIFE:
                 self.worker.stop()
@@ -361,17 +363,11 @@ class _Hand(threading.Thread):
         timer.daemon = True
         timer.start()
         try:
-            absent = self.outline.of(learner.missing, self.worker)
+            absent = self.checks.of(learner.missing, self.worker)
             if names:
-                report = self.worker.grade(
-                    course,
-                    list(names),
-                    folder,
-                    device=plan.device,
-                    seed=learner.seed,
-                    isolation=self.grading.tier.name,
-                    directory=folder,
-                )
+                tier = self.grading.tier.name
+                request = GradeRequest(tuple(names), folder, learner.seed, plan.device, tier, directory=folder)
+                report = self.worker.grade(course, request)
         except CourseError as error:
             return replace(report, faults=(str(error),))
         finally:
@@ -390,12 +386,12 @@ class _Hand(threading.Thread):
 
 
 def _absent(name: str, checks: Sequence[tuple[str, str]]) -> ExerciseResult:
-    """An exercise that was asked for and not handed in: all its points are there to be had, and none is given."""
+    """An exercise that was asked for and not handed in: no point of all that it gives."""
     results = (CheckResult(title, id, CheckOutcome.NOT_RUN, reason=NOT_HANDED_IN) for id, title in checks)
     return ExerciseResult(name, tuple(results))
 
 
 def default_jobs() -> int:
-    """One worker for each core that this process may use, as far as the machine's memory goes."""
+    """One worker for each core that this process may use, as far as the machine's memory allows."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(cores(), memory // WORKER_BYTES))

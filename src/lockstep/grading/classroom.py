@@ -1,7 +1,6 @@
-"""A graded class as data: what the engine concludes and every writer of a class's files is given.
+"""A graded class as data, from which every writer of a class's files draws (`writers.WRITERS`).
 
-`bulk.grade_class` makes a `ClassResult`; the writers (`writers.WRITERS`) draw from it and from nothing else. Whatever a
-submission said, and whatever a download called its owner, is in here as text: each writer makes it harmless.
+What a submission said and what a download called its owner are in here as text: each writer makes that harmless.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NOT_HANDED_IN = "not handed in"
 """The reason of a check that was not run because its exercise's file is missing."""
 
 
-class Outcome(str, Enum):
+class GradingOutcome(str, Enum):
     """How one learner's grading ended. A fault is ours: no points are counted, and none are lost."""
 
     GRADED = "graded"
@@ -31,11 +30,11 @@ class Outcome(str, Enum):
 class Learner:
     """One learner's grading.
 
-    `report` is None when nothing was handed in that could be graded; `handed.refused` says why. `report.faults` are ours,
-    and left after `attempts` tries; its exercises, if any, must not be counted then. An exercise that was asked for and is
-    missing (`missing`) is in the report with all its checks not run, for the reason `NOT_HANDED_IN`. `seconds` is the wall
-    time of the last attempt, `isolation` how the submission was kept apart, `digest` a hash of what was handed in, `seed`
-    what this learner's inputs were drawn from.
+    `report` is None when nothing was handed in that could be graded; `handed.refused` says why. `report.faults` are
+    ours and remained after `attempts` tries; exercises do not count then. An exercise that was asked for and is
+    `missing` is in the report with all its checks not run, for the reason `NOT_HANDED_IN`. `seconds` is the wall time
+    of the last attempt, `isolation` how the submission was kept apart, `digest` a hash of what was handed in, and
+    `seed` what this learner's inputs were drawn from.
     """
 
     handed: Handed
@@ -53,26 +52,26 @@ class Learner:
         return self.handed.id
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> GradingOutcome:
         """Graded, nothing to grade, or a fault of ours."""
         if self.report is None:
-            return Outcome.NOTHING
-        return Outcome.FAULT if self.report.faults else Outcome.GRADED
+            return GradingOutcome.NOTHING
+        return GradingOutcome.FAULT if self.report.faults else GradingOutcome.GRADED
 
     @property
     def faulty(self) -> bool:
         """True when this grading broke on our side."""
-        return self.outcome is Outcome.FAULT
+        return self.outcome is GradingOutcome.FAULT
 
     @property
     def exercises(self) -> tuple[ExerciseResult, ...]:
-        """What counts: empty after a fault of ours and where nothing could be graded."""
+        """What counts: empty after a fault of ours and when nothing could be graded."""
         return self.report.exercises if self.report is not None and not self.report.faults else ()
 
     @property
     def score(self) -> int | None:
         """Points in all; None after a fault of ours."""
-        return None if self.outcome is Outcome.FAULT else sum(result.score for result in self.exercises)
+        return None if self.faulty else sum(result.score for result in self.exercises)
 
     @property
     def max_score(self) -> int:
@@ -107,22 +106,22 @@ class ClassResult:
     @property
     def faults(self) -> tuple[Learner, ...]:
         """Those whose grading broke on our side."""
-        return tuple(learner for learner in self.learners if learner.outcome is Outcome.FAULT)
+        return tuple(learner for learner in self.learners if learner.faulty)
 
     @property
     def frequent(self) -> tuple[tuple[str, int], ...]:
-        """Each diagnosis and how many learners got it, the most frequent first."""
+        """Each diagnosis and how many learners received it, the most frequent first."""
         count = Counter(id for learner in self.learners for id in learner.diagnoses)
         return tuple(sorted(count.items(), key=lambda item: (-item[1], item[0])))
 
     @property
     def exit_code(self) -> int:
-        """0 when every grading came to its end, 1 when one had a fault of ours."""
+        """0 when every grading was completed, 1 when one had a fault of ours."""
         return 1 if self.faults else 0
 
 
 def seed_of(class_seed: int, learner: str) -> int:
-    """The seed of one learner's inputs, from 0 to 2³¹ − 1: the same whoever else is in the class."""
+    """The seed of one learner's inputs, from 0 to 2³¹ − 1, whoever else is in the class."""
     return int.from_bytes(hashlib.sha256(f"{class_seed}/{learner}".encode()).digest()[:4], "big") >> 1
 
 

@@ -1,14 +1,15 @@
-"""Taking in: from what a teacher has to what can be graded.
+"""Taking in submissions: from what a teacher has downloaded to what can be graded.
 
-`take_in` reads a folder of folders, a folder of files, or a zip or tar as Gradescope, Moodle, Canvas and GitHub Classroom
-give them, and leaves one clean folder a learner: files of the course's own names, copied byte by byte, and nothing else.
+`take_in` reads a folder of folders, a folder of files, or a zip or tar from Gradescope, Moodle, Canvas or GitHub
+Classroom. It leaves one clean folder for each learner: files with the course's own names, copied byte by byte, and
+nothing else.
 
-Theory of operation. Four modules share the work. `archives` reads what strangers wrote and bounds it; `layout` and
-`learners` say whose a path is; this one decides what is taken. No name from a download ever becomes a path: what is
-written is called by the course's own names below a folder of a made-up id. Nothing is executed, imported, unpickled or
-followed. The download is gone through twice, first for the names alone, to see how it is laid out and who is in it.
-Each learner has an account of their own (`Budget`), so one who overdraws it is refused and the others are not touched;
-only a download that is itself broken stops everything, with `IntakeError`.
+Theory of operation. Four modules share the work. `archives` reads what strangers wrote, within limits; `layout` and
+`learners` say whose a path is; this one decides what is taken. No name from a download ever becomes a path: files are
+written under the course's own names, into a folder named by a made-up id. Nothing is executed, imported, unpickled or
+followed. The download is read twice, first for the names alone, to see how it is laid out and who is in it. Each
+learner has a budget (`Budget`). One who exceeds it is refused, and the others are not affected; only a download that
+is itself broken stops everything, with `IntakeError`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,19 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from .archives import Budget, Kind, Member, Overdrawn, Refused, is_archive, is_junk, is_litter, members, printable
-from .course import Course, leaf
+from ..course import Course, leaf
+from .archives import (
+    ArchiveMember,
+    Budget,
+    Kind,
+    Overdrawn,
+    Refused,
+    is_archive,
+    is_junk,
+    is_litter,
+    members,
+    printable,
+)
 from .layout import NOT_THEIRS, IntakeError, Layout, read
 from .learners import METADATA, Claim, Owner, metadata
 from .submission import MAX_BYTES
@@ -36,15 +48,17 @@ EXTRAS = ("clinic/ticket.txt", "train.sbatch")
 NESTING = 2  # a learner's archive, and one in it
 LINES = 12  # of what is said of one learner
 METADATA_BYTES = 64 << 20
+Parts = tuple[str, ...]  # of a path
+_Known = tuple[str, int]  # an exercise's file, and the number after the name that it was handed in under
 
 
 @dataclass(frozen=True)
 class Handed:
     """What one learner handed in, as far as it can be graded.
 
-    `id` is stable, unique and safe as a file name; `shown` is the name as the download gives it, made printable. `folder`
-    holds `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what was not
-    taken and should have been, and `notes` what was left aside or chosen. No files and a refusal: nothing can be graded.
+    `id` is stable, unique and safe as a file name; `shown` is the name in the download, made printable. `folder` holds
+    `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what could not be
+    taken, `notes` what was left out or chosen. No files and a refusal: nothing can be graded.
     """
 
     id: str
@@ -75,8 +89,8 @@ class _Expected:
         """From a name without folders to the file; the first in the course's order where two share one."""
         return {leaf(file): file for file in reversed(self.files)}
 
-    def find(self, parts: tuple[str, ...]) -> tuple[str, int] | None:
-        """The file that a path stands for and the number that an LMS or a browser put behind its name, else None."""
+    def find(self, parts: Parts) -> _Known | None:
+        """The file that a path stands for, and the number that an LMS or a browser added to its name; else None."""
         exact = "/".join(parts[-2:])
         if exact in self.files:
             return exact, 0
@@ -93,9 +107,8 @@ class _Expected:
 class _Candidate:
     """A file for an exercise; that with the greatest `rank` is taken, and among equals the first by its name."""
 
-    rank: tuple[
-        int, int, int, int
-    ]  # in exercises/, the upload's number, the number behind the name, how near to the top
+    # In exercises/, the upload's number, the number after the name, how near to the top.
+    rank: tuple[int, int, int, int]
     shown: str
     digest: bytes
 
@@ -107,7 +120,7 @@ class _Candidate:
 
 @dataclass
 class _Gathering:
-    """One learner's account while the download is read."""
+    """One learner's work while the download is read."""
 
     owner: Owner
     id: str
@@ -125,8 +138,8 @@ class _Gathering:
     beside: dict[str, None] = field(default_factory=dict)
     notebooks: dict[str, str] = field(default_factory=dict)
 
-    def offer(self, member: Member, found: Claim) -> None:
-        """One member of the download that is this learner's."""
+    def offer(self, member: ArchiveMember, found: Claim) -> None:
+        """Look at one member of the download that is this learner's."""
         self.late |= found.owner.late
         if self.hostile:
             return
@@ -137,13 +150,13 @@ class _Gathering:
             self.give_up(f"what was handed in {refusal}")
 
     def give_up(self, line: str) -> None:
-        """Take nothing of this learner: somebody meant harm here, or nobody can tell what was meant."""
+        """Take nothing from this learner: it was meant to harm, or cannot be understood."""
         self.hostile = True
         self.refused = {line: None}
         self.taken.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _look(self, member: Member, parts: tuple[str, ...], upload: int, within: tuple[str, ...]) -> None:
+    def _look(self, member: ArchiveMember, parts: Parts, upload: int, within: Parts) -> None:
         if member.problem:
             raise Refused(member.problem)
         if not parts and member.kind in (Kind.LINK, Kind.SPECIAL):
@@ -173,13 +186,7 @@ class _Gathering:
             self.beside[name[:200]] = None
 
     def _consider(
-        self,
-        known: tuple[str, int],
-        member: Member,
-        parts: tuple[str, ...],
-        upload: int,
-        within: tuple[str, ...],
-        shown: str,
+        self, known: _Known, member: ArchiveMember, parts: Parts, upload: int, within: Parts, shown: str
     ) -> None:
         file, number = known
         try:
@@ -206,7 +213,7 @@ class _Gathering:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
 
-    def _open(self, member: Member, upload: int, within: tuple[str, ...], shown: str) -> None:
+    def _open(self, member: ArchiveMember, upload: int, within: Parts, shown: str) -> None:
         if len(within) > NESTING:
             self.refused[f"{shown} is an archive too deep in other archives: it was not opened"] = None
             return
@@ -218,9 +225,8 @@ class _Gathering:
             self.refused[f"{shown} {refusal}"] = None
             return
         if len(data) > self.budget.archive_bytes:
-            self.refused[
-                f"{shown} has more than {self.budget.archive_bytes >> 20} MiB: hand in the exercises' files alone"
-            ] = None
+            most = self.budget.archive_bytes >> 20
+            self.refused[f"{shown} has more than {most} MiB: hand in the exercises' files alone"] = None
             return
         try:
             for inner in members(io.BytesIO(data), self.budget):
@@ -230,13 +236,12 @@ class _Gathering:
             raise Refused(text if text.startswith("in ") else f"in {shown}: it {text}") from None
 
     def finish(self, handed_in: datetime | None) -> Handed:
-        """The verdict on what was gathered."""
+        """What was gathered, as it will be graded."""
         for file in sorted(self.twice & set(self.taken)):
             (self.folder / file).unlink(missing_ok=True)
             del self.taken[file]
-            self.refused[f"{file} is in the archive twice, with different contents: nobody can tell which is meant"] = (
-                None
-            )
+            why = "with different contents: nobody can tell which is meant"
+            self.refused[f"{file} is in the archive twice, {why}"] = None
         for file, best in sorted(self.taken.items()):
             others = sorted((one for one in self.offered[file] if one.digest != best.digest), key=lambda one: one.order)
             if others:
@@ -252,32 +257,31 @@ class _Gathering:
                 self.refused[f"{notebook} is a notebook: hand in {file}"] = None
         beside = sorted(name for name in self.beside if name.endswith(".py"))
         if beside and not self.hostile:
+            listed = ", ".join(printable(name, 40) for name in beside[:5])
             more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
-            self.notes[
-                f"ignored, no exercise's file: {', '.join(printable(name, 40) for name in beside[:5])}{more}"
-            ] = None
+            self.notes[f"ignored, no exercise's file: {listed}{more}"] = None
         if not self.taken and not self.hostile:
             self.refused[self._nothing()] = None
         files = tuple(file for file in self.expected.files if file in self.taken)
         self.folder.mkdir(parents=True, exist_ok=True)
-        return Handed(self.id, self.owner.shown, self.folder, files, handed_in, self.late, _lines(self.refused), _lines(self.notes))  # fmt: skip
+        refused, notes = _lines(self.refused), _lines(self.notes)
+        return Handed(self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes)
 
     def _nothing(self) -> str:
         wanted = [leaf(file) for file in self.expected.asked or self.expected.files]
         shown = ", ".join(wanted[:6]) + (f" and {len(wanted) - 6} more" if len(wanted) > 6 else "")
         for name in sorted(self.beside):
             for near in difflib.get_close_matches(name.lower(), wanted, 1, 0.7):
-                return (
-                    f"nothing to grade: expected {shown}; the nearest found is {printable(name)} (should it be {near}?)"
-                )
+                found = f"the nearest found is {printable(name)} (should it be {near}?)"
+                return f"nothing to grade: expected {shown}; {found}"
         return f"nothing to grade: expected {shown}; no such file was found"
 
 
 def take_in(source: Path, scratch: Path, course: Course, asked: Sequence[str] | None = None) -> list[Handed]:
-    """Everybody's work in `source`, copied below `scratch`, sorted by id. Raises IntakeError when nothing can be read.
-    `asked` are the exercises that were to be handed in, as whoever has none of them is told.
+    """Everybody's work in `source`, copied below `scratch`, sorted by id. The same source gives the same result.
 
-    Done twice with the same source, it gives the same.
+    `asked` are the exercises that were to be handed in; a learner who has none of them is told their names. Raises
+    IntakeError when nothing can be read.
     """
     expected = _Expected.of(course)
     layout = Layout.of(source, tuple(leaf(file) for file in expected.files))
@@ -285,7 +289,7 @@ def take_in(source: Path, scratch: Path, course: Course, asked: Sequence[str] | 
     known: dict[str, tuple[str, datetime | None]] = {}
 
     def descend(parts: tuple[str, ...]) -> bool:
-        found = layout.claim(Member(parts, Kind.FOLDER, lambda limit: b""))
+        found = layout.claim(ArchiveMember(parts, Kind.FOLDER, lambda limit: b""))
         if found is None or found.owner.key not in gatherings:
             return not is_litter(parts[-1])
         return not is_junk(found.rest) and not gatherings[found.owner.key].hostile
@@ -304,7 +308,7 @@ def take_in(source: Path, scratch: Path, course: Course, asked: Sequence[str] | 
 
 
 def _accounts(owners: tuple[Owner, ...], scratch: Path, expected: _Expected) -> dict[str, _Gathering]:
-    """An account for each learner, with an id and a folder that nobody else has."""
+    """A gathering for each learner, with an id and a folder that no other learner has."""
     found: dict[str, _Gathering] = {}
     used: set[str] = set()
     for owner in sorted(owners, key=lambda owner: (owner.id, owner.key)):
@@ -320,7 +324,7 @@ def _accounts(owners: tuple[Owner, ...], scratch: Path, expected: _Expected) -> 
     return found
 
 
-def _metadata(member: Member) -> dict[str, tuple[str, datetime | None]]:
+def _metadata(member: ArchiveMember) -> dict[str, tuple[str, datetime | None]]:
     try:
         data = member.read(METADATA_BYTES)
     except Refused:

@@ -1,16 +1,16 @@
 """Where a submission's ranks run: apart from the judge, the answers and other submissions, as far as this machine can.
 
 Theory of operation. The judge (`plugin`, `grader` and the checks) never imports a submission. It sends orders to a
-process that forks ranks (`ranks.server`) and gets data back. Isolation is where that process stands. Each grading has
-one of its own, which ends with the grading; the tier says what is around it:
+process that forks ranks, and gets data back. Isolation is about where that process runs. Each grading has its own,
+which ends with the grading. The tier says what surrounds it:
 
 - `sandbox`: bubblewrap. Own user, network (loopback only), processes and mounts. The file system is a list of what is
-  needed, read-only: the system's programs and libraries, Python, this package, the submission. There is no answer, no
-  check, no other submission, no home and no history in it to be found. What is written goes to memory, of limited size.
+  needed, read-only: the system's programs and libraries, Python, this package, the submission. It contains no answer,
+  no check, no other submission, no home and no history. What is written goes to memory, of limited size.
 - `user`: for root without bubblewrap, as in a Gradescope container. The ranks run as another user (`nobody`), who can
   neither read what only root can nor signal the judge. Network and process list are the machine's.
-- `none`: the same user and the same files. The judge's design still holds (see SECURITY.md), but a stranger's code could
-  read the answers on the disk, or harm whatever the user could harm.
+- `none`: the same user and the same files. The judge's design still holds (see SECURITY.md), but a stranger's code
+  could read the answers on the disk or harm anything that the user can.
 
 A tier is found by trying it, not by looking for a program's name.
 """
@@ -29,13 +29,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ..course import CourseError
+from ..course.runs import PRELOADED
 from ..ranks.client import SOURCE, Server
-from .course import CourseError
 
 SANDBOX, USER, NONE = "sandbox", "user", "none"
 NOBODY = 65534
 MEMORY_BYTES = 1 << 30
-"""Of what a run may leave in its temporary folders, and as much again in shared memory."""
+"""What a run may leave in its temporary folders, and as much again in shared memory."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = (
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
@@ -59,7 +60,7 @@ class Tier:
         return self.name != NONE
 
     def command(self, scratch: Path) -> list[str]:
-        """What goes before a command so that it runs in this tier, with nothing of a grading's but `scratch` to read."""
+        """The prefix that runs a command in this tier, where of a grading only `scratch` can be read."""
         if self.name == SANDBOX:
             return _bubblewrap(scratch)
         if self.name == USER:
@@ -68,17 +69,17 @@ class Tier:
         return []
 
     def environment(self) -> dict[str, str]:
-        """All that a process in this tier has of the environment: an allow-list."""
+        """The whole environment of a process in this tier: an allow-list."""
         own = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return own | threads | {"PATH": path, "HOME": "/tmp", "PYTHONPATH": SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}
 
     def server(self, scratch: Path) -> Server:
-        """The process that forks this grading's ranks, not started yet. `scratch` becomes readable for it."""
+        """The process that forks this grading's ranks, not started yet. Makes `scratch` readable for it."""
         if self.name == USER:
             scratch.chmod(0o755)
-        return Server(self.command(scratch), self.environment())
+        return Server(self.command(scratch), self.environment(), PRELOADED)
 
 
 TIERS = (
@@ -100,7 +101,7 @@ TIERS = (
 
 @cache
 def tier() -> Tier:
-    """The best tier that works here. LOCKSTEP_ISOLATION names the best one to try. Raises CourseError for another name."""
+    """The best tier that works here. LOCKSTEP_ISOLATION names the best to try; CourseError if there is none such."""
     names = [one.name for one in TIERS]
     best = os.environ.get("LOCKSTEP_ISOLATION") or names[0]
     if best not in names:
@@ -109,7 +110,7 @@ def tier() -> Tier:
 
 
 def works(one: Tier) -> bool:
-    """Try it: can Python be started there, and import what a rank needs from a folder like a grading's?"""
+    """Try it: can Python start there, and import what a rank needs from a folder like a grading's?"""
     if one.name == NONE:
         return True
     if not sys.platform.startswith("linux") or (one.name == USER and os.getuid() != 0):
@@ -133,7 +134,7 @@ def works(one: Tier) -> bool:
 
 
 def _bubblewrap(scratch: Path) -> list[str]:
-    """The sandbox. Later options lie over earlier ones, so the memory under /tmp comes before what is shown below it."""
+    """The sandbox. Later options cover earlier ones, so the memory for /tmp comes before what is mounted below it."""
     bound = [path for path in (*CONFIGURATION, *_python()) if os.path.exists(path)]
     size = str(MEMORY_BYTES)
     command = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
@@ -153,7 +154,7 @@ def _bubblewrap(scratch: Path) -> list[str]:
 
 
 def _python() -> Sequence[str]:
-    """Where this Python, its packages and this package lie, without what lies in another of these or in the system."""
+    """The folders of this Python, its packages and this package, without those inside another or in the system."""
     real = {os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix, SOURCE)}
     places = sorted({sys.prefix, sys.exec_prefix, SOURCE, *real, *_extra_paths()})
     kept: list[str] = []
@@ -164,9 +165,9 @@ def _python() -> Sequence[str]:
 
 
 def _extra_paths() -> list[str]:
-    """Folders with packages outside of the prefixes, such as a user's own site-packages in which torch lies."""
+    """Folders with packages outside of the prefixes, such as a user's own site-packages with torch."""
     found = []
-    for name in ("torch", "numpy"):
+    for name in ("torch", "numpy", "msgspec"):
         with contextlib.suppress(ImportError, ValueError):
             import importlib.util
 

@@ -1,5 +1,4 @@
-"""How a download is laid out, seen from its names alone: a folder around it all, whose the rest is, or one learner's
-own."""
+"""How a download is laid out, from its names alone: a folder around everything, or one learner's own work."""
 
 from __future__ import annotations
 
@@ -7,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .archives import Budget, Kind, Member, Refused, folder_members, is_archive, is_litter, members, printable
-from .course import CourseError
+from ..course import CourseError
+from .archives import ArchiveMember, Budget, Kind, Refused, folder_members, is_archive, is_litter, members, printable
 from .learners import METADATA, Claim, Owner, claim, is_named_by_an_lms, safe_id
 
-# Parts of the course that a learner may hand back with the whole repository: their files bear exercises' names.
+# Parts of the course that come back when a learner hands in the whole repository: their files have exercises' names.
 NOT_THEIRS = frozenset({"autograder", "solutions", "tests"})
 THEIRS = frozenset({"exercises", "clinic"})
 DEPTH = 32
@@ -21,8 +20,8 @@ class IntakeError(CourseError):
     """The download itself cannot be read: nobody's work was taken."""
 
 
-def read(source: Path, descend: Callable[[tuple[str, ...]], bool]) -> Iterator[Member]:
-    """Everything in the download, in an order that depends on nothing else. Raises IntakeError when it cannot be read."""
+def read(source: Path, descend: Callable[[tuple[str, ...]], bool]) -> Iterator[ArchiveMember]:
+    """Everything in the download, always in the same order. Raises IntakeError when it cannot be read."""
     if source.is_dir():
         yield from folder_members(source, lambda parts: len(parts) < DEPTH and descend(parts))
     elif not source.is_file():
@@ -31,7 +30,7 @@ def read(source: Path, descend: Callable[[tuple[str, ...]], bool]) -> Iterator[M
         inside = folder_members(source.parent, lambda parts: False)
         yield from (member for member in inside if member.parts == (source.name,))
     else:
-        # The teacher's own archive: its size is an LMS's doing. What is in it goes on each learner's account.
+        # The teacher's own archive may be large. What is in it counts against each learner's budget.
         budget = Budget(members=1_000_000, bytes=64 << 30, ratio=1 << 40, depth=DEPTH, header_bytes=1 << 30)
         try:
             with source.open("rb") as file:
@@ -42,7 +41,7 @@ def read(source: Path, descend: Callable[[tuple[str, ...]], bool]) -> Iterator[M
 
 @dataclass(frozen=True)
 class Layout:
-    """What was seen. `alone` is the one learner whose own work the whole is, if it is."""
+    """What was seen. `alone` is the learner whose work the whole download is, if it is one learner's."""
 
     wrapper: tuple[str, ...]
     alone: Owner | None
@@ -53,10 +52,10 @@ class Layout:
     @classmethod
     def of(cls, source: Path, files: tuple[str, ...]) -> Layout:
         """Go through the download once; `files` are the files' names that an exercise may have, without folders."""
-        heads: dict[tuple[tuple[str, ...], str], Member] = {}
+        heads: dict[tuple[tuple[str, ...], str], ArchiveMember] = {}
         for member in read(source, lambda parts: len(parts) < 3 and not is_litter(parts[-1])):
             kind = member.kind if len(member.parts) <= 3 else Kind.FOLDER
-            head = Member(member.parts[:3], kind, _nothing, member.problem)
+            head = ArchiveMember(member.parts[:3], kind, _nothing, member.problem)
             heads.setdefault((head.parts, head.problem), head)
         paths = [head for head in heads.values() if head.parts and not is_litter(head.parts[0])]
         wrapper = _wrapper(paths, files)
@@ -75,8 +74,8 @@ class Layout:
         """A path without the folder around it all."""
         return parts[len(self.wrapper) :] if parts[: len(self.wrapper)] == self.wrapper else parts
 
-    def claim(self, member: Member) -> Claim | None:
-        """Whose a member is; None for what is nobody's."""
+    def claim(self, member: ArchiveMember) -> Claim | None:
+        """The owner of a member; None when it belongs to no learner."""
         parts = self.strip(member.parts)
         if self.alone and (parts or member.problem):
             return Claim(self.alone, parts)
@@ -98,7 +97,7 @@ def _stem(source: Path) -> str:
     return stem or name or "submissions"
 
 
-def _wrapper(paths: list[Member], files: tuple[str, ...]) -> tuple[str, ...]:
+def _wrapper(paths: list[ArchiveMember], files: tuple[str, ...]) -> tuple[str, ...]:
     tops = {head.parts[0] for head in paths}
     if len(tops) != 1 or any(len(head.parts) == 1 and head.kind is not Kind.FOLDER for head in paths):
         return ()
@@ -110,7 +109,7 @@ def _wrapper(paths: list[Member], files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_one(paths: list[tuple[str, ...]], files: tuple[str, ...]) -> bool:
-    """True when the exercises' files lie on top, and not a class's folders or archives."""
+    """True when the exercises' files are at the top, and not a class's folders or archives."""
     tops = {parts[0] for parts in paths}
     own = tops & {*files, *THEIRS}
     others = {parts[0] for parts in paths if len(parts) > 1 and parts[-1] in files} - {*THEIRS, *NOT_THEIRS}

@@ -1,13 +1,13 @@
-"""Whose file is it? What Moodle, Canvas, Gradescope and GitHub Classroom call the things in their downloads.
+"""Whose file is it? How Moodle, Canvas, Gradescope and GitHub Classroom name what is in their downloads.
 
-- Moodle: a folder `Fullname_ID_assignsubmission_file_` a learner, or files with that prefix; `Participant 12` for a name
-  where marking is blind. With groups the name has the group before it.
-- Canvas (`lib/content_zipper.rb`): flat files `NAME[_LATE]_USER_ATTACHMENT_FILE`, the name being the sortable name in
-  lower case with all but word characters gone; `[LATE_]anon_ID` stands for it and USER where grading is anonymous. A
-  later upload of the same name gets `-1`, `-2` before its suffix; attachment numbers grow.
-- Gradescope: folders `submission_NUMBER` and beside them `submission_metadata.yml`, with Ruby's symbols for keys.
+- Moodle: a folder `Fullname_ID_assignsubmission_file_` for each learner, or files with that prefix; `Participant 12` in
+  place of the name when marking is blind. With groups, the group comes before the name.
+- Canvas (`lib/content_zipper.rb`): flat files `NAME[_LATE]_USER_ATTACHMENT_FILE`. NAME is the sortable name in lower
+  case, word characters only; when grading is anonymous, `[LATE_]anon_ID` replaces NAME and USER. A later upload of the
+  same name gets `-1`, `-2` before its suffix; attachment numbers grow.
+- Gradescope: folders `submission_NUMBER`, and `submission_metadata.yml`, with Ruby's symbols for keys.
 - GitHub Classroom: `ASSIGNMENT-submissions/ASSIGNMENT-LOGIN`.
-- Anything else: a folder, an archive, or files `LEARNER_EXERCISE.py` a learner.
+- Anything else: for each learner a folder, an archive, or files `LEARNER_EXERCISE.py`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,15 @@ from .archives import SUFFIXES, printable
 
 METADATA = "submission_metadata.yml"
 _MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d{1,20})_assignsubmission_(?:file|onlinetext)_?(?P<rest>.*)", re.DOTALL)
-_CANVAS = re.compile(
-    r"(?:(?P<name>(?!LATE_)\w{1,200}?)_)?(?:(?P<late>LATE)_)?(?P<user>\d{1,20}|anon_[A-Za-z0-9]{1,20})_(?P<upload>\d{1,20})_(?P<rest>[^_].*)",
-    re.DOTALL,
-)
-_CANVAS_TEXT = re.compile(
-    r"(?:(?P<name>(?!LATE_)\w{1,200}?)_)?(?:(?P<late>LATE)_)?(?P<user>\d{1,20}|anon_[A-Za-z0-9]{1,20})_(?P<rest>text|link)\.html"
-)
+_CANVAS_USER = r"(?:(?P<name>(?!LATE_)\w{1,200}?)_)?(?:(?P<late>LATE)_)?(?P<user>\d{1,20}|anon_[A-Za-z0-9]{1,20})_"
+_CANVAS = re.compile(_CANVAS_USER + r"(?P<upload>\d{1,20})_(?P<rest>[^_].*)", re.DOTALL)
+_CANVAS_TEXT = re.compile(_CANVAS_USER + r"(?P<rest>text|link)\.html")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(?![a-z0-9])")
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A learner as the download names them. `key` is the same for all that one learner handed in."""
+    """A learner as the download names them. `key` is the same for everything that one learner handed in."""
 
     key: str
     shown: str
@@ -46,7 +42,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Claim:
-    """A path's owner, the path within what that learner handed in, and the upload's number where there is one."""
+    """A path's owner, the path within that learner's work, and the upload's number (0 when there is none)."""
 
     owner: Owner
     rest: tuple[str, ...]
@@ -56,8 +52,8 @@ class Claim:
 def safe_id(name: str, number: str = "") -> str:
     """A learner's id: lower case letters, digits and dashes, no name that a system reserves, at most 60 characters.
 
-    A name that had to be changed gets a mark of its original, so that no two names share an id. With an LMS's own number
-    that number is the mark.
+    A name that had to be changed gets a mark of its original, so that no two names share an id: the LMS's own number,
+    if there is one, else a hash.
     """
     ascii_only = unicodedata.normalize("NFKD", name[:200]).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:40].strip("-")
@@ -70,8 +66,10 @@ def safe_id(name: str, number: str = "") -> str:
 
 
 def claim(parts: tuple[str, ...], is_file: bool, leaves: tuple[str, ...], container: str = "") -> Claim | None:
-    """Whose this path is. None: of nobody. `leaves` are the exercises' file stems, `container` the folder around it
-    all."""
+    """Whose this path is; None when it is no learner's.
+
+    `leaves` are the stems of the exercises' files, `container` is the folder around everything.
+    """
     first, rest = parts[0], parts[1:]
     alone = is_file and not rest
     if moodle := _MOODLE.fullmatch(first):
@@ -104,7 +102,7 @@ def _plain(name: str) -> Owner:
 
 
 def _by_exercise(name: str, leaves: tuple[str, ...]) -> Claim | None:
-    """`alice_train_ddp.py` and `train_ddp-alice.py` say both the learner and the exercise."""
+    """`alice_train_ddp.py` and `train_ddp-alice.py` name both the learner and the exercise."""
     stem, dot, suffix = name.rpartition(".")
     if suffix.lower() in ("csv", "yml", "yaml", "json", "md", "readme", "license"):  # a teacher's own
         return None
@@ -123,15 +121,16 @@ def _by_exercise(name: str, leaves: tuple[str, ...]) -> Claim | None:
 
 
 def is_named_by_an_lms(name: str) -> bool:
-    """True for what only a learner's folder or file in a download is called."""
+    """True for names that only a learner's folder or file in a download has."""
     return any(form.fullmatch(name) for form in (_MOODLE, _CANVAS, _CANVAS_TEXT, re.compile(r"submission_\d+")))
 
 
 def metadata(text: str) -> dict[str, tuple[str, datetime | None]]:
-    """Gradescope's `submission_metadata.yml`: folder to who handed in and when.
+    """Gradescope's `submission_metadata.yml`: by folder, who handed in and when.
 
-    Only the few lines that are needed are read, by their indentation; everything else, a learner's output among it,
-    stands deeper and is passed over.
+    The file holds every learner's output too, many megabytes for a class. Only the three keys that are needed are read,
+    by their indentation, instead of parsing all of it as YAML: that takes an eighth of the time of libyaml, and neither
+    a tag of Ruby's nor what a learner printed can make the file unreadable.
     """
     found: dict[str, tuple[list[str], datetime | None]] = {}
     folder, section = "", ""
@@ -165,7 +164,7 @@ def _scalar(text: str) -> str:
 
 
 def _moment(text: str) -> datetime | None:
-    """Ruby's `2026-04-26 17:34:00.861687000 Z`, or with `-07:00`; None when it is neither."""
+    """Ruby's `2026-04-26 17:34:00.861687000 Z`, or with `-07:00`; None for anything else."""
     form = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d{1,6})?\d*\s*(Z|[+-]\d\d:\d\d)"
     if not (found := re.fullmatch(form, text)):
         return None

@@ -1,4 +1,7 @@
-"""The rank's side of a check: import the submission, play one scenario with it. It judges nothing."""
+"""The rank's side of a check: import the submission and play one scenario with it. Nothing is judged here.
+
+A scenario imports from here what it needs: `observe`, `mark`, `join`, `rank`, `world_size`.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..ranks import mark, observe
 from ..ranks.rank import load
 
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["join", "mark", "observe", "play", "rank", "world_size"]
+
 
 class GroupOnImport(RuntimeError):
-    """Importing the submission has made the default process group."""
+    """Importing the submission made the default process group."""
 
 
 def play(scenario_file: str, scenario: str, submission: str, kwargs: dict[str, Any]) -> Any:
     """Run `scenario` of `scenario_file` with the submission's module and these arguments, on this rank.
 
-    The scenario's module may define `before()`, which is called ahead of the submission's import. Raises GroupOnImport.
+    The scenario's module may define `before()`, which is called before the submission's import. Raises GroupOnImport.
     """
     sys.path.insert(0, str(Path(submission).parent))
     stage = load(scenario_file)
@@ -39,8 +45,8 @@ def _has_group() -> bool:
 
 
 def join() -> torch.device:
-    """Make the process group, and say where this rank works: on a GPU of its own over nccl; where ranks share GPUs, or
-    have none, over gloo.
+    """Make the process group and return this rank's device: its own GPU over nccl, or, when ranks share GPUs or there
+    are none, over gloo.
     """
     import torch
     import torch.distributed as dist

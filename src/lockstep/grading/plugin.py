@@ -1,12 +1,14 @@
 """The pytest side of the grader. `autograder/conftest.py` takes its hooks from here.
 
-A test is a check. Its docstring's first line is its name. It ends by returning (passed), by `grader.fail` (failed, with
-a diagnosis) or by `NotRun`. Anything else that it raises is a fault of ours, and is never charged to the submission.
+A test is a check, and its docstring's first line is the check's name. It ends by returning (passed), by `grader.fail`
+(failed, with a diagnosis) or by raising `CheckNotRun`. Anything else that it raises is a fault of ours and is never
+charged to the submission.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import secrets
 import tempfile
 import time
@@ -18,25 +20,27 @@ from typing import Any
 import pytest
 
 from .. import ranks
+from ..course import Course, CourseError, find
 from ..ranks.folder import remove_folder
-from . import course as courses
 from . import isolation
-from .course import Course, CourseError
-from .grader import Failed, Grader, Lacking, NotRun
-from .isolation import Tier
+from .grader import CheckNotRun, Failed, Grader, Lacking
+from .request import GradeRequest
 from .submission import prepare
+from .text import check_text
 from .verdict import CheckOutcome, CheckResult, ExerciseResult
 
 
 class Session:
-    """What a grading shares between its checks, and what has come out so far."""
+    """What the checks of a grading share, and their results so far."""
 
-    def __init__(self, course: Course, given: Path | None, seed: int, device: str, tier: Tier | None) -> None:
-        self.course, self.given, self.seed, self.device, self.tier = course, given, seed, device, tier
+    def __init__(self, course: Course, request: GradeRequest) -> None:
+        self.course, self.request = course, request
+        self.seed = secrets.randbelow(1 << 31) if request.seed is None else request.seed
+        self.tier = next((tier for tier in isolation.TIERS if tier.name == request.isolation), None)
         self.scratch = Path(tempfile.mkdtemp(prefix="lockstep-grade-"))
         self.own = contextlib.ExitStack()
-        if tier is not None and tier.keeps_apart:
-            server = tier.server(self.scratch)
+        if self.tier is not None and self.tier.keeps_apart:
+            server = self.tier.server(self.scratch)
             server.start()
             self.own.enter_context(ranks.served_by(server))
         self.graders: dict[str, Grader] = {}
@@ -47,8 +51,10 @@ class Session:
     def grader(self, name: str) -> Grader:
         """The grader of one exercise."""
         if name not in self.graders:
-            submission = prepare(self.course, name, self.given, self.scratch)
-            self.graders[name] = Grader(self.course, submission, self.scratch, self.seed, self.device, self.tier)
+            submission = prepare(self.course, name, self.request, self.scratch)
+            self.graders[name] = Grader(
+                self.course, submission, self.scratch, self.seed, self.request.device, self.tier
+            )
         return self.graders[name]
 
     def exercises(self) -> tuple[ExerciseResult, ...]:
@@ -56,7 +62,7 @@ class Session:
         done = []
         for name, checks in self.results.items():
             shown = self.graders[name].submission.shown if name in self.graders else ""
-            done.append(ExerciseResult(name, tuple(checks), sum(check.seconds for check in checks), shown))
+            done.append(ExerciseResult(name, tuple(checks), round(sum(check.seconds for check in checks), 3), shown))
         return tuple(done)
 
     def result(self, exercise: str, check: str) -> CheckResult | None:
@@ -64,15 +70,16 @@ class Session:
         return next((result for result in self.results.get(exercise, []) if result.id == check), None)
 
     def close(self) -> None:
-        """End what serves this grading alone, and remove the scratch folder."""
+        """End the processes of this grading, and remove the scratch folder."""
         self.own.close()
         remove_folder(str(self.scratch))
 
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-"""What a check raises that is given something else than its scenario ever reports: on the ranks somebody saw to that. To
-break a check must not be better than to fail it."""
+"""What a check raises when the ranks report something that its scenario never does: the submission has seen to that.
+Breaking a check must not be better than failing it."""
 BROKEN = "this check of ours broke"
+REQUEST = pytest.StashKey[GradeRequest]()
 SESSION = pytest.StashKey[Session]()
 
 
@@ -87,24 +94,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Open the grading."""
+    """Open the grading. Its checks are in the order of their files, whatever shuffles other tests."""
+    config.option.randomly_reorganize = False
     config.addinivalue_line("markers", "needs(check, ...): not run unless these checks of the same file have passed")
-    given = config.getoption("--submission")
-    seed = config.getoption("--seed")
-    session = Session(
-        courses.find(Path(__file__).parent if config.rootpath is None else config.rootpath),
-        Path(given).resolve() if given else None,
-        secrets.randbelow(1 << 31) if seed is None else seed,
-        config.getoption("--device"),
-        next((tier for tier in isolation.TIERS if tier.name == config.getoption("--isolation")), None),
-    )
+    request = config.stash.get(REQUEST, None) or _request(config)
+    session = Session(find(config.rootpath), request)
     config.stash[SESSION] = session
     config.add_cleanup(session.close)
 
 
+def _request(config: pytest.Config) -> GradeRequest:
+    """From the command line of a plain `pytest autograder`."""
+    given, seed, device, tier = (
+        config.getoption(f"--{name}") for name in ("submission", "seed", "device", "isolation")
+    )
+    return GradeRequest((), Path(given).resolve() if given else None, seed, device, tier)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the seed, so that a run can be repeated."""
-    return f"lockstep: seed {config.stash[SESSION].seed}, device {config.stash[SESSION].device}"
+    session = config.stash[SESSION]
+    return f"lockstep: seed {session.seed}, device {session.request.device}"
 
 
 @pytest.fixture(scope="module")
@@ -114,28 +124,29 @@ def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
         one = request.config.stash[SESSION].grader(exercise_of(request))
     except CourseError as error:
         pytest.fail(str(error), pytrace=False)
-    if hasattr(request.module, "read_failure") and not one._readers:
-        one.reads(lambda run: request.module.read_failure(one, run))
+    if hasattr(request.module, "read_failure"):
+        one.reader = lambda run: request.module.read_failure(one, run)
     yield one
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Hold back a check whose premises have not passed."""
+    """Hold back a check that needs others which have not passed."""
     session = item.config.stash[SESSION]
     exercise = exercise_of(item)
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             premise = session.result(exercise, name)
             if premise is None or premise.outcome is not CheckOutcome.PASSED:
-                missing = Lacking if premise is not None and premise.lacking else NotRun
+                missing = Lacking if premise is not None and premise.lacking else CheckNotRun
                 raise missing(f"needs “{premise.name if premise is not None else name}”")
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn how a test ended into a check's result."""
-    outcome = yield
-    report = outcome.get_result()
+    report = yield
     session = item.config.stash[SESSION]
     exercise = exercise_of(item)
     if call.when == "setup":
@@ -143,24 +154,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     if call.when == "teardown" or (call.when == "setup" and call.excinfo is None):
         if call.when == "teardown" and call.excinfo is not None:
             session.faults.append(f"{item.nodeid}: {call.excinfo.value!r}")
-        return
+        return report
     result = _conclude(item, call, session, exercise)
     if result is None:
         session.faults.append(f"{item.nodeid}: {report.longreprtext}")
         result = CheckResult(title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
     session.results.setdefault(exercise, []).append(result)
     if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
-        from .text import check_text
-
         report.longrepr = check_text(result)
     elif result.outcome is CheckOutcome.NOT_RUN and result.reason != BROKEN:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.reportinfo()[1] or 0, f"not run: {result.reason}")
+    return report
 
 
 def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, exercise: str) -> CheckResult | None:
     one = session.graders.get(exercise)
-    output, seconds = "", time.monotonic() - session.began.get(exercise, time.monotonic())
+    output, seconds = "", round(time.monotonic() - session.began.get(exercise, time.monotonic()), 3)
     if one is not None:
         output, one.output = one.output, ""
     name = title(item)
@@ -173,7 +183,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
         return result(CheckOutcome.PASSED)
     if isinstance(error, Failed):
         return result(CheckOutcome.FAILED, diagnosis=error.diagnosis)
-    if isinstance(error, NotRun):
+    if isinstance(error, CheckNotRun):
         return result(CheckOutcome.NOT_RUN, reason=str(error), lacking=isinstance(error, Lacking))
     if isinstance(error, pytest.skip.Exception):
         return result(CheckOutcome.NOT_RUN, reason=str(error))
@@ -183,42 +193,38 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
 
 
 def _is_ours(error: BaseException) -> bool:
-    """True when the error came while a run was ordered or a diagnosis written, and not from looking at what was seen."""
-    ours = {Grader.attempt.__code__, Grader.diagnosis.__code__}
+    """True when the error came from starting a run or writing a diagnosis, not from looking at what was seen."""
+    ours = {Grader._attempt.__code__, Grader.diagnosis.__code__}
     return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _breaks_anyway(item: pytest.Item, session: Session) -> bool:
     """True when the same check breaks on the reference as well: then it is the check's own doing.
 
-    The reference runs apart from the submission, in a process and a folder of its own. False where there is none.
+    The reference runs apart from the submission, in a process and a folder of its own. False when there is none.
     """
     exercise = exercise_of(item)
     reference = session.course.solutions / f"{exercise}.py"
-    if not reference.is_file():
+    if not reference.is_file() or not isinstance(item, pytest.Function):
         return False
     with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder, ranks.served_by(ranks.client.Server()):
         scratch = Path(folder)
-        submission = prepare(session.course, exercise, reference, scratch)
-        control = Grader(session.course, submission, scratch, session.seed, session.device)
+        submission = prepare(session.course, exercise, GradeRequest((exercise,), reference), scratch)
+        control = Grader(session.course, submission, scratch, session.seed, session.request.device)
+        given = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
         try:
-            item.obj(**{**_given(item), "grader": control})  # type: ignore[attr-defined]
-        except (Failed, NotRun, pytest.skip.Exception):
+            item.obj(**{**given, "grader": control})
+        except (Failed, CheckNotRun, pytest.skip.Exception):
             return False
         except Exception:
             return True
     return False
 
 
-def _given(item: pytest.Item) -> dict[str, Any]:
-    """What pytest passed to the check."""
-    arguments: dict[str, Any] = item.funcargs  # type: ignore[attr-defined]
-    return {name: arguments[name] for name in item._fixtureinfo.argnames}  # type: ignore[attr-defined]
-
-
 def title(item: pytest.Item) -> str:
     """The check's name in the learner's words."""
-    return (getattr(item.obj, "__doc__", None) or item.name).strip().splitlines()[0].rstrip(".")  # type: ignore[attr-defined]
+    said = item.obj.__doc__ if isinstance(item, pytest.Function) else None
+    return (said or item.name).strip().splitlines()[0].rstrip(".")
 
 
 def exercise_of(of: pytest.Item | pytest.FixtureRequest) -> str:

@@ -1,7 +1,7 @@
 """From checks to grades: what exercises are worth, late days and accommodations, as `autograder/policy.toml` says.
 
-All numbers are exact (`Fraction`) until they are rounded, and they are rounded where a reader can follow: each exercise's
-points, then what lateness takes off. So a row of grades adds up.
+All numbers are exact (`Fraction`) until they are rounded, and they are rounded only where a reader can follow: each
+exercise's points, then what lateness takes off. So a row of grades adds up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from decimal import ROUND_HALF_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
 from enum import Enum
 from fractions import Fraction
 
-from .classroom import ClassResult, Learner, Outcome
+from .classroom import ClassResult, GradingOutcome, Learner
 from .verdict import ExerciseResult
 
 DAY = timedelta(days=1)
 
 
 class Half(str, Enum):
-    """Where a number goes that lies in the middle between two."""
+    """Where a number goes that is halfway between two."""
 
     UP = "up"
     DOWN = "down"
@@ -41,7 +41,7 @@ class Rounding:
     def __call__(self, value: Fraction) -> Decimal:
         """The nearest multiple of `to`, shown without needless zeros."""
         steps = value / Fraction(self.to)
-        # Exact: a Fraction is halved before a Decimal of limited length could hide which side it is on.
+        # Compared as a Fraction: a Decimal of limited length could hide which side of the half it is on.
         whole = math.floor(steps)
         rest = steps - whole
         nudge = Decimal(whole) + (Decimal("0.5") if rest == Fraction(1, 2) else Decimal(rest > Fraction(1, 2)))
@@ -92,7 +92,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class ExerciseGrade:
-    """One exercise's points and the most that it gives; `line` says what differs from one point a check."""
+    """One exercise's points and the most that it gives; `line` explains what differs from one point a check."""
 
     name: str
     points: Decimal
@@ -131,7 +131,7 @@ class Grades:
 def apply(policy: Policy, graded: ClassResult) -> Grades:
     """Everybody's grade. Pure: the same class and the same policy give the same grades.
 
-    An exercise that was not asked for counts for those who handed it in, and costs the others nothing.
+    An exercise that nobody was asked for counts for those who handed it in and costs the others nothing.
     """
     known = {learner.id for learner in graded.learners}
     remarks = [
@@ -143,7 +143,7 @@ def apply(policy: Policy, graded: ClassResult) -> Grades:
 
 
 def days_late(late: Late, handed_in: datetime | None, marked: bool, own: Accommodation) -> int:
-    """How many days late, a begun one as a whole; 0 in time, within the grace, or where nothing is known."""
+    """How many days late, rounded up; 0 when in time, within the grace period, or when nothing is known."""
     deadline = own.deadline or late.deadline
     if deadline is None or not own.late:
         return 0
@@ -159,15 +159,14 @@ def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
     exercises = tuple(
         _exercise(policy, graded, name, results.get(name))
         for name in graded.exercises
-        if name not in own.exempt and (name in results or learner.outcome is not Outcome.GRADED)
+        if name not in own.exempt and (name in results or learner.outcome is not GradingOutcome.GRADED)
     )
     most = sum((one.most for one in exercises), Decimal(0))
     lines = [f"{name} does not count for this learner" for name in graded.exercises if name in own.exempt]
     lines += [f"{one.name}: {one.line}" for one in exercises if one.line and one.name in results]
-    if learner.outcome is Outcome.FAULT:
-        return Grade(
-            learner.id, (), None, most, lines=("the grader broke here, so there is no grade and none is lost",)
-        )
+    if learner.outcome is GradingOutcome.FAULT:
+        broke = "the grader broke here, so there is no grade and none is lost"
+        return Grade(learner.id, (), None, most, lines=(broke,))
     reached = sum((one.points for one in exercises), Decimal(0))
     days = days_late(policy.late, learner.handed.handed_in, learner.handed.marked_late, own) if reached else 0
     percent = min(days * policy.late.percent_a_day, policy.late.most_percent)

@@ -1,22 +1,17 @@
-"""`policy.toml` read and checked: whatever is wrong in it is one line with its place."""
+"""Reading and checking `policy.toml`: whatever is wrong in it is one line that says where."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from .course import Course, CourseError, nearest
+from ..course import Course, CourseError, nearest
+from ..course.toml import tomllib
 from .policy import Accommodation, Classroom50, Half, Late, Policy, Rounding
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
 
 FILE = "policy.toml"
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{1,99}")  # what Classroom 50 takes for a short name
@@ -27,7 +22,7 @@ class PolicyError(CourseError):
 
 
 def load(course: Course, path: Path | None = None) -> Policy:
-    """The policy of a course, or that in `path`; where the course has no file, one point a check and nothing taken off.
+    """The policy of a course, or the one in `path`. Without a file: one point a check, and nothing taken off.
 
     Raises PolicyError with one line.
     """
@@ -44,7 +39,7 @@ def load(course: Course, path: Path | None = None) -> Policy:
 
 
 def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
-    """A policy from its text. `exercises` are the course's; `name` is what errors call the file. Raises PolicyError."""
+    """A policy from its text. `exercises` are the course's; errors call the file `name`. Raises PolicyError."""
     try:
         raw = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
@@ -65,7 +60,7 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
 
 
 class _Reader:
-    """Takes values out of what was read and says where one is wrong."""
+    """Takes values out of the tables, and says where one is wrong."""
 
     def __init__(self, text: str, exercises: tuple[str, ...], name: str) -> None:
         self.text, self.exercises, self.name = text, exercises, name
@@ -75,7 +70,7 @@ class _Reader:
         return PolicyError(f"{self.name}{f':{line}' if line else ''}: {'.'.join(path)} {what}")
 
     def _line(self, path: tuple[str, ...]) -> int | None:
-        """Where a key stands: below its table's header, or as near to that as can be told."""
+        """The line of a key below its table's header, or as near to that as can be found."""
         table, key = ".".join(path[:-1]), path[-1]
         inside, found = not table, None
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -120,9 +115,8 @@ class _Reader:
 
     def moment(self, path: tuple[str, ...], value: Any) -> datetime:
         if not isinstance(value, datetime) or value.tzinfo is None:
-            raise self.wrong(
-                path, f"is {_shown(value)}: write day, time and offset from UTC, as in 2026-11-30T23:59:00+01:00"
-            )
+            wanted = "write day, time and offset from UTC, as in 2026-11-30T23:59:00+01:00"
+            raise self.wrong(path, f"is {_shown(value)}: {wanted}")
         return value
 
     def late(self, raw: dict[str, Any]) -> Late:
@@ -173,12 +167,12 @@ class _Reader:
 
 
 def _shown(value: Any) -> str:
-    """A value as one would write it in the file, on one short line."""
+    """A value as the file would have it, on one short line."""
     text = (
-        str(value)
-        if isinstance(value, Decimal | datetime)
-        else {True: "true", False: "false"}.get(value, repr(value))
+        str(value).lower()
         if isinstance(value, bool)
+        else str(value)
+        if isinstance(value, Decimal | datetime)
         else repr(value)
     )
     return text if len(text) <= 60 else f"{text[:57]}…"

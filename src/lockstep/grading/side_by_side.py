@@ -1,6 +1,6 @@
-"""`grade_side_by_side`: many exercises of one submission, by several processes at once, told in the order of the course.
+"""`grade_side_by_side`: many exercises of one submission, in several processes at once, told in the course's order.
 
-Most checks wait: for a hang to be proved, for a rank that is killed, for SLURM. Two processes on two cores make use of that.
+Most checks wait: for proof of a hang, for a rank that is killed, for SLURM. Two processes on two cores use that time.
 """
 
 from __future__ import annotations
@@ -8,30 +8,31 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
+from ..course import Course
 from ..ranks.processes import cores
-from .course import Course
-from .run import Progress
+from .request import GradeRequest, OnCheck
 from .verdict import CheckResult, Report
 from .worker import Worker
 
 MANY = 6
-"""So many exercises are worth the second process, which takes some seconds to come up."""
+"""From this many exercises on, a second process is worth the seconds that it takes to start."""
 AT_ONCE = 2
 POLL_SECONDS = 0.2
 
 
-def worthwhile(names: list[str]) -> bool:
+def worthwhile(exercises: Sequence[str]) -> bool:
     """Whether these exercises are graded sooner by several processes on this machine."""
-    return len(names) >= MANY and cores() >= AT_ONCE
+    return len(exercises) >= MANY and cores() >= AT_ONCE
 
 
 class _InOrder:
-    """Passes on the checks of the exercise whose turn it is as they conclude, and keeps those of later ones until then."""
+    """Passes on the checks of the first unfinished exercise as they conclude, and keeps those of later ones."""
 
-    def __init__(self, names: list[str], progress: Progress | None) -> None:
-        self.progress = progress
+    def __init__(self, names: Sequence[str], on_check: OnCheck | None) -> None:
+        self.on_check = on_check
         self.turns = deque(names)
         self.kept: dict[str, list[CheckResult]] = {name: [] for name in names}
         self.over: set[str] = set()
@@ -43,7 +44,7 @@ class _InOrder:
             self._tell()
 
     def done(self, name: str) -> None:
-        """No more checks of this exercise will come."""
+        """This exercise is graded."""
         with self.lock:
             self.over.add(name)
             self._tell()
@@ -53,32 +54,25 @@ class _InOrder:
             name = self.turns[0]
             checks, self.kept[name] = self.kept[name], []
             for check in checks:
-                if self.progress is not None:
-                    self.progress(name, check)
+                if self.on_check is not None:
+                    self.on_check(name, check)
             if name not in self.over:
                 return
             self.turns.popleft()
 
 
 def grade_side_by_side(
-    course: Course,
-    names: list[str],
-    submission: Path | None = None,
-    *,
-    device: str = "cpu",
-    seed: int | None = None,
-    progress: Progress | None = None,
-    at_once: int = AT_ONCE,
+    course: Course, request: GradeRequest, on_check: OnCheck | None = None, at_once: int = AT_ONCE
 ) -> Report:
-    """As `run.grade`, `at_once` exercises at a time, each in a process that grades nothing else meanwhile.
+    """As `grade.grade`, `at_once` exercises at a time, each in a process that grades nothing else meanwhile.
 
     Raises CourseError as that does. A KeyboardInterrupt ends all of it.
     """
-    seed = secrets.randbelow(1 << 31) if seed is None else seed
-    names = course.require(names)
+    seed = secrets.randbelow(1 << 31) if request.seed is None else request.seed
+    names = course.require(request.exercises)
     longest_first = sorted(names, key=lambda name: not course.has_script(name))  # a SLURM cluster takes its time
     waiting, reports, errors = deque(longest_first), dict[str, Report](), list[Exception]()
-    told = _InOrder(names, progress)
+    in_order = _InOrder(names, on_check)
     workers = [Worker() for _ in range(max(1, min(at_once, len(names))))]
 
     def work(worker: Worker) -> None:
@@ -88,10 +82,10 @@ def grade_side_by_side(
             except IndexError:
                 return
             try:
-                reports[name] = worker.grade(course, [name], submission, device=device, seed=seed, progress=told)
+                reports[name] = worker.grade(course, replace(request, exercises=(name,), seed=seed), in_order)
             except Exception as error:
                 errors.append(error)
-            told.done(name)
+            in_order.done(name)
 
     threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
     try:
@@ -110,7 +104,7 @@ def grade_side_by_side(
     return Report(
         seed,
         tuple(exercise for report in ordered for exercise in report.exercises),
-        device,
+        request.device,
         tuple(fault for report in ordered for fault in report.faults),
         ordered[0].versions if ordered else {},
     )

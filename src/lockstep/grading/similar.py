@@ -1,13 +1,13 @@
-"""Submissions that share what nobody else has: pairs that a teacher should look at, never a verdict.
+"""Submissions that share what no others have: pairs that a teacher should look at, never a verdict.
 
-Theory of operation. A source becomes a sequence of symbols, its syntax tree in order: comments, formatting, docstrings,
-annotations, imports and the names that a file gives to its own things leave no trace; what it calls and the numbers that
-it uses do. Each run of `GRAM` symbols is hashed, and of each window of `WINDOW` hashes the smallest is kept: a common
-passage of `GRAM + WINDOW - 1` symbols (four or five lines) cannot be missed, and two files meet in an index instead of being
-compared (Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting", SIGMOD 2003).
+Theory of operation. A source becomes a sequence of symbols, its syntax tree in order. Comments, formatting, docstrings,
+annotations, imports and the file's own names leave no trace; what it calls and the numbers that it uses do. Each run of
+`GRAM` symbols is hashed, and from each window of `WINDOW` hashes the smallest is kept. So no common passage of
+`GRAM + WINDOW - 1` symbols (four or five lines) is missed, and two files meet in an index instead of being compared
+(Schleimer, Wilkerson and Aiken, "Winnowing: Local Algorithms for Document Fingerprinting", SIGMOD 2003).
 
-What is in the stub or in the reference solution counts for nothing, since everybody has it from there. What is left
-counts the less, the more learners have it: log(n / holders) / log(n / 2), so 1 for two holders and 0 for all.
+What is in the stub or in the reference solution does not count, since everybody has it. The rest counts less the more
+learners have it: log(n / holders) / log(n / 2), which is 1 for two holders and 0 for all.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 
+from ..course import Course
 from .classroom import ClassResult
-from .course import Course
 from .submission import MAX_BYTES
 
 GRAM = 18  # symbols in a fingerprint: about three lines
 WINDOW = 6  # fingerprints of which one is kept
-SHARE = 0.5  # of the smaller file's own part, from which on a pair is shown
-EVIDENCE = 8.0  # weight of what is shared: below, it is a line or two
-IDIOM = 8  # so many holders may always be copies of each other; beyond, a quarter of the class is
+SHARE = 0.5  # of the smaller file's own part: a pair is shown from here on
+EVIDENCE = 8.0  # weight of what is shared: less is a line or two
+IDIOM = 8  # what more learners than this and than a quarter of the class have is no sign of copying
 MOST_SYMBOLS = 20_000  # of one file; the rest is not looked at
 MOST_PARSED = 100_000  # characters; a longer file is taken word by word
 MOST_PAIRS = 200  # of one exercise
@@ -40,7 +40,7 @@ PASSAGES = 40  # common fingerprints of a pair from which its longest passage is
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineRange:
     """A part of a source, from its first to its last line, counted from 1."""
 
     first: int
@@ -54,21 +54,21 @@ class Lines:
 class Pair:
     """Two learners' files for an exercise that have much in common.
 
-    `share` (0 to 1) is how much of the smaller one's own part is also in the other; `one_lines` and `other_lines` are the
-    longest passage that both have, `passage` its text as the first wrote it.
+    `share` (0 to 1) is how much of the smaller one's own part is also in the other. `one_lines` and `other_lines` are
+    the longest passage that both have; `passage` is its text in the first.
     """
 
     exercise: str
     one: str
     other: str
     share: float
-    one_lines: Lines
-    other_lines: Lines
+    one_lines: LineRange
+    other_lines: LineRange
     passage: str
 
 
 def in_class(graded: ClassResult, course: Course) -> tuple[Pair, ...]:
-    """The pairs of all exercises of a class, in the course's order; reads what the learners handed in."""
+    """The pairs of all exercises of a class, in the course's order, from the files that the learners handed in."""
     found: list[Pair] = []
     for name in graded.exercises:
         sources = {}
@@ -82,7 +82,7 @@ def in_class(graded: ClassResult, course: Course) -> tuple[Pair, ...]:
 
 
 def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: str = "") -> tuple[Pair, ...]:
-    """Of one exercise's files, by learner, those two and two that share more than chance: the greatest share first.
+    """Pairs among one exercise's files, by learner, that share more than chance: the greatest share first.
 
     `given` are texts that every learner has: the stub, the reference solution.
     """
@@ -110,8 +110,11 @@ def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: st
 
 
 def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Clinic tickets that more than one learner handed in: the ticket, and whose it is. A ticket is drawn for each learner, so
-    two that are equal came from one copy of the course, or, once in a million pairs, from chance."""
+    """Clinic tickets that more than one learner handed in: the ticket, and who has it.
+
+    A ticket is drawn for each learner, so equal ones came from one copy of the course or, once in a million pairs, from
+    chance.
+    """
     holders: dict[str, list[str]] = defaultdict(list)
     for learner in graded.learners:
         if TICKET in learner.handed.files:
@@ -120,7 +123,7 @@ def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
-    """The learners that pairs tie together, each group sorted, the largest first."""
+    """The learners whom pairs connect, each group sorted, the largest group first."""
     leader: dict[str, str] = {}
 
     def lead(learner: str) -> str:
@@ -137,7 +140,7 @@ def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
 
 
 def _read(path: Path, most: int) -> str:
-    """The text of what was handed in; empty where it is no longer there, since no grade depends on it."""
+    """The text of what was handed in; empty when it is no longer there, since no grade depends on it."""
     try:
         with open(path, "rb") as file:
             return file.read(most).decode("utf-8", "replace")
@@ -225,10 +228,10 @@ class _Code:
             last = -place
         return dict(kept)
 
-    def lines(self, start: int, length: int) -> Lines:
+    def lines(self, start: int, length: int) -> LineRange:
         """The lines that a run of symbols covers."""
         covered = [line for _, line in self.stream[start : start + length]] or [1]
-        return Lines(min(covered), max(covered))
+        return LineRange(min(covered), max(covered))
 
 
 _PASSED_OVER = (ast.Import, ast.ImportFrom, ast.expr_context, ast.Pass, ast.type_ignore)

@@ -1,10 +1,10 @@
-"""From what somebody hands in to a clean folder that ranks can import from.
+"""From what was handed in to a clean folder that ranks can import from.
 
-Only the exercise's own file is taken, under its own name, and a batch script of that name beside it (`NAME.sbatch`)
-where the course has one. What it imports of other exercises comes from the reference, so that one mistake is not counted
-twice; a learner's own version of such a file is taken only when the submission needs a name from it that the reference
-does not have. A reference is taken only where this exercise's own reference is built on it, since else an import would
-be all that it takes to have any solution at hand. Nothing else that lies beside it has any effect.
+Only the exercise's own file is taken, and a batch script of the same name (`NAME.sbatch`) where the course has one.
+What it imports from other exercises comes from the reference, so that no mistake is counted twice. A learner's own
+version of such a file is taken only when the submission needs a name from it that the reference does not have. A
+reference is taken only when this exercise's own reference imports it too; otherwise an import would be all it takes
+to have any solution at hand. Nothing else in that folder has any effect.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from ..authoring.stubs import SCRIPT
-from .course import Course, CourseError, leaf
+from ..course import Course, CourseError, leaf
+from ..course.stubs import SCRIPT
+from .request import GradeRequest
+from .text import cut, harmless
 
 MAX_BYTES = 1 << 20
 RUN_FOLDER = re.compile(r"(/[\w.-]+)*/lockstep-run-[\w-]+/(work|tmp)/?")
-"""Where a run's ranks stand; no learner has seen that folder."""
+"""The working folder of a run's ranks, which no learner has seen."""
 
 
 @dataclass(frozen=True)
 class Submission:
     """One exercise's file, ready to run. `original` is the file that the learner edits, `file` the copy that runs.
 
-    `script` is the batch script that was handed in with it, None when there is none.
+    `shown` is the original's path as reports name it. `script` is the batch script that was handed in with it.
     """
 
     name: str
     original: Path
     file: Path
+    shown: str
     script: Submission | None = None
 
     @property
@@ -41,19 +45,25 @@ class Submission:
         """The folder that the ranks import from."""
         return self.file.parent
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The submission's source."""
         return self.file.read_text(encoding="utf-8", errors="replace")
 
-    @property
-    def shown(self) -> str:
-        """The original's path, short where it lies below the current folder or, in a notebook's, in the course."""
-        course = (place for place in self.original.parents if (place / "autograder" / "course.toml").is_file())
-        for base in (Path.cwd(), *course):
-            if self.original.is_relative_to(base):
-                return str(self.original.relative_to(base))
-        return str(self.original)
+    def line(self, patterns: str) -> int | None:
+        """The first line of code that matches; several patterns, tried in order, are separated by ` || `."""
+        prose = _docstring_lines(self.text)
+        for pattern in patterns.split(" || "):
+            for number, line in enumerate(self.text.splitlines(), 1):
+                code = line if line.startswith("#SBATCH") else line.split("#")[0]
+                if number not in prose and re.search(pattern, code):
+                    return number
+        return None
+
+    def source_line(self, number: int | None) -> str:
+        """That line, without its indentation; empty when there is no such line."""
+        lines = self.text.splitlines()
+        return lines[number - 1].strip() if number and number <= len(lines) else ""
 
     def to_original(self, text: str) -> str:
         """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
@@ -62,11 +72,16 @@ class Submission:
         text = re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
         return RUN_FOLDER.sub("", text)
 
+    def reported(self, text: str, most: int) -> str:
+        """What the submission said, as a report may show it: its own path, at most so many characters, and nothing
+        that acts on a terminal."""
+        return cut(harmless(self.to_original(text)), most)
 
-def locate(course: Course, name: str, given: Path | None) -> Path:
+
+def locate(course: Course, name: str, request: GradeRequest) -> Path:
     """The file to grade for this exercise. Raises CourseError when it is not there."""
-    default = os.environ.get("LOCKSTEP_SUBMISSION")
-    place = given or (Path(default) if default else course.exercises)
+    given = request.submission
+    place = given or request.learner_folder or course.exercises
     if place.is_dir():
         inside = place / f"{name}.py"
         place = inside if inside.is_file() else place / f"{leaf(name)}.py" if given else inside
@@ -78,18 +93,31 @@ def locate(course: Course, name: str, given: Path | None) -> Path:
     return place.resolve()
 
 
-def prepare(course: Course, name: str, given: Path | None, scratch: Path) -> Submission:
-    """Copy the submission and what it imports into a folder of its own below `scratch`."""
-    original = locate(course, name, given)
+def prepare(course: Course, name: str, request: GradeRequest, scratch: Path) -> Submission:
+    """Copy the submission and what it imports into a folder of its own below `scratch`.
+
+    Raises CourseError when it is not there.
+    """
+    original = locate(course, name, request)
     folder = scratch / name.replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{leaf(name)}.py"
     shutil.copyfile(original, file)
     _add_imports(course, name, original, file, folder, {leaf(name)}, _foundations(course, name))
-    return Submission(name, original, file, _script(course, name, original, file))
+    script = _script(course, name, original, file, request)
+    return Submission(name, original, file, _shown(original, request.directory), script)
 
 
-def _script(course: Course, name: str, original: Path, file: Path) -> Submission | None:
+def _shown(original: Path, directory: Path) -> str:
+    """The path from `directory` or, for a notebook in another folder, from the course's root; else the whole path."""
+    course = (place for place in original.parents if (place / "autograder" / "course.toml").is_file())
+    for base in (directory, *course):
+        if original.is_relative_to(base):
+            return str(original.relative_to(base))
+    return str(original)
+
+
+def _script(course: Course, name: str, original: Path, file: Path, request: GradeRequest) -> Submission | None:
     """The batch script beside the submission, copied beside its copy."""
     own = original.with_name(file.with_suffix(SCRIPT).name)
     if not course.has_script(name) or not own.is_file():
@@ -98,11 +126,11 @@ def _script(course: Course, name: str, original: Path, file: Path) -> Submission
         raise CourseError(f"{own} has more than 1 MiB; a batch script is a page of text")
     copy = file.with_suffix(SCRIPT)
     shutil.copyfile(own, copy)
-    return Submission(name, own, copy)
+    return Submission(name, own, copy, _shown(own, request.directory))
 
 
 def _support(course: Course, name: str, module: str) -> Path | None:
-    """The course's own file that the exercises of this one's group share: never the submission's version of it."""
+    """A file that the exercises of this one's group share: the course's, never the submission's version of it."""
     group = name.rpartition("/")[0]
     file = course.autograder / group / "support" / f"{module}.py"
     return file if group and file.is_file() else None
@@ -174,3 +202,17 @@ def _defined(file: Path) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update(alias.asname or alias.name for alias in node.names)
     return names
+
+
+def _docstring_lines(source: str) -> set[int]:
+    """The lines of all docstrings: they speak of what the code does not do."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return set()
+    strings = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    return {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}

@@ -1,4 +1,4 @@
-"""A grading as plain text; the terminal adds colour, a notebook cell shows it as it is."""
+"""A grading as plain text; the terminal adds colour, a notebook cell shows it unchanged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import unicodedata
 from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 
 WIDTH = 100
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode's categories of characters that act or cannot be seen."""
+BROKE = "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:"
 MARKS = {CheckOutcome.PASSED: "✓", CheckOutcome.FAILED: "✗", CheckOutcome.NOT_RUN: "–"}
 
 
 def report_text(report: Report) -> str:
     """All exercises of a grading, and our own faults when there are any."""
     parts = [exercise_text(exercise) for exercise in report.exercises]
-    for fault in report.faults:
-        parts.append(
-            "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:\n"
-            + textwrap.indent(fault, "    ")
-        )
+    parts += [f"{BROKE}\n{textwrap.indent(fault, '    ')}" for fault in report.faults]
     return "\n\n".join(parts)
 
 
@@ -42,7 +41,7 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
     lines = [f"  {mark} {check.name}".ljust(WIDTH - len(diagnosis.id) - 2) + "  " + diagnosis.id]
     lines += _wrapped(diagnosis.message)
     if diagnosis.line:
-        lines.append(f"      {diagnosis.file}:{diagnosis.line}   {diagnosis.source}")
+        lines.append(f"      {diagnosis.place}   {diagnosis.source}")
     if diagnosis.evidence:
         lines += ["", textwrap.indent(diagnosis.evidence, "      "), ""]
     lines += _wrapped(diagnosis.why)
@@ -54,7 +53,7 @@ def check_text(check: CheckResult, exercise: str = "") -> str:
 
 
 def _not_run(check: CheckResult) -> str:
-    """A line, as wide as the others. What it waits for stands above it, so a few words of that are enough."""
+    """One line, as wide as the others. What it needs is named above it, so a few words are enough."""
     head = f"  {MARKS[check.outcome]} {check.name}".ljust(60) + "  not run"
     room = WIDTH - len(head) - 2
     if len(check.reason) <= room:
@@ -65,23 +64,24 @@ def _not_run(check: CheckResult) -> str:
 
 
 def visible(text: str, keep: str = "") -> str:
-    """The text with control, direction and undecodable characters escaped, but for those in `keep`."""
-    hidden = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    return "".join(
-        c if c in keep or unicodedata.category(c) not in hidden else c.encode("unicode_escape").decode() for c in text
-    )
+    """The text with control, direction and undecodable characters escaped, except for those in `keep`."""
+    return "".join(c if c in keep or unicodedata.category(c) not in HIDDEN else _escaped(c) for c in text)
 
 
 def harmless(text: str) -> str:
-    """Without escape sequences, and with every other character that acts instead of being seen written as its code."""
+    """Without escape sequences, and with every other character that would act instead of being seen escaped."""
     return visible(_SEQUENCES.sub("", text.replace("\r\n", "\n")), keep="\n\t")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 def cut(text: str, most: int) -> str:
-    """No more than so many characters of it, and how many there were."""
+    """The first `most` characters, and how many there were."""
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
 

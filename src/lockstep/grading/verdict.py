@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 SCHEMA = 1
 
@@ -21,27 +24,32 @@ class CheckOutcome(str, Enum):
 class Diagnosis:
     """Why a check failed.
 
-    `id` is a key of the catalogue. `message` says what was seen, with the submission's own numbers and ranks; its first
-    line is enough for the one who knows. `evidence` is longer text (a hang's table, a traceback). `file` and `line` point
-    into the submission.
+    `id` is a key of the catalogue. `message` says what was seen, with the submission's own numbers and ranks; an expert
+    needs only its first line. `evidence` is longer text (a hang's table, a traceback). `file` and `line` point into the
+    submission, and `source` is that line.
     """
 
     id: str
     message: str
     evidence: str = ""
     ranks: tuple[int, ...] = ()
-    file: str = ""
+    file: str | None = None
     line: int | None = None
     read: str = ""
     why: str = ""
     source: str = ""
+
+    @property
+    def place(self) -> str:
+        """`exercises/train_ddp.py:64`, as far as it is known."""
+        return f"{self.file}:{self.line}" if self.line else self.file or ""
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """One check: its name in the learner's words, how it went, and what the ranks printed meanwhile.
 
-    `lacking` tells of one that was not run because the grading machine lacks something: a grade does not count it.
+    `reason` says why it was not run. `lacking` is set when the grading machine lacks something: no grade counts it.
     """
 
     name: str
@@ -117,79 +125,14 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Schema 1: names in it stay; new ones may come."""
-        return {
-            "schema": SCHEMA,
-            "seed": self.seed,
-            "device": self.device,
-            "passed": self.passed,
-            "exercises": [_exercise_json(exercise) for exercise in self.exercises],
-            "faults": list(self.faults),
-            "versions": self.versions,
-            "isolation": self.isolation,
-        }
+        plain: dict[str, Any] = json.loads(json.dumps(msgspec.to_builtins(self)))  # with lists for tuples
+        for item, exercise in zip(plain["exercises"], self.exercises, strict=True):
+            item |= {"passed": exercise.passed, "score": exercise.score, "max_score": exercise.max_score}
+        return {"schema": SCHEMA, "passed": self.passed, **plain}
 
 
-def _exercise_json(exercise: ExerciseResult) -> dict[str, Any]:
-    return {
-        "name": exercise.name,
-        "passed": exercise.passed,
-        "score": exercise.score,
-        "max_score": exercise.max_score,
-        "seconds": round(exercise.seconds, 3),
-        "submission": exercise.submission,
-        "checks": [check_json(check) for check in exercise.checks],
-    }
-
-
-def check_json(check: CheckResult) -> dict[str, Any]:
-    """One check as plain data."""
-    return {
-        "name": check.name,
-        "id": check.id,
-        "outcome": check.outcome.value,
-        "diagnosis": _diagnosis_json(check.diagnosis),
-        "reason": check.reason,
-        "lacking": check.lacking,
-        "output": check.output,
-        "seconds": round(check.seconds, 3),
-    }
-
-
-def check_from_json(raw: dict[str, Any]) -> CheckResult:
-    """The inverse of `check_json`."""
-    known = raw["diagnosis"]
-    diagnosis = Diagnosis(**{**known, "ranks": tuple(known["ranks"]), "file": known["file"] or ""}) if known else None
-    return CheckResult(
-        raw["name"],
-        raw.get("id", ""),
-        CheckOutcome(raw["outcome"]),
-        diagnosis,
-        raw.get("reason", ""),
-        raw["output"],
-        raw.get("seconds", 0.0),
-        raw.get("lacking", False),
-    )
-
-
-def _diagnosis_json(diagnosis: Diagnosis | None) -> dict[str, Any] | None:
-    if diagnosis is None:
-        return None
-    return asdict(diagnosis) | {"ranks": list(diagnosis.ranks), "file": diagnosis.file or None}
-
-
-def from_json(raw: dict[str, Any]) -> Report:
-    """Read a report back; raises KeyError or ValueError when it is none of schema 1."""
-    if raw.get("schema") != SCHEMA:
-        raise ValueError(f"this report has schema {raw.get('schema')}, not {SCHEMA}")
-    exercises = []
-    for item in raw["exercises"]:
-        checks = tuple(check_from_json(check) for check in item["checks"])
-        exercises.append(ExerciseResult(item["name"], checks, item["seconds"], item.get("submission", "")))
-    return Report(
-        raw["seed"],
-        tuple(exercises),
-        raw.get("device", "cpu"),
-        tuple(raw.get("faults", ())),
-        raw.get("versions", {}),
-        raw.get("isolation", ""),
-    )
+def from_json(raw: Any) -> Report:
+    """Read a report back. Raises ValueError for anything that is not a report of schema 1."""
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise ValueError(f"this is not a report of schema {SCHEMA}")
+    return msgspec.convert(raw, Report)

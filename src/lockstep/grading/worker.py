@@ -1,12 +1,8 @@
-"""A process that grades on request and stays warm: torch and the checks are imported once, not for every check.
+"""The client of a process that grades on request and stays warm (`worker_process`): torch and the checks are imported
+once, not for every check.
 
-`Worker` starts one for itself and ends with it (a notebook's `%check`). `shared` finds one that earlier commands of the
-same user left waiting, or starts it: it serves `./lockstep check` at a terminal, and leaves after ten idle minutes, or
-as soon as the machinery's files have changed.
-
-One JSON object a line: `{"names": […], "submission": …, "device": …, "seed": …}` in; `{"progress": …}` for each check
-that concludes, then `{"report": …}` or `{"error": …}` out. With `{"outline": […]}` for names alone, the checks that these
-exercises have come back, and nothing runs.
+`Worker` starts a process of its own, which ends with it: for a notebook's `%check`, or to grade a class. `shared` finds
+one that earlier commands of the same user left waiting, or starts it, for `./lockstep check` at a terminal.
 """
 
 from __future__ import annotations
@@ -15,75 +11,118 @@ import contextlib
 import hashlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from ..ranks.client import SOURCE, child_environment
-from .course import Course, CourseError, find
-from .run import Progress, grade, outline
-from .verdict import Report, check_from_json, check_json, from_json
+import msgspec
 
-IDLE_SECONDS = 600.0
+from ..course import Course, CourseError
+from ..ranks.client import child_environment
+from .request import CheckLists, GradeRequest, OnCheck
+from .stamp import stamp
+from .verdict import CheckResult, Report
+
 START_SECONDS = 60.0
+COMMAND = (sys.executable, "-m", "lockstep.grading.worker_process")
+GONE = "the process that grades ended without a word: ./lockstep doctor"
+
+
+# What they say to each other: one JSON object a line --------------------------------------------------------------
+
+
+class GradeOrder(msgspec.Struct, tag=True):
+    """Grade this: a `Concluded` comes back for each check, then `Graded` or `Problem`."""
+
+    request: GradeRequest
+
+
+class ListOrder(msgspec.Struct, tag=True):
+    """Which checks do these exercises have? `Listed` comes back, or `Problem`. Nothing runs."""
+
+    exercises: list[str]
+
+
+class Concluded(msgspec.Struct, tag=True):
+    """A check has come to its end."""
+
+    exercise: str
+    check: CheckResult
+
+
+class Graded(msgspec.Struct, tag=True):
+    """The grading is over."""
+
+    report: Report
+
+
+class Listed(msgspec.Struct, tag=True):
+    """The checks that were asked for."""
+
+    checks: CheckLists
+
+
+class Problem(msgspec.Struct, tag=True):
+    """The message of a CourseError."""
+
+    message: str
+
+
+Order = GradeOrder | ListOrder
+Answer = Concluded | Graded | Listed | Problem
+
+
+def to_line(message: Order | Answer) -> str:
+    """A message as a line. (json's escapes keep text that is no valid Unicode, which msgspec's encoder refuses.)"""
+    return json.dumps(msgspec.to_builtins(message, enc_hook=lambda path: str(path.resolve()))) + "\n"
+
+
+def from_line(line: str, kind: Any) -> Any:
+    """A message of this kind. Raises ValueError for anything else."""
+    return msgspec.convert(json.loads(line), kind, dec_hook=lambda path, text: path(text))
+
+
+# The client -------------------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """The client's side: a process of its own, started at the first request, and again when it was ended."""
+    """A process of its own, started at the first request, and again after it was ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def grade(
-        self,
-        course: Course,
-        names: list[str],
-        submission: Path | None = None,
-        *,
-        device: str = "cpu",
-        seed: int | None = None,
-        checks: str = "",
-        isolation: str | None = None,
-        progress: Progress | None = None,
-        directory: Path | None = None,
-    ) -> Report:
-        """As `run.grade`, in this folder (default: the current one), from which a submission's path is told. A
-        KeyboardInterrupt ends the grading and whatever it had started."""
+    def grade(self, course: Course, request: GradeRequest, on_check: OnCheck | None = None) -> Report:
+        """As `grade.grade`, in that process. A KeyboardInterrupt ends the grading and all that it had started."""
         process = self._started(course)
         assert process.stdin is not None and process.stdout is not None
         try:
-            order = _order(names, submission, device, seed, isolation, directory, checks)
-            return _ask(process.stdin, process.stdout, order, progress)
+            return _grade(process.stdin, process.stdout, request, on_check)
         except (OSError, EOFError):
             self.stop()
-            return Report(0, (), device, ("the process that grades ended without a word: ./lockstep doctor",))
+            return Report(0, (), request.device, (GONE,))
         except KeyboardInterrupt:
             self.stop()
             raise
 
-    def outline(self, course: Course, names: list[str]) -> dict[str, tuple[tuple[str, str], ...]]:
-        """As `run.outline`. Raises CourseError when the checks cannot be collected."""
+    def list_checks(self, course: Course, names: list[str]) -> CheckLists:
+        """As `grade.list_checks`. Raises CourseError when the checks cannot be collected."""
         process = self._started(course)
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps({"outline": names}) + "\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline() or "{}")
-        except (OSError, ValueError):
-            answer = {}
-        if "outline" not in answer:
+            answer = _ask(process.stdin, process.stdout, ListOrder(names), lambda concluded: None)
+        except (OSError, EOFError):
             self.stop()
-            raise CourseError(answer.get("error") or "the process that grades ended without a word: ./lockstep doctor")
-        return {name: tuple((id, title) for id, title in checks) for name, checks in answer["outline"].items()}
+            raise CourseError(GONE) from None
+        assert isinstance(answer, Listed)
+        return answer.checks
 
     def kill(self) -> None:
-        """End the process from another thread: whoever waits for its answer gets a report with a fault."""
+        """End the process from another thread. The thread that waits for its answer gets a report with a fault."""
         process = self._process
         if process is not None:
             process.kill()
@@ -91,9 +130,8 @@ class Worker:
     def _started(self, course: Course) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.grading.worker"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(), cwd=course.root,
-                start_new_session=True,
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment(),
+                cwd=course.root, start_new_session=True,
             )  # fmt: skip
         return self._process
 
@@ -110,10 +148,8 @@ class Worker:
         process.wait()
 
 
-def shared(
-    course: Course, names: list[str], submission: Path | None, device: str, seed: int | None, progress: Progress | None
-) -> Report | None:
-    """Grade in the process that waits for this course, starting it when there is none; None where that cannot be."""
+def shared(course: Course, request: GradeRequest, on_check: OnCheck | None = None) -> Report | None:
+    """Grade in the process that waits for this course, starting it when there is none; None when that fails."""
     try:
         address = _address(course)
     except OSError:
@@ -125,45 +161,35 @@ def shared(
                 connection.makefile("w") as write,
                 connection.makefile("r") as read,
             ):
-                return _ask(write, read, _order(names, submission, device, seed), progress)
+                return _grade(write, read, request, on_check)
         except (OSError, EOFError):
             continue
     return None
 
 
-def _order(
-    names: list[str],
-    submission: Path | None,
-    device: str,
-    seed: int | None,
-    isolation: str | None = None,
-    directory: Path | None = None,
-    checks: str = "",
-) -> dict[str, Any]:
-    return {
-        "names": names,
-        "submission": str(submission.resolve()) if submission else None,
-        "device": device,
-        "seed": seed,
-        "isolation": isolation,
-        "checks": checks,
-        "default": os.environ.get("LOCKSTEP_SUBMISSION"),
-        "directory": str(directory or os.getcwd()),
-    }
+def _grade(write: IO[str], read: IO[str], request: GradeRequest, on_check: OnCheck | None) -> Report:
+    def tell(concluded: Concluded) -> None:
+        if on_check is not None:
+            on_check(concluded.exercise, concluded.check)
+
+    answer = _ask(write, read, GradeOrder(request), tell)
+    assert isinstance(answer, Graded)
+    return answer.report
 
 
-def _ask(write: IO[str], read: IO[str], order: dict[str, Any], progress: Progress | None) -> Report:
-    write.write(json.dumps(order) + "\n")
+def _ask(write: IO[str], read: IO[str], order: Order, tell: Callable[[Concluded], None]) -> Graded | Listed:
+    """The last answer to an order. Raises CourseError when it is refused, EOFError when the process ends first."""
+    write.write(to_line(order))
     write.flush()
     while (line := read.readline()).endswith("\n"):
-        answer = json.loads(line)
-        if "report" in answer:
-            return from_json(answer["report"])
-        if "error" in answer:
-            raise CourseError(answer["error"])
-        if progress is not None:
-            progress(answer["progress"], check_from_json(answer["check"]))
-    raise EOFError("the process that grades is gone")
+        answer: Answer = from_line(line, Answer)
+        if isinstance(answer, Concluded):
+            tell(answer)
+        elif isinstance(answer, Problem):
+            raise CourseError(answer.message)
+        else:
+            return answer
+    raise EOFError(GONE)
 
 
 def _address(course: Course) -> Path:
@@ -172,19 +198,9 @@ def _address(course: Course) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OSError("somebody else's folder")
-    return folder / f"{stamp(course)}.sock"
-
-
-def stamp(course: Course) -> str:
-    """Changes with any file of the machinery or the checks, with the Python and with the course's place."""
-    digest = hashlib.sha256(f"{sys.executable} {course.root}".encode())
-    for folder in (Path(SOURCE) / "lockstep", course.autograder, course.solutions):
-        for path in sorted(folder.rglob("*.[pt][yo]*")):
-            if path.suffix in (".py", ".toml"):
-                status = path.stat()
-                digest.update(f"{path} {status.st_mtime_ns} {status.st_size}".encode())
-    return digest.hexdigest()[:24]
+        raise OSError("another user's folder")
+    place = hashlib.sha256(f"{sys.executable} {course.root} {stamp(course)}".encode()).hexdigest()[:24]
+    return folder / f"{place}.sock"
 
 
 def _connect(address: Path, course: Course, start: bool) -> socket.socket:
@@ -201,106 +217,7 @@ def _connect(address: Path, course: Course, start: bool) -> socket.socket:
                 raise
         if process is None:
             process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.grading.worker", str(address)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=child_environment(), cwd=course.root, start_new_session=True,
+                [*COMMAND, str(address)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, env=child_environment(), cwd=course.root, start_new_session=True,
             )  # fmt: skip
         time.sleep(0.02)
-
-
-# The process itself --------------------------------------------------------------------------------------------------
-
-
-def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
-    """Answer one client until it is gone."""
-
-    def send(message: dict[str, Any]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    for line in requests:
-        order: dict[str, Any] = json.loads(line)
-        if "outline" in order:
-            try:
-                send({"outline": outline(course, order["outline"])})
-            except CourseError as error:
-                send({"error": str(error)})
-            continue
-        os.environ.pop("LOCKSTEP_SUBMISSION", None)
-        if order["default"]:
-            os.environ["LOCKSTEP_SUBMISSION"] = order["default"]
-        with contextlib.suppress(OSError):
-            os.chdir(order["directory"])
-        _busy.set()
-        try:
-            given = Path(order["submission"]) if order["submission"] else None
-            report = grade(
-                course,
-                order["names"],
-                given,
-                device=order["device"],
-                seed=order["seed"],
-                checks=order["checks"],
-                isolation=order["isolation"],
-                progress=lambda exercise, check: send({"progress": exercise, "check": check_json(check)}),
-            )
-            answer: dict[str, Any] = {"report": report.to_json()}
-        except CourseError as error:
-            answer = {"error": str(error)}
-        _busy.clear()  # before the client has what it came for, and may go
-        send(answer)
-
-
-def listen(address: Path, course: Course) -> None:
-    """Serve one client after the other, until nobody has come for a while or the machinery has changed."""
-    began = stamp(course)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.suppress(FileNotFoundError):
-        address.unlink()
-    door.bind(str(address))
-    door.listen(8)
-    try:
-        while select.select([door], [], [], IDLE_SECONDS)[0]:
-            connection, _ = door.accept()
-            gone = threading.Thread(target=_leave_with, args=(connection,), daemon=True)
-            with connection, connection.makefile("r") as read, connection.makefile("w") as write:
-                gone.start()
-                serve(read, write, course)
-            if stamp(course) != began:
-                return
-    finally:
-        with contextlib.suppress(OSError):
-            address.unlink()
-
-
-_busy = threading.Event()
-
-
-def _leave_with(connection: socket.socket | IO[str]) -> None:
-    """A client that goes away in the middle of a grading (Ctrl-C) takes the process with it, and so all its ranks."""
-    poll = select.poll()
-    with contextlib.suppress(OSError, ValueError):
-        poll.register(connection.fileno(), select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-        poll.poll()
-        if _busy.is_set():
-            os._exit(1)
-
-
-def main() -> None:
-    """`python -m lockstep.grading.worker [SOCKET]`."""
-    from .. import ranks
-
-    ranks.warm()
-    course = find()
-    if len(sys.argv) > 1:
-        listen(Path(sys.argv[1]), course)
-        return
-    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what checks or torch print must not reach the answers
-    threading.Thread(target=_leave_with, args=(sys.stdin,), daemon=True).start()
-    serve(sys.stdin, said, course)
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        main()

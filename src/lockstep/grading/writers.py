@@ -1,7 +1,7 @@
-"""The files that come of a graded class: one list of writers, each from a `Marked` class to files of its own in a folder.
+"""The files of a graded class: one list of writers, each of which writes its own files into a folder.
 
-A writer gives back what it has written, the file to look at first. To add a format, write its pure function in `exports`
-and put a line here.
+A writer returns what it has written, the file to look at first. To add a format, write its pure function in `exports`
+and add a line here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ..course import Course
+from ..course.files import write
 from . import similar
 from .classroom import ClassResult, Learner
-from .course import Course
 from .exports.class_page import class_page
 from .exports.classroom50 import scores
 from .exports.csv_grades import Row, grades_csv
@@ -24,9 +25,9 @@ from .exports.junit import junit_class
 from .exports.summary_md import class_md
 from .policy import Grades, Policy, apply
 from .policy_file import load
-from .store import pretty, write
+from .store import pretty
 
-EARLIEST = datetime(1980, 1, 1, tzinfo=timezone.utc)  # where nothing says when a class handed in
+EARLIEST = datetime(1980, 1, 1, tzinfo=timezone.utc)  # when nothing says when a class handed in
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ Writer = Callable[[Marked, Path], list[Path]]
 
 
 def remarks(learner: Learner) -> tuple[str, ...]:
-    """What a teacher should know of this grading: what was refused, what is missing, what was set aside."""
+    """What a teacher should know about this grading: what was refused, what is missing, what was set aside."""
     missing = (f"not handed in: {', '.join(learner.missing)}",) if learner.missing else ()
     return (*learner.handed.refused, *missing, *learner.handed.notes)
 
 
 def write_csv(marked: Marked, folder: Path) -> list[Path]:
-    """`grades.csv`, with the mark by which spreadsheets know UTF-8."""
+    """`grades.csv`, with the mark by which spreadsheets recognise UTF-8."""
     graded = marked.graded
     rows = (Row(one.id, one.handed.shown, one.report, remarks(one), marked.grades[one.id]) for one in graded.learners)
     return _written(folder / "grades.csv", grades_csv(rows, graded.exercises).encode("utf-8-sig", "backslashreplace"))
@@ -69,10 +70,8 @@ def write_summary(marked: Marked, folder: Path) -> list[Path]:
 
 
 def write_gradescope(marked: Marked, folder: Path) -> list[Path]:
-    """`gradescope/ID.json`: each learner's `results.json`; none for whom our grader failed."""
-    folder = folder / "gradescope"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    """`gradescope/ID.json`: each learner's `results.json`, except after a fault of ours."""
+    folder = _emptied(folder / "gradescope")
     for one in marked.graded.learners:
         if not one.faulty:
             write(folder / f"{one.id}.json", pretty(class_results(one, marked.grades[one.id])))
@@ -80,14 +79,12 @@ def write_gradescope(marked: Marked, folder: Path) -> list[Path]:
 
 
 def write_classroom50(marked: Marked, folder: Path) -> list[Path]:
-    """`classroom50/scores.json`, the gradebook, and `left_out.txt`, who is not in it; no clock has a part in either."""
+    """`classroom50/scores.json`, the gradebook, and `left_out.txt`, who is not in it; neither depends on a clock."""
     times = [one.handed.handed_in for one in marked.graded.learners if one.handed.handed_in]
     fallback = max(times, default=None) or marked.policy.late.deadline or EARLIEST
     where = marked.policy.classroom50
     book = scores(marked.graded, where.classroom, where.assignment, fallback, marked.grades)
-    folder = folder / "classroom50"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder = _emptied(folder / "classroom50")
     write(folder / "scores.json", pretty(book.data))
     write(folder / "left_out.txt", "".join(f"{line}\n" for line in book.left_out).encode("utf-8", "backslashreplace"))
     return [folder]
@@ -96,9 +93,7 @@ def write_classroom50(marked: Marked, folder: Path) -> list[Path]:
 def write_pages(marked: Marked, folder: Path) -> list[Path]:
     """`index.html` for the teacher, and `reports/ID.html`, a page for each learner."""
     graded = marked.graded
-    reports = folder / "reports"
-    shutil.rmtree(reports, ignore_errors=True)
-    reports.mkdir()
+    reports = _emptied(folder / "reports")
     for one in graded.learners:
         write(reports / f"{one.id}.html", html_report(one, marked.grades[one.id]).encode())
     page = class_page(
@@ -122,13 +117,19 @@ WRITERS: dict[str, Writer] = {
 
 
 def write_all(graded: ClassResult, folder: Path, course: Course, policy: Policy | None = None) -> list[Path]:
-    """Call every writer; returns what a teacher may want to open. Without a policy, that of the course.
+    """Call every writer; returns what a teacher may want to open. The default policy is the course's.
 
     Raises CourseError when the course's policy cannot be read.
     """
     policy = load(course) if policy is None else policy
     marked = Marked(graded, course, policy, apply(policy, graded))
     return [path for writer in WRITERS.values() for path in writer(marked, folder)]
+
+
+def _emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def _written(path: Path, data: bytes) -> list[Path]:

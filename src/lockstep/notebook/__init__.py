@@ -8,9 +8,10 @@ from typing import Any
 def load(shell: Any) -> None:
     """Register the magics with this IPython shell and warm the ranks up in the background."""
     from .. import ranks
+    from ..course.runs import PRELOADED
     from .exercise import ExerciseMagics
     from .magic import RanksMagic
 
     shell.register_magics(RanksMagic)
     shell.register_magics(ExerciseMagics)
-    ranks.warm()
+    ranks.warm(PRELOADED)

@@ -1,7 +1,7 @@
 """Bars of what a cell has measured: `bars({"with": 0.41, "without": 0.31}, unit="s")` shows them in a notebook.
 
-The numbers are the reader's own and differ in every run, so the picture is marked as measured: comparisons of outputs
-look past it (`chapters/nbval_sanitize.cfg`), and what can be compared is printed beside it.
+The numbers differ in every run, so the picture is marked as measured: comparisons of outputs ignore it
+(`chapters/nbval_sanitize.cfg`), and what can be compared is printed beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WIDTH, ROW, LABEL, VALUE = 720, 26, 230, 90
 
 
 class Bars:
-    """A picture of horizontal bars, one a name, in the order given."""
+    """A picture of horizontal bars, one for each name, in the order given."""
 
     def __init__(self, values: Mapping[str, float], unit: str, title: str) -> None:
         self.values, self.unit, self.title = dict(values), unit, title
@@ -28,22 +28,21 @@ class Bars:
         for number, (name, value) in enumerate(self.values.items(), 1):
             top = ROW * number
             length = (WIDTH - LABEL - VALUE) * max(value, 0.0) / largest
+            y, shown = f'y="{top + 16}" fill="currentColor"', f"{value:.3g} {html.escape(self.unit)}"
             lines += [
-                f'<text x="0" y="{top + 16}" fill="currentColor">{html.escape(name)}</text>',
+                f'<text x="0" {y}>{html.escape(name)}</text>',
                 f'<rect x="{LABEL}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" rx="2" fill="#4c78a8"/>',
-                f'<text x="{LABEL + length + 8:.1f}" y="{top + 16}" fill="currentColor">{value:.3g} {html.escape(self.unit)}</text>',
+                f'<text x="{LABEL + length + 8:.1f}" {y}>{shown}</text>',
             ]
         return (
             f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-            f'style="max-width:100%" role="img" aria-label="{html.escape(self.title)}" font-family="sans-serif" font-size="13">'
-            + "".join(lines)
-            + "</svg>"
+            f'style="max-width:100%" role="img" aria-label="{html.escape(self.title)}" '
+            f'font-family="sans-serif" font-size="13">{"".join(lines)}</svg>'
         )
 
 
 def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
-    """A picture of these values, which must not be negative. Raises ValueError when there are none, or one is
-    negative."""
+    """A picture of these values. Raises ValueError when there are none, or one is negative."""
     if not values:
         raise ValueError("there is nothing to draw")
     if min(values.values()) < 0:

@@ -1,4 +1,4 @@
-"""Show what an exercise asks for: signatures and docstrings, as they stand in the learner's file."""
+"""Show what an exercise asks for: signatures and docstrings, from the learner's file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import os
 from pathlib import Path
 
-from ..grading.course import find
+from ..course import find
 
 
 def contract(exercise: str, *functions: str) -> None:
@@ -31,13 +31,11 @@ def _is_asked_for(method: ast.FunctionDef) -> bool:
 
 
 def _head(text: str, node: ast.FunctionDef | ast.ClassDef) -> list[str]:
-    """The lines from the name (or its decorators) to the end of the docstring: what is asked for has one."""
+    """The lines from the name (or its decorators) to the end of the docstring."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return text.splitlines()[first - 1 : node.body[0].end_lineno]
 
 
 def _file(exercise: str) -> Path:
-    """The learner's file; where outputs are compared, the reference, whose contract is the same."""
-    told = os.environ.get("LOCKSTEP_SUBMISSION")
-    folder = Path(told) if told else find().exercises
-    return folder / f"{exercise}.py"
+    """The learner's file; when outputs are compared, the reference, whose contract is the same."""
+    return Path(os.environ.get("LOCKSTEP_SUBMISSION") or find().exercises) / f"{exercise}.py"

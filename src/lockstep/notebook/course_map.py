@@ -1,7 +1,7 @@
 """`course_map("02_setup")`: where you stand in the course, and the box that says that a chapter is complete.
 
-As with the quizzes, what is stored of it (`repr` and Markdown) is the same for every learner; what one has done shows
-only where a kernel runs.
+As with the quizzes, its stored form (`repr` and Markdown) is the same for every learner; what one has done shows only
+while a kernel runs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 from ipywidgets import HTML, Button, Checkbox, HBox, Layout, VBox
 
-from ..grading import course as courses
-from ..grading.course import CourseError
-from ..standing import ChapterStanding, CourseStanding, Standing, mark, standing
+from ..course import CourseError
+from ..course import course as courses
+from ..course.standing import ChapterStanding, CourseStanding, Standing, mark, standing
 
 STYLE = """<style>
 .lockstep-map { color: var(--jp-content-font-color1, inherit); font-size: var(--jp-content-font-size1, 14px);
   line-height: 1.5; max-width: 46em }
 .lockstep-map ol { list-style: none; margin: 0; padding: 0 } .lockstep-map ol ol { margin: 2px 0 6px 30px }
-.lockstep-map .lockstep-number { display: inline-block; width: 22px; height: 22px; margin: 2px 8px 2px 0; line-height: 20px;
-  text-align: center; border: 1px solid var(--jp-brand-color1, #1976d2); border-radius: 50% }
+.lockstep-map .lockstep-number { display: inline-block; width: 22px; height: 22px; margin: 2px 8px 2px 0;
+  line-height: 20px; text-align: center; border: 1px solid var(--jp-brand-color1, #1976d2); border-radius: 50% }
 .lockstep-map .lockstep-complete { background: var(--jp-brand-color1, #1976d2); color: var(--jp-layout-color0, #fff) }
 .lockstep-map small { color: var(--jp-content-font-color2, gray); margin-left: 8px }
 .lockstep-map .lockstep-here { font-weight: 600 } .lockstep-map .lockstep-state { display: inline-block; width: 1.4em }
@@ -52,7 +52,7 @@ class CourseMap(VBox):
         return {**bundle, "text/plain": repr(self), "text/markdown": "\n".join(lines)}
 
     def show(self, *_: Any) -> None:
-        """Draw the map as things stand now."""
+        """Draw the map as it is now."""
         now = standing(self.course)
         self._complete.value = any(one.complete for one in now.chapters if one.outline.name == self.chapter)
         self._map.value = as_html(now, self.chapter or (now.here[0] if now.here else ""))
@@ -71,7 +71,7 @@ def course_map(chapter: str = "") -> CourseMap:
 
 
 def as_html(now: CourseStanding, unfolded: str) -> str:
-    """The chapters with what is done of each; below the unfolded one, its sections."""
+    """The chapters with what is done in each; below the unfolded one, its sections."""
     chapters = "".join(_chapter(one, now, one.outline.name == unfolded) for one in now.chapters)
     return f'{STYLE}<div class="lockstep-map"><ol>{chapters}</ol></div>'
 

@@ -8,8 +8,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from ..grading import help, progress
-from ..grading.course import Course, CourseError, find
+from ..course import Course, CourseError, find, hints, progress
+from ..grading.request import GradeRequest
 from ..grading.text import report_text
 from ..grading.worker import Worker
 from ..ranks import RanksError
@@ -26,14 +26,16 @@ class ExerciseMagics(Magics):
         """Grade exercises: `%check train_ddp`."""
         course, names = _asked(line, "%check")
         try:
-            report = _worker.grade(course, names)
+            report = _worker.grade(course, GradeRequest(tuple(names)))
         except CourseError as error:
             raise UsageError(str(error)) from None
         except RanksError as error:
-            raise UsageError(f"Lockstep could not run this check: {error}") from None
+            raise UsageError(
+                f"Lockstep could not run this check: {error}. ./lockstep doctor looks at this machine."
+            ) from None
         if not os.environ.get("LOCKSTEP_SUBMISSION"):
             for result in report.exercises:
-                progress.record(course, result)
+                progress.record(course, result.name, result.score, result.max_score)
         print(report_text(report))
 
     @line_magic
@@ -42,7 +44,7 @@ class ExerciseMagics(Magics):
         from IPython.display import Markdown, display
 
         course, names = _asked(line, "%hint")
-        number, of, text = help.next_hint(course, names[0])
+        number, of, text = hints.next_hint(course, names[0])
         display(Markdown(f"**Hint {number} of {of}**\n\n{text}"))
 
     @line_magic

@@ -1,7 +1,7 @@
 """`%%ranks N`: run a cell's code on N real ranks.
 
-The kernel itself is never forked: the ranks come from the warm process that `lockstep.ranks` keeps. The same text runs
-under torchrun; `--save FILE` writes it there and prints the command.
+The kernel itself is never forked: the ranks come from the warm process of `lockstep.ranks`. The same text runs under
+torchrun; `--save FILE` writes it to a file and prints the command.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 
 from .. import cluster, ranks
-from ..ranks import Run, text
-from ..ranks.lines import Lines
+from ..course.runs import READ_ON
+from ..ranks import Kind, Run, text
+from ..ranks.line_buffer import LineBuffer
 
 HOLD_BACK_SECONDS = 0.5
-EXPECTATIONS = tuple(name.replace(" ", "-") for name in text.TITLES)
+EXPECTATIONS = tuple(kind.value.replace(" ", "-") for kind in Kind)
 
 
 class RanksFailed(Exception):
@@ -66,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _network(options: argparse.Namespace) -> ranks.Function | None:
-    """Where the cell's ranks stand. Raises ValueError for what is no bandwidth."""
+    """The network of the cell's ranks. Raises ValueError for a malformed bandwidth."""
     wanted = options.hosts or (options.nodes > 1 and options.bandwidth)
     if wanted or (options.nodes > 1 and options.device == "cpu" and cluster.available("hosts") is None):
         return cluster.own_hosts(options.bandwidth)
@@ -77,13 +78,13 @@ class Output:
     """Shows what the ranks print, each line with its rank.
 
     A short run is shown rank by rank when it ends, so that running a cell twice looks the same. A longer one is shown
-    as it comes, unless LOCKSTEP_ORDERED is set or a test compares outputs.
+    as it runs, unless LOCKSTEP_ORDERED is set or a test compares outputs.
     """
 
     def __init__(self, world_size: int) -> None:
         self.began: float | None = None
         self.ordered = bool(os.environ.get("LOCKSTEP_ORDERED") or os.environ.get("PYTEST_CURRENT_TEST"))
-        self.lines = Lines()
+        self.lines = LineBuffer()
         self.held: list[list[str]] = [[] for _ in range(world_size)]
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
@@ -102,7 +103,7 @@ class Output:
         sys.stdout.flush()
 
     def close(self) -> None:
-        """Print everything that is left, unfinished lines too."""
+        """Print everything that is left, including unfinished lines."""
         for rank, _, rest in self.lines.rest():
             self.held[rank].append(rest)
         self.show()
@@ -142,6 +143,8 @@ class RanksMagic(Magics):
             print(f"not run: {missing}")
             self._keep(options.into, None)
             return
+        except ranks.RanksError as error:
+            raise RanksFailed(f"{error}. ./lockstep doctor looks at this machine.") from None
         output.close()
         self._keep(options.into, result)
         if options.watch_replicas:
@@ -149,7 +152,7 @@ class RanksMagic(Magics):
         self._conclude(result, (options.expect or "").replace("-", " "))
 
     def _keep(self, name: str | None, result: Run | None) -> None:
-        """The run's result goes into the reader's variable; None says that the cell was not run."""
+        """Put the run's result into the reader's variable; None means that the cell was not run."""
         if name and self.shell is not None:
             self.shell.user_ns[name] = result
 
@@ -159,8 +162,8 @@ class RanksMagic(Magics):
 
     def _conclude(self, result: Run, expected: str) -> None:
         if result.cause is not None:
-            print(text.describe(result))
-        kind = result.cause.kind if result.cause else ""
+            print(text.describe(result, READ_ON))
+        kind = result.cause.kind.value if result.cause else ""
         if expected and kind != expected:
             raise RanksFailed(f"expected {expected}, and the run {'ended as: ' + kind if kind else 'ended well'}")
         if kind and not expected:

@@ -1,8 +1,8 @@
 """`quiz("02_setup/set_epoch")`: one multiple-choice question in a cell.
 
-It is a box of plain ipywidgets, so that it works with the keyboard and takes JupyterLab's colours, light or dark. Where
-no kernel runs (GitHub, a page made by nbconvert), the same output carries the question as text. Feedback goes into an
-HTML widget, never an output area: nbval cannot see into those.
+It is a box of plain ipywidgets, so that it works with the keyboard and takes JupyterLab's colours, light or dark.
+Without a kernel (GitHub, a page made by nbconvert), the same output shows the question as text. Feedback goes into an
+HTML widget, never an output area, which nbval would compare.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from ipywidgets import HTML, Button, Layout, RadioButtons, VBox
 
-from ..grading import course, progress
-from .quizfile import Question, QuizError, read, rich
+from ..course import find, progress
+from ..course.quizzes import Question, QuizError, quiz_file, read, rich
 
 STYLE = """<style>
 .lockstep-quiz { border-left: 3px solid var(--jp-brand-color1, #1976d2); padding: 4px 12px; max-width: 46em }
@@ -42,7 +42,7 @@ class Quiz(VBox):
         self.add_class("lockstep-quiz")
         self._choices.observe(self._on_choice, names="value")
         self._button.on_click(self._on_check)
-        if _answers().get(question.key) == "right":
+        if progress.load().quizzes.get(question.key) == progress.RIGHT:
             self._feedback.value = "You have answered this one before."
 
     def __repr__(self) -> str:
@@ -62,17 +62,18 @@ class Quiz(VBox):
         if self._choices.value is None:
             return
         choice = self.question.choices[self._choices.value]
-        verdict, style = ("Right.", "lockstep-right") if choice.is_right else ("Not so.", "lockstep-wrong")
+        verdict, style = ("Right.", "lockstep-right") if choice.right else ("Not so.", "lockstep-wrong")
         # role=status: a screen reader reads the feedback out without the focus leaving the button
-        self._feedback.value = f'<div role="status" class="{style}"><b>{verdict}</b> {rich(choice.because)}</div>'
-        if choice.is_right or _answers().get(self.question.key) != "right":
-            progress.update("quizzes", self.question.key, "right" if choice.is_right else "wrong")
+        self._feedback.value = f'<div role="status" class="{style}"><b>{verdict}</b> {rich(choice.why)}</div>'
+        with progress.change() as known:
+            if known.quizzes.get(self.question.key) != progress.RIGHT:
+                known.quizzes[self.question.key] = progress.RIGHT if choice.right else progress.WRONG
 
 
 def quiz(key: str) -> Quiz:
     """The question `<chapter>/<name>`, as the value of a cell. Raises QuizError, which names what there is instead."""
     chapter, _, name = key.partition("/")
-    questions = read(course.find().root / "chapters" / "quizzes" / f"{chapter}.toml")
+    questions = read(quiz_file(find().root, chapter))
     if name not in questions:
         raise QuizError(f"there is no question {key!r}. There are: {', '.join(one.key for one in questions.values())}")
     return Quiz(questions[name])
@@ -83,10 +84,6 @@ def as_text(question: Question) -> str:
     choices = "\n".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
     return (f"<details><summary><b>Question.</b> {rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
             "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
-
-
-def _answers() -> dict[str, Any]:
-    return dict(progress.load().get("quizzes", {}))
 
 
 __all__ = ["Quiz", "QuizError", "as_text", "quiz"]

@@ -1,9 +1,9 @@
-"""The all-reduce stepper: how N ranks get the sum of what they brought, one step at a time.
+"""The all-reduce stepper: how N ranks get the sum of what they have, one step at a time.
 
-Who sends what to whom is computed here and handed to `stepper.js` as data, so there is one schedule: the one that
-`tests/test_pictures.py` proves. The page is a sandboxed iframe without any outside resource: it works in JupyterLab
-without internet and in a static page. Where no script runs (GitHub's preview), `still` draws the same steps side by
-side:
+Who sends what to whom is computed here and given to `stepper.js` as data, so there is one schedule: the one that
+`tests/test_pictures.py` proves. The page is a sandboxed iframe without any outside resource, so it works in JupyterLab
+without internet and in a static page. For places where no script runs (GitHub's preview), `still` draws the same steps
+side by side:
 
     python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg
 """
@@ -29,7 +29,7 @@ class How(str, Enum):
 
     ADD = "add"  # adds the sender's present numbers to its own
     COPY = "copy"  # puts them in place of its own
-    OWN = "own"  # adds what the sender brought in the beginning, whatever the sender holds by now
+    OWN = "own"  # adds what the sender had in the beginning, whatever it has by now
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def bounds(length: int, chunks: int) -> list[int]:
 
 
 def brought(ranks: int, length: int) -> list[list[int]]:
-    """What each rank brings: digits from 1 to 9, the same in every run."""
+    """What each rank has in the beginning: digits from 1 to 9, the same in every run."""
     return [[(7 * rank + 4 * index + rank * index) % 9 + 1 for index in range(length)] for rank in range(ranks)]
 
 
@@ -141,13 +141,13 @@ class Stepper:
         """The whole document, for an iframe or a file. `theme` is `auto` (what the system prefers) or `dark`."""
         script = (Path(__file__).with_name("stepper.js")).read_text(encoding="utf-8")
         data = json.dumps(self._data(), separators=(",", ":"), sort_keys=True)
-        return (f"<!doctype html><html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
-                f"<body><main id=stepper></main><script>{script}\nmount(document.getElementById('stepper'), {data});"
-                "</script></body></html>")  # fmt: skip
+        head = f"<html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
+        mount = f"<script>{script}\nmount(document.getElementById('stepper'), {data});</script>"
+        return f"<!doctype html>{head}<body><main id=stepper></main>{mount}</body></html>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        # A sandboxed frame cannot see JupyterLab's theme, so there is a second one for its dark theme. The frame that is
-        # not shown is not loaded either.
+        # A sandboxed frame cannot see JupyterLab's theme, so there is a second one for the dark theme. The frame that
+        # is not shown is not loaded.
         style = (
             "<style>.lockstep-picture { width: 100%; max-width: 780px; border: 0 }\n"
             '.lockstep-dark, body[data-jp-theme-light="false"] .lockstep-auto { display: none }\n'
@@ -222,9 +222,10 @@ def still(ranks: int = 4, length: int = 8) -> str:
                     middle = x + (place - ends[chunk]) * cell + cell / 2 - 1
                     parts.append(f'<text class="n" x="{middle:g}" y="{y + 16}">{state[rank][place]}</text>')
     total, whole = bytes_sent(schedule, length)[0], length * NUMBER_BYTES
-    line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}. Framed: arrived in this step."
-    cost = (f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}. "
-            f"If everybody sent everything to everybody: {bytes_sent(naive(ranks), length)[0]} bytes.")  # fmt: skip
+    line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}."
+    line += " Framed: arrived in this step."
+    cost = f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}."
+    cost += f" If everybody sent everything to everybody: {bytes_sent(naive(ranks), length)[0]} bytes."
     parts += [
         f'<text x="14" y="{height - 30}">{line}</text>',
         f'<text x="14" y="{height - 10}">{cost}</text>',

@@ -1,12 +1,12 @@
 """The timeline of your own run: what each rank computed and sent, drawn from the record of a cell.
 
-    %%ranks 2 --timeline --into run        the cell says where it is: mark("forward"), mark("backward"), mark("end"),
+    %%ranks 2 --timeline --into run        the cell says how far it is: mark("forward"), mark("backward"), mark("end"),
                                            and mark("ready NAME") from a hook when a gradient is ready
     timeline(run)                          draws all steps; `step=-1` the last one
     timeline(run, mine, titles=("torch", "mine")).save_trace("trace.json")      ui.perfetto.dev opens it
 
-The picture shows times, which differ in every run. What can be compared is its text: ranks, buckets, and how many were
-launched before the last gradient was ready, which is counted by the order of events and not by the clock.
+The picture shows times, which differ in every run. Its text can be compared: ranks, buckets, and how many of them were
+launched before the last gradient was ready, by the order of events and not by the clock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Phase:
 class Bucket:
     """One collective of a step: `ready` is when the gradient came that completed it, if the cell marks gradients.
 
-    `early` says that it was launched while gradients were still missing. It comes from the order of events.
+    `early` says that it was launched while gradients were still missing, by the order of events.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class StepOfRank:
 
     @property
     def finish(self) -> float:
-        """When the last of it was over."""
+        """When its last part ended."""
         return max(*(phase.end for phase in self.phases), *(one.end for one in self.collectives), self.begin)
 
 
@@ -92,7 +92,7 @@ class Panel:
 
 
 class Timeline:
-    """One panel a run, all to the same scale. As a cell's value it is a picture, and a text that carries no times."""
+    """One panel for each run, all to the same scale. As a cell's value: a picture, and a text without times."""
 
     def __init__(self, panels: tuple[Panel, ...]) -> None:
         self.panels = panels
@@ -104,7 +104,7 @@ class Timeline:
         return {"image/svg+xml": self.svg(), "text/plain": repr(self)}
 
     def svg(self) -> str:
-        """The picture. `data-measured` is for those who compare outputs: what is inside differs in every run."""
+        """The picture. `data-measured` tells comparisons of outputs that it differs in every run."""
         return _draw(self.panels)
 
     def save(self, path: str | Path) -> None:
@@ -116,7 +116,7 @@ class Timeline:
         Path(path).write_text(json.dumps(self.trace(), indent=1) + "\n", encoding="utf-8")
 
     def trace(self) -> dict[str, Any]:
-        """The trace as data: a process for each rank, a thread for its code, one for each place among the collectives."""
+        """The trace as data: a process for each rank, a thread for its code and for each row of its collectives."""
         return {"traceEvents": _trace_events(self.panels), "displayTimeUnit": "ms"}
 
 
@@ -142,7 +142,7 @@ def _panel(run: Run, title: str, step: int | None) -> Panel:
 
 
 def _steps(report: RankReport) -> list[StepOfRank]:
-    """A rank's events from each mark "forward" to its mark "end". What comes between belongs to no step."""
+    """A rank's events from each mark "forward" to its mark "end". What is between steps belongs to none."""
     pieces: list[list[Mark | Collective]] = []
     inside = False
     events: list[Mark | Collective] = [*report.marks, *report.collectives]
@@ -311,13 +311,11 @@ def _key(top: int) -> list[str]:
         parts.append(f'<rect class="{kind}" x="{x}" y="{top + 6}" width="12" height="12"/>')
         parts.append(f'<text class="q" x="{x + 17}" y="{top + 16}">{words}</text>')
         x += 34 + 6 * len(words)
-    parts.append(
-        f'<path class="tick" d="M{x} {top + 8}v9"/><text class="q" x="{x + 6}" y="{top + 16}">a gradient is ready</text>'
-    )
-    x += 136
-    parts.append(
-        f'<path class="ready" d="M{x} {top + 6}v13"/><text class="q" x="{x + 6}" y="{top + 16}">… and its bucket is full</text>'
-    )
+    for kind, d, words in (("tick", f"M{x} {top + 8}v9", "a gradient is ready"),
+                           ("ready", f"M{x + 136} {top + 6}v13", "… and its bucket is full")):  # fmt: skip
+        parts.append(f'<path class="{kind}" d="{d}"/>')
+        parts.append(f'<text class="q" x="{x + 6}" y="{top + 16}">{words}</text>')
+        x += 136
     return parts
 
 

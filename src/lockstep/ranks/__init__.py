@@ -4,7 +4,7 @@
     run = ranks.run(ranks.Script("train.py"), world_size=4)
     print(run.cause.headline if run.cause else "all ranks returned")
 
-This floor knows nothing of grading or notebooks. It needs torch and the standard library.
+This floor knows nothing of what is built on it. It needs torch, msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from .client import RanksError, run, served_by, start_method, stop, warm
 from .job import Function, Job, Script, Source, Target
 from .network import Network, NotRun
-from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Waiting
+from .report import Cause, Collective, Error, Frame, Kind, Mark, Outcome, RankReport, Stack, Waiting
 from .result import Run
 
 __all__ = [
-    "Cause", "Collective", "Error", "Frame", "Function", "Job", "Mark", "Network", "NotRun", "Outcome", "RankReport",
+    "Cause", "Collective", "Error", "Frame", "Function", "Job", "Kind", "Mark", "Network", "NotRun", "Outcome", "RankReport",
     "RanksError", "Run", "Script", "Source", "Stack", "Target", "Waiting", "mark", "observe", "run", "served_by", "start_method",
     "stop", "warm",
 ]  # fmt: skip

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 HEADER = struct.Struct("!II")
 MAX_HEADER = 16 << 20
 MAX_BLOB = 256 << 20
@@ -162,9 +164,9 @@ class Channel:
         """The socket's file descriptor, so that `selectors` can wait on the channel."""
         return self.socket.fileno()
 
-    def send(self, message: dict[str, Any], blob: bytes = b"") -> None:
-        """Send one message; raises OSError when the other end is gone."""
-        header = json.dumps(message, separators=(",", ":")).encode()
+    def send(self, message: Any, blob: bytes = b"") -> None:
+        """Send one of `messages`, or a dictionary; raises OSError when the other end is gone."""
+        header = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
         if len(header) > MAX_HEADER or len(blob) > MAX_BLOB:
             raise ChannelError(f"a message of {len(header) + len(blob):,} bytes is too large to send")
         with self._lock:

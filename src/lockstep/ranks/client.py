@@ -14,14 +14,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import drift, explain, processes
+from . import drift, explain, messages, processes
 from .channel import Channel, ChannelError, decode, encode
 from .folder import remove_left_folders
-from .job import Function, Job, Source, Target, describe
+from .job import Function, Job, NetworkMaker, Source, Target, describe
+from .messages import (
+    Alive,
+    Arguments,
+    Begin,
+    End,
+    Events,
+    Finished,
+    MemberReport,
+    Observed,
+    Order,
+    Output,
+    Refused,
+    Role,
+    StackReport,
+    Stop,
+    ToClient,
+    read,
+)  # fmt: skip
 from .network import NotRun
 from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Stack, only_places_below
 from .result import Run
@@ -33,7 +51,7 @@ SILENT_SECONDS = 30.0
 """Without a word from a supervisor that speaks every second: one of its ranks has seen to that."""
 STOPPED_SECONDS = 3.0
 """... or that is seen to be held by a signal."""
-Printer = Callable[[int, str, str], None]
+OnOutput = Callable[[int, str, str], None]
 
 
 class RanksError(Exception):
@@ -44,11 +62,13 @@ class Server:
     """The warm process of a client, started once and shared by all its runs.
 
     `prefix` is a command that starts another, such as a sandbox's, for the process to stand in; `environment` is then
-    all that it has of one.
+    all that it has of one. `preload` are modules that it imports when it is idle, where they are installed.
     """
 
-    def __init__(self, prefix: Sequence[str] = (), environment: dict[str, str] | None = None) -> None:
-        self._prefix, self._environment = prefix, environment
+    def __init__(
+        self, prefix: Sequence[str] = (), environment: dict[str, str] | None = None, preload: Sequence[str] = ()
+    ) -> None:
+        self._prefix, self._environment, self.preload = prefix, environment, preload
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -63,7 +83,7 @@ class Server:
                 self._control.close()
             ours, theirs = socket.socketpair()
             self._process = subprocess.Popen(
-                [*self._prefix, sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno())],
+                [*self._prefix, sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno()), *self.preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=child_environment() if self._environment is None else self._environment,
@@ -86,8 +106,7 @@ class Server:
                     answer = b""
                 if answer != b"ready":
                     status = self._process.poll()
-                    what = f"the process that starts ranks did not come up (status {status})"
-                    raise RanksError(f"{what}: ./lockstep doctor")
+                    raise RanksError(f"the process that starts ranks did not come up (status {status})")
                 self._ready = True
             ours, theirs = socket.socketpair()
             try:
@@ -152,9 +171,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_own.forget)
 
 
-def warm() -> None:
-    """Start the warm process in the background, so that the first run does not wait for it."""
+def warm(preload: Sequence[str] = ()) -> None:
+    """Start the warm process in the background, so that the first run does not wait for it.
+
+    The modules `preload`, which the runs will want, are imported as soon as it is idle.
+    """
     if start_method() == "fork":
+        _server.preload = preload
         _server.start()
 
 
@@ -206,26 +229,26 @@ def run(
     target: Target,
     world_size: int = 2,
     *,
-    device: str = "cpu",
-    nodes: int = 1,
+    device: str = Job.device,
+    nodes: int = Job.nodes,
     network: Function | None = None,
-    launcher: bool = False,
-    deadline: float | None = 60.0,
-    cpu_limit: float | None = None,
-    idle_limit: float | None = 10.0,
-    patience: float = 0.3,
-    memory_limit: int | None = 4 << 30,
-    output_limit: int | None = 8 << 20,
+    launcher: bool = Job.launcher,
+    deadline: float | None = Job.deadline,
+    cpu_limit: float | None = Job.cpu_limit,
+    idle_limit: float | None = Job.idle_limit,
+    patience: float = Job.patience,
+    memory_limit: int | None = Job.memory_limit,
+    output_limit: int | None = Job.output_limit,
     environment: dict[str, str] | None = None,
-    process_limit: int | None = None,
+    process_limit: int | None = Job.process_limit,
     directory: str | os.PathLike[str] | None = None,
     own_directory: bool = False,
     hidden: Iterable[str | os.PathLike[str]] = (),
-    timeline: bool = False,
-    watch_replicas: bool = False,
-    restart: int = 0,
-    max_restarts: int = 0,
-    on_output: Printer | None = None,
+    timeline: bool = Job.timeline,
+    watch_replicas: bool = Job.watch_replicas,
+    restart: int = Job.restart,
+    max_restarts: int = Job.max_restarts,
+    on_output: OnOutput | None = None,
     on_interrupt: str = "report",
     sources: Iterable[str] | None = None,
 ) -> Run:
@@ -235,8 +258,7 @@ def run(
     outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
     The ranks start in `directory` (this process's, when None), or with `own_directory` in an empty one of the run's own,
     whose files are named in `Run.left_files` and then removed. `sources` are the folders whose files the report may
-    quote, for ranks that are not trusted; None is all. `network` has the ranks stand in a network made for them, such as
-    `lockstep.cluster.slow_link("1gbit")`. The limits
+    quote, for ranks that are not trusted; None is all. `network` has the ranks stand in a network made for them. The limits
     are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target that is not
     there, NotRun where this machine cannot make that network, RanksError when Lockstep itself fails.
     """
@@ -252,10 +274,10 @@ def run(
     each = target.each if isinstance(target, Function) else ()
     if each and len(each) != (1 if launcher else world_size):
         raise ValueError(f"{len(each)} ranks are given arguments of their own; there are {world_size}")
-    orders = [encode(kwargs | own) for own in each or ({},)]
+    arguments = [encode(kwargs | own) for own in each or ({},)]
     job = Job(
         world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher,
-        network=asdict(network) if network is not None else None, deadline=deadline,
+        network=None if network is None else NetworkMaker(str(network.file), network.name, network.kwargs), deadline=deadline,
         cpu_limit=cpu_limit, idle_limit=idle_limit, patience=patience, memory_limit=memory_limit,
         output_limit=output_limit, process_limit=process_limit,
         environment=dict(os.environ) if environment is None else dict(environment),
@@ -264,9 +286,9 @@ def run(
     )  # fmt: skip
     channel = Channel(_connect())
     try:
-        channel.send({"job": job.to_json(), "orders": len(orders)})
-        for tree, blob in orders:
-            channel.send({"kwargs": tree}, blob)
+        channel.send(Order(job, len(arguments)))
+        for tree, blob in arguments:
+            channel.send(Arguments(tree), blob)
         with only_places_below(sources):
             return _Listener(channel, job, on_output, on_interrupt).listen()
     except (BrokenPipeError, ConnectionResetError) as error:
@@ -278,11 +300,11 @@ def run(
 class _Listener:
     """Collects what a supervisor sends until its last word."""
 
-    def __init__(self, channel: Channel, job: Job, on_output: Printer | None, on_interrupt: str) -> None:
+    def __init__(self, channel: Channel, job: Job, on_output: OnOutput | None, on_interrupt: str) -> None:
         self.channel, self.job, self.on_output, self.on_interrupt = channel, job, on_output, on_interrupt
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
-        self.events: dict[int, list[dict[str, Any]]] = {}
+        self.events: dict[int, list[Begin | End | messages.Mark]] = {}
         self.interrupts = 0
 
     def listen(self) -> Run:
@@ -321,7 +343,7 @@ class _Listener:
             while True:
                 if self.interrupts > said:
                     said = self.interrupts
-                    self.channel.send({"do": "stop"})
+                    self.channel.send(Stop())
                 if not selector.select(0.1):
                     silent = time.monotonic() - heard
                     stopped = silent > STOPPED_SECONDS and _server.is_stopped(supervisor)
@@ -330,137 +352,100 @@ class _Listener:
                         raise RanksError("the run's supervisor fell silent, and was ended")
                     continue
                 try:
-                    messages = self.channel.receive()
-                    if messages is None:
-                        raise RanksError("the run's supervisor ended without a word: out of memory? ./lockstep doctor")
-                    for message, blob in messages:
-                        if message.get("event") == "alive":
-                            supervisor = int(message["pid"])
-                        run = self._take(message, blob)
-                        if run is not None:
-                            return run
+                    received = self.channel.receive()
+                    if received is None:
+                        raise RanksError("the run's supervisor ended without a word: out of memory?")
+                    for raw, blob in received:
+                        message: ToClient = read(ToClient, raw)
+                        if isinstance(message, Alive):
+                            supervisor = message.pid
+                        elif isinstance(message, Finished):
+                            return self._result(message)
+                        else:
+                            self._take(message, blob)
                 except (ChannelError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
                     raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
                 heard = time.monotonic()
 
-    def _take(self, message: dict[str, Any], blob: bytes) -> Run | None:
-        match message.get("event"):
-            case "output":
-                self.output.setdefault((message["rank"], message["stream"]), []).append(message["text"])
+    def _take(self, message: Output | Observed | Events | Refused, blob: bytes) -> None:
+        match message:
+            case Output(rank, stream, text):
+                self.output.setdefault((rank, stream), []).append(text)
                 if self.on_output is not None:
-                    self.on_output(message["rank"], message["stream"], message["text"])
-            case "observe":
+                    self.on_output(rank, stream, text)
+            case Observed(member, name, tree):
                 with contextlib.suppress(ChannelError):
-                    value = decode(message["value"], blob)
-                    self.observations.setdefault(message["member"], {})[message["name"]] = value
-            case "events":
-                self.events.setdefault(message["member"], []).extend(message["events"])
-            case "not run":
-                raise NotRun(str(message["why"]))
-            case "end":
-                return self._result(message)
-        return None
+                    self.observations.setdefault(member, {})[name] = decode(tree, blob)
+            case Events(member, events):
+                self.events.setdefault(member, []).extend(events)
+            case Refused(why):
+                raise NotRun(why)
 
-    def _result(self, end: dict[str, Any]) -> Run:
+    def _result(self, told: Finished) -> Run:
         ranks: list[RankReport] = []
         workers: list[RankReport] = []
-        for index, raw in enumerate(end["members"]):
-            report = self._report(index, raw, end["began"])
-            (ranks if raw["role"] == "rank" else workers).append(report)
+        for index, member in enumerate(told.members):
+            (ranks if member.role is Role.RANK else workers).append(self._report(index, member, told.began))
         run = Run(
-            self.job.world_size, self.job.device, ranks, workers, seconds=end["seconds"], quiet_seconds=end["still"],
-            began=end["began"], left_running=[*end["stray"], *map(str, end["immortal"])], left_files=end["temporary"],
+            self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds, quiet_seconds=told.still,
+            began=told.began, left_running=[*told.stray, *map(str, told.immortal)], left_files=told.temporary,
         )  # fmt: skip
-        if end["replicas"]:
+        if told.replicas is not None:
             with contextlib.suppress(TypeError, ValueError, LookupError):
-                run.replicas = drift.read(end["replicas"], ranks)
-        run.cause = explain.cause(run, self.job, end["reason"])
+                run.replicas = drift.read(told.replicas, ranks)
+        run.cause = explain.cause(run, self.job, told.end)
         return run
 
-    def _report(self, index: int, raw: dict[str, Any], began: float) -> RankReport:
-        rank = raw["rank"] if isinstance(raw["rank"], int) else index - 1
-        error = raw["error"]
+    def _report(self, index: int, member: MemberReport, began: float) -> RankReport:
+        rank = index - 1 if member.rank is None else member.rank
         report = RankReport(
-            rank=rank,
-            outcome=Outcome(raw["outcome"] or "stopped"),
-            pid=raw["pid"],
-            code=raw["code"],
-            stdout="".join(self.output.get((rank, "stdout"), [])) if raw["role"] == "rank" else "",
-            stderr="".join(self.output.get((rank, "stderr"), [])) if raw["role"] == "rank" else "",
-            fault=raw["fault"],
-            peak_memory=raw["peak_memory"],
-            cpu_seconds=raw["cpu"],
-            ended=raw["ended"],
-            stopped=raw["stopped"],
+            rank, member.outcome or Outcome.STOPPED, member.pid, member.code, fault=member.fault, stopped=member.stopped,
+            peak_memory=member.peak_memory, cpu_seconds=member.cpu, ended=member.ended,
             observations=self.observations.get(index, {}),
-        )
-        if error is not None:
-            report.error = Error(
-                str(error.get("type", "")),
-                str(error.get("message", "")),
-                _frames(error.get("frames")),
-                str(error.get("traceback", "")),
-            )
-        elif raw["frames"]:
-            report.error = Error("SystemExit", str(raw["code"]), _frames(raw["frames"]))
-        if raw["stack"]:
-            report.stack = _stack(raw["stack"])
+        )  # fmt: skip
+        if member.role is Role.RANK:
+            report.stdout, report.stderr = ("".join(self.output.get((rank, one), [])) for one in ("stdout", "stderr"))
+        if (error := member.error) is not None:
+            report.error = Error(error.type, error.message, _frames(error.frames), error.traceback)
+        elif member.frames:
+            report.error = Error("SystemExit", str(member.code), _frames(member.frames))
+        if member.stack is not None:
+            report.stack = _stack(member.stack)
         _place_events(report, self.events.get(index, []), began)
         return report
 
 
-# What follows reads what a rank has said, and a rank may say anything.
+# What follows reads what a rank has said: it has the right types, and may say anything.
 
 
-def _frames(raw: Any) -> tuple[Frame, ...]:
-    return tuple(frame for item in (raw if isinstance(raw, list) else ()) if (frame := Frame.of(item)))
+def _frames(told: list[Any]) -> tuple[Frame, ...]:
+    return tuple(frame for item in told if (frame := Frame.of(item)))
 
 
-def _stack(raw: dict[str, Any]) -> Stack:
-    detail = raw.get("detail")
-    operation = raw.get("operation")
-    pending = raw.get("pending")
-    threads = raw.get("threads")
-    return Stack(
-        Frame.of(raw.get("frame")),
-        str(raw.get("call", "")),
-        operation if isinstance(operation, int) else None,
-        tuple(number for number in pending if isinstance(number, int)) if isinstance(pending, list) else (),
-        threads if isinstance(threads, int) else 0,
-        (detail if isinstance(detail, dict) else {}) | {"innermost": str(raw.get("innermost", ""))},
-    )
+def _stack(told: StackReport) -> Stack:
+    detail = told.detail | {"innermost": told.innermost}
+    return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
 
 
-def _place_events(report: RankReport, events: list[dict[str, Any]], began: float) -> None:
+def _place_events(report: RankReport, events: list[Begin | End | messages.Mark], began: float) -> None:
     ends: dict[int, float] = {}
     for event in events:
-        with contextlib.suppress(TypeError, ValueError, LookupError):
-            at = event["time"] / 1e9 - began
-            if event["event"] == "end":
-                ends[event["number"]] = at
-            elif event["event"] == "mark":
-                report.marks.append(Mark(report.rank, int(event["number"]), str(event["name"]), at))
-            elif event["event"] == "begin":
-                report.collectives.append(_collective(report.rank, event, at))
+        with contextlib.suppress(OverflowError):
+            at = event.time / 1e9 - began
+            match event:
+                case End():
+                    ends[event.number] = at
+                case messages.Mark():
+                    report.marks.append(Mark(report.rank, event.number, event.name, at))
+                case Begin():
+                    report.collectives.append(_collective(report.rank, event, at))
     if ends:
         report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 
 
-def _collective(rank: int, event: dict[str, Any], at: float) -> Collective:
+def _collective(rank: int, begin: Begin, at: float) -> Collective:
     return Collective(
-        rank=rank,
-        number=int(event["number"]),
-        kind=str(event["kind"]),
-        group=str(event["group"]),
-        group_number=int(event["group_number"]),
-        nbytes=int(event["nbytes"]),
-        shape=tuple(int(extent) for extent in event["shape"]),
-        dtype=str(event["dtype"]),
-        start=at,
-        frame=Frame.of(event["frame"]),
-        inside=str(event["inside"]),
-        reduce_op=str(event["reduce_op"]),
-        peer=event["peer"] if isinstance(event["peer"], int) else None,
-        members=tuple(int(member) for member in event["members"]),
-        of_kind=int(event["of_kind"]),
-    )
+        rank, begin.number, begin.kind, begin.group, begin.group_number, begin.nbytes, tuple(begin.shape), begin.dtype,
+        start=at, frame=Frame.of(begin.frame), inside=begin.inside, reduce_op=begin.reduce_op, peer=begin.peer,
+        members=tuple(begin.members), of_kind=begin.of_kind,
+    )  # fmt: skip

@@ -6,21 +6,21 @@ short one.
 
 from __future__ import annotations
 
-from typing import Any
+from .messages import Compared, Replica
 
 OPEN_STEPS = 1000
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
-Words = dict[int, dict[str, Any]]
-"""What each rank said of one step: {rank: message}."""
+Words = dict[int, Replica]
+"""What each rank said of one step."""
 
 
-def titles(names: list[str], word: dict[str, Any]) -> list[str]:
+def titles(names: list[str], word: Replica) -> list[str]:
     """What to call the parameters of one rank's word: its modules' `names` where they are known to fit."""
-    count = len(word["parameters"])
-    if word["optimizer"] or len(names) != count:
-        return [f"parameter {number} of optimizer {word['optimizer']}" for number in range(count)]
-    return [str(name) for name in names]
+    count = len(word.parameters)
+    if word.optimizer or len(names) != count:
+        return [f"parameter {number} of optimizer {word.optimizer}" for number in range(count)]
+    return names
 
 
 class Comparison:
@@ -29,7 +29,7 @@ class Comparison:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.names: Words = {}
+        self.names: dict[int, list[str]] = {}
         self.open: dict[tuple[int, int], Words] = {}
         self.compared = 0
         self.same_work = 0
@@ -37,11 +37,11 @@ class Comparison:
         self.first: Words | None = None
         self.steps: dict[int, int] = {}
 
-    def take(self, rank: int, message: dict[str, Any]) -> None:
+    def take(self, rank: int, message: Replica) -> None:
         """One rank's word on one step of one optimizer."""
-        optimizer, step = int(message["optimizer"]), int(message["step"])
+        optimizer, step = message.optimizer, message.step
         if step == 0 and optimizer == 0:
-            self.names[rank] = {"names": [str(name) for name in message["names"]]}
+            self.names[rank] = message.names
         self.steps[rank] = self.steps.get(rank, 0) + (step > 0)
         if self.first is not None:
             return
@@ -60,27 +60,24 @@ class Comparison:
             self.first = words
             self.open.clear()
             return
-        brought = [words[rank].get("brought") or [] for rank in ranks]
+        brought = [words[rank].brought for rank in ranks]
         self.same_work += bool(brought[0]) and all(
             one == brought[0] and all(print_ for print_, _ in one) for one in brought
         )
         if not self.statistics:
-            buffers = [words[rank].get("buffers") or {} for rank in ranks]
+            buffers = [words[rank].buffers for rank in ranks]
             self.statistics = [name for name in buffers[0] if any(one.get(name) != buffers[0][name] for one in buffers)]
 
-    def _by_name(self, words: Words, rank: int) -> dict[str, Any]:
-        names = self.names.get(rank, {}).get("names") or []
-        return dict(zip(titles(names, words[rank]), words[rank]["parameters"], strict=True))
+    def _by_name(self, words: Words, rank: int) -> dict[str, int]:
+        return dict(zip(titles(self.names.get(rank, []), words[rank]), words[rank].parameters, strict=True))
 
-    def to_json(self) -> dict[str, Any] | None:
+    def found(self) -> Compared | None:
         """What the client needs; None when no optimizer was seen."""
         if not self.steps:
             return None
-        return {
-            "compared": self.compared,
-            "same_work": self.same_work,
-            "statistics": self.statistics,
-            "steps": [self.steps.get(rank, 0) for rank in range(self.world_size)],
-            "names": [self.names.get(rank, {}).get("names", []) for rank in range(self.world_size)],
-            "first": [self.first[rank] for rank in sorted(self.first)] if self.first is not None else None,
-        }
+        ranks = range(self.world_size)
+        return Compared(
+            self.compared, self.same_work, self.statistics, [self.steps.get(rank, 0) for rank in ranks],
+            [self.names.get(rank, []) for rank in ranks],
+            [self.first[rank] for rank in sorted(self.first)] if self.first is not None else [],
+        )  # fmt: skip

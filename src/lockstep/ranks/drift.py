@@ -10,44 +10,44 @@ from collections import Counter
 from typing import Any
 
 from .comparison import titles
+from .messages import Compared, Replica
 from .report import Drift, Frame, RankReport, Replicas
 from .words import at, names, one_or_more
 
 
-def read(raw: dict[str, Any], reports: list[RankReport]) -> Replicas:
+def read(found: Compared, reports: list[RankReport]) -> Replicas:
     """The findings of a watched run."""
-    first = raw["first"]
     return Replicas(
-        compared=int(raw["compared"]),
-        steps=tuple(int(count) for count in raw["steps"]),
-        same_work=int(raw["same_work"]),
-        statistics=tuple(str(name) for name in raw["statistics"]),
-        drift=_drift(raw, first, reports) if first else None,
+        compared=found.compared,
+        steps=tuple(found.steps),
+        same_work=found.same_work,
+        statistics=tuple(found.statistics),
+        drift=_drift(found, found.first, reports) if found.first else None,
     )
 
 
-def _drift(raw: dict[str, Any], words: list[dict[str, Any]], reports: list[RankReport]) -> Drift:
-    called = _called(raw, words)
-    every = [dict(zip(called[rank], word["parameters"], strict=True)) for rank, word in enumerate(words)]
+def _drift(found: Compared, words: list[Replica], reports: list[RankReport]) -> Drift:
+    called = _called(found, words)
+    every = [dict(zip(called[rank], word.parameters, strict=True)) for rank, word in enumerate(words)]
     differing = [title for title in called[0] if len({one.get(title) for one in every}) > 1] or called[0][:1]
     tensor = differing[0]
     odd = _odd([one.get(tensor) for one in every])
-    step = int(words[0]["step"])
+    step = words[0].step
     return Drift(
         step=step,
         tensor=tensor,
         tensors=len(differing),
         of=len(called[0]),
         ranks=tuple(odd),
-        amount=_amount(raw, words, tensor),
-        reason=_reason(raw, words, differing, odd, step, reports),
-        frame=Frame.of(words[odd[0]].get("frame")),
+        amount=_amount(found, words, tensor),
+        reason=_reason(found, words, differing, odd, step, reports),
+        frame=Frame.of(words[odd[0]].frame),
     )
 
 
-def _called(raw: dict[str, Any], words: list[dict[str, Any]]) -> list[list[str]]:
+def _called(found: Compared, words: list[Replica]) -> list[list[str]]:
     """The names of each rank's parameters."""
-    return [titles(raw["names"][rank], word) for rank, word in enumerate(words)]
+    return [titles(found.names[rank], word) for rank, word in enumerate(words)]
 
 
 def _odd(values: list[Any]) -> list[int]:
@@ -58,25 +58,25 @@ def _odd(values: list[Any]) -> list[int]:
     return [rank for rank, own in enumerate(values) if own != value]
 
 
-def _amount(raw: dict[str, Any], words: list[dict[str, Any]], tensor: str) -> float | None:
+def _amount(found: Compared, words: list[Replica], tensor: str) -> float | None:
     """The largest difference among the sampled values of the tensor; None before the first step."""
     samples = []
-    for word, called in zip(words, _called(raw, words), strict=True):
-        if "sampled" not in word or tensor not in called:
+    for word, called in zip(words, _called(found, words), strict=True):
+        if not word.sampled or tensor not in called:
             return None
-        samples.append(word["sampled"][called.index(tensor)])
+        samples.append(word.sampled[called.index(tensor)])
     return max((abs(a - b) for own in samples for a, b in zip(own, samples[0], strict=False)), default=None)
 
 
 def _reason(
-    raw: dict[str, Any],
-    words: list[dict[str, Any]],
+    found: Compared,
+    words: list[Replica],
     differing: list[str],
     odd: list[int],
     step: int,
     reports: list[RankReport],
 ) -> str:
-    orders = [tuple(order) for order in raw["names"]]
+    orders = [tuple(order) for order in found.names]
     if len(set(orders)) > 1 and len({tuple(sorted(order)) for order in orders}) == 1:
         other = _odd(list(orders))
         return (
@@ -87,22 +87,22 @@ def _reason(
         wrapped = [call for report in reports for call in report.collectives if call.inside == "DDP()"]
         after = f", though DDP() had made all ranks equal{at(wrapped[0].frame)}" if wrapped else ""
         return f"they differed before the first step{after}"
-    settings = [repr(word.get("settings")) for word in words]
+    settings = [repr(word.settings) for word in words]
     if len(set(settings)) > 1 and _equal_gradients(words):
         return _other_settings(words, settings)
-    reduced = [sum(nbytes for _, nbytes in word.get("brought") or []) for word in words]
+    reduced = [sum(nbytes for _, nbytes in word.brought) for word in words]
     if not any(reduced):
-        through = any(word.get("wrapped_forward") for word in words)
+        through = any(word.wrapped_forward for word in words)
         return "no rank averaged a gradient before that step" + _without(reports, through)
     if 0 in reduced:
         without = [rank for rank, count in enumerate(reduced) if not count]
         return f"{names(without)} averaged no gradient before that step, the others did"
     if _equal_gradients(words):
         return "all ranks used the same gradients, and their optimizers made something else of them (other state?)"
-    own = [one for number, one in enumerate(_called(raw, words)[0]) if _differs(words, number)]
-    if len(own) < len(words[0]["gradients"]):
+    own = [one for number, one in enumerate(_called(found, words)[0]) if _differs(words, number)]
+    if len(own) < len(words[0].gradients):
         return (
-            f"{_listed(own)} had gradients of each rank's own, those of {len(words[0]['gradients']) - len(own)} others were "
+            f"{_listed(own)} had gradients of each rank's own, those of {len(words[0].gradients) - len(own)} others were "
             "averaged: layers made or replaced after DDP(), or gradients changed after backward"
         )
     return (
@@ -110,8 +110,8 @@ def _reason(
     )
 
 
-def _differs(words: list[dict[str, Any]], number: int) -> bool:
-    return len({word["gradients"][number] for word in words}) > 1
+def _differs(words: list[Replica], number: int) -> bool:
+    return len({word.gradients[number] for word in words}) > 1
 
 
 def _listed(titles: list[str]) -> str:
@@ -120,15 +120,15 @@ def _listed(titles: list[str]) -> str:
     return (", ".join(shown[:-1]) + (", " if more else " and ") + shown[-1] if len(shown) > 1 else shown[0]) + more
 
 
-def _equal_gradients(words: list[dict[str, Any]]) -> bool:
-    return all(word.get("gradients") == words[0].get("gradients") for word in words)
+def _equal_gradients(words: list[Replica]) -> bool:
+    return all(word.gradients == words[0].gradients for word in words)
 
 
-def _other_settings(words: list[dict[str, Any]], settings: list[str]) -> str:
+def _other_settings(words: list[Replica], settings: list[str]) -> str:
     other = _odd(list(settings))
     usual = next((rank for rank in range(len(words)) if rank not in other), 0)
     odd = next((rank for rank in other if rank != usual), other[0])
-    for mine, theirs in zip(words[odd]["settings"], words[usual]["settings"], strict=False):
+    for mine, theirs in zip(words[odd].settings, words[usual].settings, strict=False):
         for key in mine:
             if mine[key] != theirs.get(key):
                 return f"{key} is {mine[key]} on rank {odd} and {theirs.get(key)} on rank {usual}"

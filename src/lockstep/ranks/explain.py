@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .hangs import SAME_ORDER, hang
-from .job import Job
+from .job import Job, TargetKind
 from .mismatch import first_mismatch, mismatch_cause
-from .places import call, is_learners, place, rows, said_of, what
-from .report import Cause, Error, Frame, Outcome, RankReport
+from .places import call, is_users, place, rows, said_of, what
+from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
 from .words import at, first_line, line, names, one_or_more, size
 
@@ -33,8 +33,6 @@ TIMEOUT = re.compile(
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
 SLOW_DEATH = 0.5
 """Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
-HANGS = 'chapter 3, "Hangs"'
-FAILURES = 'chapter 3, "Reading failures"'
 HELP = (
     (r"EOF when reading a line", "A rank has no keyboard: input() finds nothing to read."),
     (r"EADDRINUSE|Address already in use",
@@ -53,14 +51,14 @@ HELP = (
 )  # fmt: skip
 
 
-def cause(run: Run, job: Job, reason: str) -> Cause | None:
+def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     """Why `run` did not end well, or None when it did."""
-    if reason == "interrupted":
+    if end.why is Why.INTERRUPTED:
         return _interrupted(run, job)
-    if reason == "hang":
+    if end.why is Why.HANG:
         return hang(run, job)
-    if reason.startswith(("deadline", "cpu", "idle")):
-        return _timed_out(run, job, reason)
+    if end.why in (Why.DEADLINE, Why.CPU, Why.IDLE):
+        return _timed_out(run, job, end)
     if job.launcher:
         return launched(run, job)
     bad = [report for report in run.ranks if _is_bad(report, job)]
@@ -126,7 +124,7 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
         Outcome.TOO_MUCH_OUTPUT: f"{rank} was stopped because it printed or reported without end.",
         Outcome.TOO_MANY_PROCESSES: f"{rank} and what it started were stopped: they were becoming too many processes.",
     }.get(first.outcome, f"{rank}: {first.outcome.value}.")
-    return Cause(first.outcome.value, said, (first.rank,), place(first), read=FAILURES)
+    return Cause(Kind(first.outcome.value), said, (first.rank,), place(first), topic=Topic.FAILURES)
 
 
 def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
@@ -137,13 +135,13 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     error = next(one.error for one in in_order if one.error and one.error.frame == first.error.frame)
     who = "every rank" if len(same) == run.world_size > 1 else names(report.rank for report in same)
     return Cause(
-        "raised",
+        Kind.RAISED,
         f"{who} raised {_short(error)}",
         tuple(report.rank for report in same),
         error.frame,
         (),
         _help(error),
-        read=FAILURES,
+        topic=Topic.FAILURES,
         error=error,
     )
 
@@ -175,7 +173,13 @@ def _exited(run: Run, report: RankReport) -> Cause:
     note = (f"{names(others).capitalize()} still worked, and had to be stopped.",) if others else ()
     left = f"left with status {report.code} (by {how}){said}"
     return Cause(
-        "exited", f"rank {report.rank} {left} before its work was done.", (report.rank,), frame, (), note, read=FAILURES
+        Kind.EXITED,
+        f"rank {report.rank} {left} before its work was done.",
+        (report.rank,),
+        frame,
+        (),
+        note,
+        topic=Topic.FAILURES,
     )
 
 
@@ -191,14 +195,14 @@ def _left_early(run: Run, quiet: Sequence[RankReport], echoes: Sequence[RankRepo
     expected = f", while {still} still waited in {said_of(waiting)}" if waiting else ""
     ranks = [report.rank for report in quiet]
     return Cause(
-        "exited",
+        Kind.EXITED,
         f"{who} {left}{after}{expected}.",
         tuple(ranks),
         last.frame if last else None,
         rows=rows(run.ranks, ranks),
         notes=(SAME_ORDER, *_echo_note(echoes)),
         echoes=tuple(report.rank for report in echoes),
-        read=HANGS,
+        topic=Topic.HANGS,
     )
 
 
@@ -224,13 +228,13 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
     if last is not None:
         notes.append(f"The last call that it began was {last.title}{at(last.frame)}.")
     return Cause(
-        "crashed",
+        Kind.CRASHED,
         f"{who} {was} killed by {name}{why}.",
         tuple(one.rank for one in same),
         place(report),
         (),
         tuple(notes),
-        read=FAILURES,
+        topic=Topic.FAILURES,
     )
 
 
@@ -255,7 +259,11 @@ def launched(run: Run, job: Job) -> Cause | None:
     broken = any(one.outcome in limits for one in workers)
     if not broken and not _is_bad(launcher, job):
         return None
-    bad = [worker for worker in workers if _is_bad(worker, replace(job, target={"type": "script"}))]
+    bad = [
+        worker
+        for worker in workers
+        if _is_bad(worker, replace(job, target=replace(job.target, kind=TargetKind.SCRIPT)))
+    ]
     by_a_worker = broken or (
         error is not None and error.type in ("ProcessRaisedException", "ProcessExitedException", "ChildFailedError")
     )
@@ -266,13 +274,13 @@ def launched(run: Run, job: Job) -> Cause | None:
     ):
         own, number = _parse(told.group(2)), int(told.group(1))
         found = Cause(
-            "raised",
+            Kind.RAISED,
             f"rank {number} raised {_short(own)}",
             (number,),
             own.frame,
             (),
             _help(own),
-            read=FAILURES,
+            topic=Topic.FAILURES,
             error=own,
         )
     else:
@@ -293,7 +301,7 @@ def _parse(printed: str) -> Error:
     """An exception from its printed traceback, the last of a chain."""
     last = printed.split("Traceback (most recent call last):")[-1]
     found = re.findall(r'File "(.+?)", line (\d+), in (\S+)', last)
-    frames = tuple(frame for raw in found if is_learners(raw[0]) and (frame := Frame.of(raw)))
+    frames = tuple(frame for raw in found if is_users(raw[0]) and (frame := Frame.of(raw)))
     said = re.search(r"^\s*([A-Za-z_][\w.]*)(?:: (.*))?$(?!\n\s+File)", _after_frames(last), re.DOTALL | re.MULTILINE)
     if said is None:
         return Error("an error", first_line(last), frames, printed)
@@ -332,25 +340,25 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     ]
     who = f": {names(elsewhere)} never joined it" if elsewhere else ""
     return Cause(
-        "hang",
+        Kind.HANG,
         f"rank {first.rank} gave up waiting in {waited}{who}.",
         tuple(elsewhere) or (first.rank,),
         first.error.frame,
         rows(members, elsewhere),
         (SAME_ORDER, f"{first.error.type}: {first_line(first.error.message)}"),
-        read=HANGS,
+        topic=Topic.HANGS,
         error=first.error,
     )
 
 
-def _timed_out(run: Run, job: Job, reason: str) -> Cause:
-    kind, _, limit = reason.partition(" ")
+def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
+    limit = f"{end.limit:g}"
     members = latest(run.workers) if job.launcher and run.workers else list(run.ranks)
     late = [report for report in members if report.outcome is Outcome.TIMED_OUT] or list(run.ranks)
     held = [report for report in late if report.stopped]
     waiting = [report for report in late if report not in held and call(report)]
     busy = [report for report in late if report not in held and report not in waiting]
-    if kind == "cpu" and busy:
+    if end.why is Why.CPU and busy:
         most = max(busy, key=lambda report: report.cpu_seconds)
         busy = [report for report in busy if report is most or _same_loop(report, most)]
     first = next(iter(held or busy or waiting))
@@ -364,9 +372,9 @@ def _timed_out(run: Run, job: Job, reason: str) -> Cause:
         said = f"{who} {was} held by a signal (SIGSTOP) and did nothing for {limit} s{where}"
     elif not busy:
         said = f"{who} {was} still waiting in {what(first)} after {limit} s{where}"
-    elif kind == "cpu":
+    elif end.why is Why.CPU:
         said = f"{who} {was} still computing after {limit} s of processor time{where}"
-    elif kind == "idle":
+    elif end.why is Why.IDLE:
         said = f"{who} did nothing for {limit} s{where}"
     else:
         said = f"{who} {was} still running after {limit} s{where}"
@@ -374,13 +382,13 @@ def _timed_out(run: Run, job: Job, reason: str) -> Cause:
     meanwhile = f"; {names(r.rank for r in others)} waited in {what(others[0])}" if others else ""
     at_fault = [report.rank for report in many]
     return Cause(
-        "timed out",
+        Kind.TIMED_OUT,
         f"{said}{meanwhile}.",
         tuple(at_fault),
         frame,
         rows(members, at_fault if len(at_fault) < len(members) else ()),
         (),
-        read=HANGS,
+        topic=Topic.HANGS,
     )
 
 
@@ -401,4 +409,4 @@ def _interrupted(run: Run, job: Job) -> Cause:
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
     who = still if alive else "nobody was running any more"
-    return Cause("interrupted", f"interrupted: {who}.", tuple(alive), None, rows(members))
+    return Cause(Kind.INTERRUPTED, f"interrupted: {who}.", tuple(alive), None, rows(members))

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from .job import Job
 from .mismatch import SAME_TENSORS, first_mismatch, odd_ones, say_mismatch
 from .places import call, detail, pending, rows, said_of, what
-from .report import Cause, Collective, Outcome, RankReport
+from .report import Cause, Collective, Kind, Outcome, RankReport, Topic
 from .result import Run, latest
 from .words import names, one_or_more
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
 PAIRS = "Every send needs its receive, and the other way round."
 LEFT_ALONE = "Left alone this would have waited 30 minutes (gloo's default timeout)."
-READ = 'chapter 3, "Hangs"'
 Finding = tuple[str, Sequence[int], Sequence[str]]
 """The headline, the ranks at fault, and what else to say."""
 
@@ -40,7 +39,7 @@ def hang(run: Run, job: Job) -> Cause:
     frames = {row.rank: row.frame for row in table}
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((row.frame for row in table if row.frame), None)
-    return Cause("hang", headline, tuple(at_fault), frame, table, tuple(said), read=READ)
+    return Cause(Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS)
 
 
 def _find(members: list[RankReport], waiting: list[RankReport]) -> Finding:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,36 @@ class Source:
 
 Target = Function | Script | Source
 
+
+class TargetKind(str, Enum):
+    """What a rank is given to run."""
+
+    FUNCTION = "function"
+    SCRIPT = "script"
+    MODULE = "module"
+    SOURCE = "source"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A target as a message can hold it, without keyword arguments."""
+
+    kind: TargetKind
+    file: str = ""
+    name: str = ""
+    text: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NetworkMaker:
+    """The function that makes a run's network (see `network`): its module, its name and its arguments."""
+
+    module: str
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
 TORCHRUN_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
@@ -70,10 +101,10 @@ class Job:
     """
 
     world_size: int
-    target: dict[str, Any]
+    target: Described
     device: str = "cpu"
     nodes: int = 1
-    network: dict[str, Any] | None = None
+    network: NetworkMaker | None = None
     launcher: bool = False
     deadline: float | None = 60.0
     cpu_limit: float | None = None
@@ -92,14 +123,10 @@ class Job:
     max_restarts: int = 0
     run_id: str = "none"
 
-    def to_json(self) -> dict[str, Any]:
-        """The job as plain data."""
-        return asdict(self)
-
     @property
     def is_function(self) -> bool:
         """A function has to return; a script may also leave with status 0."""
-        return bool(self.target["type"] == "function")
+        return self.target.kind is TargetKind.FUNCTION
 
     def rank_environment(self, rank: int, host: str, port: int, defaults: dict[str, str]) -> dict[str, str]:
         """The environment of one rank: what torchrun would have set, with the store at `host` and `port`.
@@ -134,24 +161,19 @@ class Job:
         return environment
 
 
-def describe(target: Target) -> tuple[dict[str, Any], dict[str, Any]]:
+def describe(target: Target) -> tuple[Described, dict[str, Any]]:
     """Split a target into what a message can hold and its keyword arguments. Raises FileNotFoundError, TypeError."""
     match target:
         case Function():
             file = str(target.file)
             place = _existing(file) if file.endswith(".py") else file
-            return {"type": "function", "file": place, "name": target.name}, target.kwargs
+            return Described(TargetKind.FUNCTION, place, target.name), target.kwargs
         case Script(module=True):
-            return {"type": "module", "file": str(target.path), "arguments": list(target.arguments)}, {}
+            return Described(TargetKind.MODULE, str(target.path), arguments=tuple(target.arguments)), {}
         case Script():
-            return {"type": "script", "file": _existing(target.path), "arguments": list(target.arguments)}, {}
+            return Described(TargetKind.SCRIPT, _existing(target.path), arguments=tuple(target.arguments)), {}
         case Source():
-            return {
-                "type": "source",
-                "text": target.text,
-                "file": target.filename,
-                "arguments": list(target.arguments),
-            }, {}
+            return Described(TargetKind.SOURCE, target.filename, "", target.text, tuple(target.arguments)), {}
     raise TypeError(f"a target is a Function, a Script or a Source, not {type(target).__name__}")
 
 

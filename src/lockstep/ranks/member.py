@@ -1,31 +1,35 @@
-"""What a supervisor knows of one process of its run."""
+"""What a supervisor knows of its run and of each process in it."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from .channel import Channel
+from .job import Job
+from .messages import Begin, End, Mark, MemberReport, Raised, Role, StackReport
+from .report import Outcome, RunEnd
 
 KEPT_EVENTS = 50_000
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """A process of the run: one of its ranks, or a worker that a launcher started."""
 
-    role: str
+    role: Role
     rank: int | None
     pid: int
     channel: Channel | None = None
-    outcome: str = ""
+    outcome: Outcome | None = None
     code: int | None = None
-    error: dict[str, Any] | None = None
+    error: Raised | None = None
     frames: list[Any] = field(default_factory=list)
-    stack: dict[str, Any] | None = None
+    stack: StackReport | None = None
     watcher: int | None = None
-    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    events: deque[Begin | End | Mark] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     observed: int = 0
     observed_headers: int = 0
     says_too_much: bool = False
@@ -34,34 +38,52 @@ class Member:
     cpu: float = 0.0
     ended: float = 0.0
     gone: bool = False
-    sample: dict[str, Any] | None = None
+    sample: StackReport | None = None
     operations: int = 0
     stopped: bool = False
 
     @property
     def done(self) -> bool:
         """Its code has ended, though the process may still be there."""
-        return bool(self.outcome) or self.gone
+        return self.outcome is not None or self.gone
 
-    def stop_here(self, outcome: str, at: float) -> None:
+    def stop_here(self, outcome: Outcome, at: float) -> None:
         """Its code is ended from outside, `at` seconds into the run, where it stood when it was last asked."""
         self.outcome, self.ended = outcome, at
         self.stack = self.sample
 
-    def report(self, fault: str) -> dict[str, Any]:
-        """What the client is told of it at the end; `fault` is what Python's fault handler has left of it."""
-        return {
-            "role": self.role,
-            "rank": self.rank,
-            "pid": self.pid,
-            "outcome": self.outcome,
-            "code": self.code,
-            "error": self.error,
-            "frames": self.frames,
-            "stack": self.stack,
-            "stopped": self.stopped,
-            "fault": fault,
-            "peak_memory": self.peak_memory,
-            "cpu": self.cpu,
-            "ended": self.ended,
-        }
+    def report(self, fault: str) -> MemberReport:
+        """What the client is told of it at the end."""
+        return MemberReport(
+            self.role, self.rank, self.pid, self.outcome, self.code, self.error, self.frames, self.stack, self.stopped,
+            fault, self.peak_memory, self.cpu, self.ended,
+        )  # fmt: skip
+
+
+@dataclass
+class RunState:
+    """A run as its supervisor knows it. The supervisor alone writes it; `hang_detector` and `limits` read and decide.
+
+    `last_word` is when something last arrived from a process, `failed_at` when one first ended badly; `end` is None
+    while the run lasts.
+    """
+
+    job: Job
+    members: list[Member] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    last_word: float = field(default_factory=time.monotonic)
+    failed_at: float | None = None
+    end: RunEnd | None = None
+
+    @property
+    def ranks(self) -> list[Member]:
+        """The processes that the supervisor has started, in order."""
+        return [member for member in self.members if member.role is Role.RANK]
+
+    def unfinished(self) -> list[Member]:
+        """The processes whose code has not ended."""
+        return [member for member in self.members if not member.done]
+
+    def elapsed(self) -> float:
+        """Seconds since the ranks were started."""
+        return time.monotonic() - self.began

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .report import Cause, Collective, Outcome, RankReport, Waiting
+from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
 
 FREE_SIZES = ("scatter", "gather", "all_to_all", "all_to_all_single", "send", "recv", "monitored_barrier")
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
-READ = 'chapter 3, "Hangs"'
 
 
 def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
     """The first collective in which two ranks met with different calls, sizes, types or reductions: {rank: its call}.
 
-    Not all of these fail by themselves. gloo mixes unrelated tensors of equal size without a word (claims X09, X11).
+    Not all of these fail by themselves. gloo mixes unrelated tensors of equal size without a word.
     """
     groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
     for report in ranks:
@@ -34,7 +33,7 @@ def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
 
 
 def _meets_others(collective: Collective) -> bool:
-    """Not so for a rank that has made a world of its own, whatever number it gives itself there."""
+    """False for a rank that has made a group of its own: no other rank is in it."""
     return not collective.members or (len(collective.members) > 1 and collective.rank in collective.members)
 
 
@@ -77,4 +76,6 @@ def mismatch_cause(found: dict[int, Collective], ranks: Sequence[RankReport]) ->
     notes = [SAME_TENSORS]
     if any(report.outcome is Outcome.CRASHED for report in ranks):
         notes.append("gloo cannot match them and ends the process: no Python error, exit by SIGABRT.")
-    return Cause("mismatch", f"{say_mismatch(found)}.", tuple(odd), found[odd[0]].frame, rows, tuple(notes), read=READ)
+    return Cause(
+        Kind.MISMATCH, f"{say_mismatch(found)}.", tuple(odd), found[odd[0]].frame, rows, tuple(notes), topic=Topic.HANGS
+    )

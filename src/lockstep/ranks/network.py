@@ -10,10 +10,8 @@ of how one is made.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .job import Job
+from .job import Job
 
 LOOPBACK = "127.0.0.1"
 
@@ -37,11 +35,11 @@ class Network:
         """Called in the process that becomes this rank, before it does anything."""
 
 
-def enter(description: dict[str, Any] | None, job: Job) -> Network:
-    """Make the network that a job describes and put this process into it. Raises NotRun where that cannot be done."""
-    if description is None:
+def enter(job: Job) -> Network:
+    """Make the network that a job asks for and put this process into it. Raises NotRun where that cannot be done."""
+    if job.network is None:
         return Network()
-    make = getattr(importlib.import_module(description["file"]), description["name"])
-    network = make(job, **description["kwargs"])
+    make = getattr(importlib.import_module(job.network.module), job.network.name)
+    network = make(job, **job.network.kwargs)
     assert isinstance(network, Network)
     return network

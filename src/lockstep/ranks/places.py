@@ -67,7 +67,7 @@ def what(report: RankReport) -> str:
 
 
 def said_of(operation: Collective, doing: str = "") -> str:
-    """The operation as a learner knows it: DDP's own are named by what they are for."""
+    """The operation as its caller knows it: DDP's own are named by what they are for."""
     inside = operation.inside or doing
     if inside == "backward":
         return f"backward, for DDP's gradient {operation.title.replace('_', '-')}"
@@ -82,13 +82,13 @@ def place(report: RankReport) -> Frame | None:
     """Where a process stood when it was ended: from its crash dump, where it was last asked, or its last collective."""
     found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', report.fault)
     for file, line, function in found:
-        if is_learners(file) and (frame := Frame.of((file, line, function))):
+        if is_users(file) and (frame := Frame.of((file, line, function))):
             return frame
     if report.stack is not None and report.stack.frame is not None:
         return report.stack.frame
     return report.last_collective.frame if report.last_collective and not found else None
 
 
-def is_learners(file: str) -> bool:
+def is_users(file: str) -> bool:
     """True for a file that is neither Python's, nor an installed library's, nor ours."""
     return not file.startswith((_PYTHON, _HERE, "<frozen", "<string>")) and not re.search(r"(site|dist)-packages", file)

@@ -228,9 +228,8 @@ def end_all(root: int, statuses: dict[int, int] | None = None, patience: float =
             reap(statuses)
         living = _living()
         known_parents = {pid: parent for pid, (parent, _) in living.items()}
-        left = descendants(root, known_parents) or descendants(
-            root
-        )  # in the first, one whose parent died may be missing
+        # In the first, one whose parent has died meanwhile may be missing.
+        left = descendants(root, known_parents) or descendants(root)
         now = time.monotonic()
         if not left:
             return []

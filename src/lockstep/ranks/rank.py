@@ -29,25 +29,26 @@ from typing import Any
 
 from . import reporting
 from .channel import decode
-from .job import Job
+from .job import Described, Job, TargetKind
+from .messages import Go, Returned, Role, read
 
 
 def main(directory: str, rank: int) -> None:
     """Be rank `rank` of the run whose supervisor waits in `directory`. Never returns."""
-    channel = reporting.attach(directory, "rank", rank)
+    channel = reporting.attach(directory, Role.RANK, rank)
     order = channel.wait()
     if order is None:
         os._exit(1)
-    message, blob = order
-    job = Job(**message["job"])
-    prepare(job, message["environment"], directory)
+    go: Go = read(Go, order[0])
+    job = go.job
+    prepare(job, go.environment, directory)
     if job.launcher:
-        from . import nursery
+        from . import fork_server
 
-        nursery.open_nursery(channel, directory, job)
+        fork_server.open_fork_server(channel, directory, job)
     recorder = reporting.record(channel, job)
     try:
-        _run(recorder, job.target, decode(message["kwargs"], blob))
+        _run(recorder, job.target, decode(go.kwargs, order[1]))
     except BaseException as error:
         reporting.report(recorder, error)
     _leave(recorder)
@@ -79,7 +80,7 @@ def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
 def forget_exit_functions() -> None:
     """Drop what torch has asked Python to do at the end: compilers' caches and pools, nothing that a rank has used.
 
-    It takes longer than all the rest of a short run. What the learner's code asks for from now on is done.
+    It takes longer than all the rest of a short run. What the user's code asks for from now on is done.
     """
     if hasattr(atexit, "_clear"):
         atexit._clear()
@@ -108,32 +109,31 @@ def load(file: str) -> types.ModuleType:
     return module
 
 
-def _run(recorder: Any, target: dict[str, Any], kwargs: dict[str, Any]) -> None:
-    kind = target["type"]
-    sys.argv = [target["file"], *target.get("arguments", ())]
-    if kind == "function":
-        returned = getattr(load(target["file"]), target["name"])(**kwargs)
+def _run(recorder: Any, target: Described, kwargs: dict[str, Any]) -> None:
+    sys.argv = [target.file, *target.arguments]
+    if target.kind is TargetKind.FUNCTION:
+        returned = getattr(load(target.file), target.name)(**kwargs)
         with contextlib.suppress(TypeError, ValueError):
             recorder.observe("returned", returned)
-    elif kind == "script":
-        sys.path.insert(0, str(Path(target["file"]).parent))
-        _fresh_main(target["file"])
-        _execute(Path(target["file"]).read_bytes(), target["file"])
-    elif kind == "module":
+    elif target.kind is TargetKind.SCRIPT:
+        sys.path.insert(0, str(Path(target.file).parent))
+        _fresh_main(target.file)
+        _execute(Path(target.file).read_bytes(), target.file)
+    elif target.kind is TargetKind.MODULE:
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(target["file"], run_name="__main__", alter_sys=True)
+        runpy.run_module(target.file, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, os.getcwd())
-        text = target["text"]
-        linecache.cache[target["file"]] = (len(text), None, text.splitlines(True), target["file"])
-        _fresh_main(target["file"])
-        _execute(text, target["file"])
-    if kind != "function":
+        text = target.text
+        linecache.cache[target.file] = (len(text), None, text.splitlines(True), target.file)
+        _fresh_main(target.file)
+        _execute(text, target.file)
+    if target.kind is not TargetKind.FUNCTION:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    recorder.send({"event": "returned"})
+    recorder.send(Returned())
 
 
 def _fresh_main(filename: str) -> None:

@@ -2,7 +2,7 @@
 
 All of `torch.distributed`, DDP's own bucket all-reduces included, goes through the dispatcher's `c10d::` operators. A
 kernel of ours at the dispatch key `BackendSelect`, which every call passes and which these operators leave empty, sees
-each one below the learner's code and below DDP, and hands it on. Two Python functions of torch are replaced:
+each one below the user's code and below DDP, and hands it on. Two Python functions of torch are replaced:
 `Work.wait`, so that the stack of a waiting rank tells which operation it waits for, and the one that makes process
 groups, so that none goes before the process does.
 
@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from .channel import Channel, ChannelError, encode
+from .messages import Ask, Begin, End, IsRank, Leave, Mark, Observe, Place, Sample, StackReport, Watcher, read
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -70,10 +71,10 @@ _current: Recorder | None = None
 
 
 class Recorder:
-    """One process's notebook of communication, written straight to the supervisor's channel."""
+    """One process's record of communication, written straight to the supervisor's channel."""
 
     def __init__(self, channel: Channel, hidden: tuple[str, ...] = (), timeline: bool = False) -> None:
-        """`hidden` are path prefixes of code that is not the learner's (a check's own part on the rank)."""
+        """`hidden` are path prefixes of code that is not the user's (the client's own part on the rank)."""
         self.pid = os.getpid()
         self.channel = channel
         self.timeline = timeline
@@ -95,7 +96,7 @@ class Recorder:
         self.groups: list[Any] = []
         self.keep_alive: dict[int, tuple[Any, str, list[int]]] = {}
 
-    # What the learner's code does ------------------------------------------------------------------------------
+    # What the user's code does ------------------------------------------------------------------------------
 
     def begin(self, kind: str, names: list[str], values: tuple[Any, ...]) -> int:
         """Report that the calling thread starts an operation; returns its number."""
@@ -118,24 +119,14 @@ class Recorder:
             of_kind = self._of_kind[group, kind] = self._of_kind.get((group, kind), 0) + 1
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
-            message = {
-                "event": "begin",
-                "number": number,
-                "kind": kind,
-                "group": group,
-                "members": members,
-                "group_number": group_number,
-                "of_kind": of_kind,
-                "nbytes": 0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
-                "shape": list(first.shape) if first is not None and not barrier else [],
-                "dtype": str(first.dtype).removeprefix("torch.") if first is not None and not barrier else "",
-                "time": time.monotonic_ns(),
-                "inside": inside,
-                "reduce_op": reduce_op,
-                "peer": int(peer) if isinstance(peer, int) else None,
-                "frame": frame,
-            }
-            self.send(message)
+            self.send(Begin(
+                number, kind, group, members, group_number, of_kind,
+                nbytes=0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
+                shape=list(first.shape) if first is not None and not barrier else [],
+                dtype=str(first.dtype).removeprefix("torch.") if first is not None and not barrier else "",
+                time=time.monotonic_ns(), inside=inside, reduce_op=reduce_op,
+                peer=int(peer) if isinstance(peer, int) else None, frame=frame,
+            ))  # fmt: skip
         return number
 
     def _group(self, boxed: Any) -> tuple[str, list[int]]:
@@ -146,7 +137,7 @@ class Recorder:
             if known is None:
                 members = dist.get_process_group_ranks(process_group)
                 if not self.keep_alive and dist.is_initialized():
-                    self.send({"event": "rank", "rank": dist.get_rank()})
+                    self.send(IsRank(dist.get_rank()))
                 known = self.keep_alive[id(process_group)] = (process_group, process_group.group_name, members)
             return known[1], known[2]
         except Exception:
@@ -169,51 +160,51 @@ class Recorder:
                 work.get_future().add_done_callback(lambda _: self._end(number))
 
     def _end(self, number: int) -> None:
-        self.send({"event": "end", "number": number, "time": time.monotonic_ns()})
+        self.send(End(number, time.monotonic_ns()))
 
     def mark(self, name: str) -> None:
         """Note a point of the code, in order with this rank's collectives."""
         with self._lock:
             self._number += 1
-            self.send({"event": "mark", "number": self._number, "name": str(name), "time": time.monotonic_ns()})
+            self.send(Mark(self._number, str(name), time.monotonic_ns()))
 
     def observe(self, name: str, value: Any) -> None:
         """Send one observation. Raises TypeError for what cannot be one, ValueError for one that is too large."""
         tree, blob = encode(value)
         try:
-            self.channel.send({"event": "observe", "name": str(name), "value": tree}, blob)
+            self.channel.send(Observe(str(name), tree), blob)
         except ChannelError as error:
             raise ValueError(f"observation {name!r}: {error}") from None
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Any) -> None:
         """Tell the supervisor; when it is gone, nobody needs to know."""
         with contextlib.suppress(OSError, ChannelError):
             self.channel.send(message)
 
     # Where the code stands -------------------------------------------------------------------------------------
 
-    def is_learners(self, filename: str) -> bool:
+    def is_users(self, filename: str) -> bool:
         """True for code that is neither Python's, nor an installed library's, nor ours."""
         if filename.startswith("<frozen") or filename == "<string>":
             return False
         return not filename.startswith((*self._hidden, _PYTHON)) and not _INSTALLED.search(filename)
 
-    def caller(self) -> tuple[list[Any] | None, str, str]:
-        """The learner's frame below this call, the part of DDP in between, and the reduce operation."""
+    def caller(self) -> tuple[Place, str, str]:
+        """The user's frame below this call, the part of DDP in between, and the reduce operation."""
         frame: FrameType | None = sys._getframe(2)
         inside = ""
         reduce_op = ""
         while frame is not None:
             code = frame.f_code
-            if self.is_learners(code.co_filename):
-                return [code.co_filename, frame.f_lineno, code.co_name], inside, reduce_op
+            if self.is_users(code.co_filename):
+                return (code.co_filename, frame.f_lineno, code.co_name), inside, reduce_op
             if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
                 reduce_op = _reduce_name(frame.f_locals.get("op"))
             inside = _inside(code.co_filename, code.co_name) or inside
             frame = frame.f_back
         return None, inside, reduce_op
 
-    def stack(self) -> dict[str, Any]:
+    def stack(self) -> StackReport:
         """Where the main thread stands now; see `report.Stack`."""
         frame = sys._current_frames().get(self._main or 0)
         call = ""
@@ -224,9 +215,9 @@ class Recorder:
         while frame is not None:
             code = frame.f_code
             name = code.co_name
-            if self.is_learners(code.co_filename):
+            if self.is_users(code.co_filename):
                 return self._stack(
-                    [code.co_filename, frame.f_lineno, name],
+                    (code.co_filename, frame.f_lineno, name),
                     call if communicating else "",
                     operation,
                     detail,
@@ -255,25 +246,17 @@ class Recorder:
         return self._stack(None, call if communicating else "", operation, detail, innermost)
 
     def _stack(
-        self, frame: list[Any] | None, call: str, operation: int | None, detail: dict[str, Any], innermost: str
-    ) -> dict[str, Any]:
+        self, frame: Place, call: str, operation: int | None, detail: dict[str, Any], innermost: str
+    ) -> StackReport:
         pending = [number for work, number in list(self._outstanding) if not _completed(work)]
         if operation is None and call and pending:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        return {
-            "frame": frame,
-            "call": call,
-            "operation": operation,
-            "pending": pending,
-            "threads": self._own_threads(),
-            "detail": detail,
-            "innermost": innermost,
-        }
+        return StackReport(frame, call, operation, pending, self._own_threads(), detail, innermost)
 
     def _own_threads(self) -> int:
-        """How many threads of the learner's might do something by themselves: no lock or queue holds them."""
+        """How many threads of the user's might do something by themselves: no lock or queue holds them."""
         frames = sys._current_frames()
         ours = {self._main, self.watcher}
         return sum(
@@ -289,7 +272,7 @@ class Recorder:
         while frame is not None:
             if _communicates(frame.f_code.co_filename, frame.f_code.co_name):
                 return False
-            if self.is_learners(frame.f_code.co_filename):
+            if self.is_users(frame.f_code.co_filename):
                 return True
             frame = frame.f_back
         return starts_with_c
@@ -302,7 +285,7 @@ class Recorder:
     def listen(self) -> None:
         """Answer the supervisor until it is gone; then this process has no reason to live."""
         self.watcher = threading.get_ident()
-        self.send({"event": "watcher", "thread": threading.get_native_id()})
+        self.send(Watcher(threading.get_native_id()))
         while True:
             try:
                 message = self.channel.wait()
@@ -310,15 +293,15 @@ class Recorder:
                 message = None
             if message is None:
                 os._exit(1)
-            match message[0].get("do"):
-                case "sample":
-                    try:
-                        stack = self.stack()
-                    except Exception as error:
-                        stack = {"frame": None, "call": "", "detail": {"error": repr(error)}}
-                    self.send({"event": "sample", "id": message[0].get("id"), "stack": stack})
-                case "leave":
-                    self.leave.set()
+            asked: Ask | Leave = read(Ask | Leave, message[0])
+            if isinstance(asked, Leave):
+                self.leave.set()
+                continue
+            try:
+                stack = self.stack()
+            except Exception as error:
+                stack = StackReport(detail={"error": repr(error)})
+            self.send(Sample(asked.id, stack))
 
 
 def _flatten(value: Any) -> list[torch.Tensor]:
@@ -430,7 +413,7 @@ def install() -> None:
 
 
 def keep_compilers_out() -> None:
-    """Have torch.compile leave these files alone: what a kernel of ours does is no part of the learner's graph.
+    """Have torch.compile leave these files alone: what a kernel of ours does is no part of the user's graph.
 
     For processes in which `torch._dynamo` is imported; to be called once, before any of them compiles.
     """
@@ -502,5 +485,5 @@ def start(recorder: Recorder) -> None:
 def current() -> Recorder:
     """The recorder of this rank; raises RuntimeError outside a rank that Lockstep started."""
     if _current is None or _current.pid != os.getpid():
-        raise RuntimeError("observe() and mark() work on a rank that Lockstep started: %%ranks, lockstep run, a check")
+        raise RuntimeError("observe() and mark() work on a rank that Lockstep started")
     return _current

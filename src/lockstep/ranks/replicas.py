@@ -18,6 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .messages import Replica
+
 if TYPE_CHECKING:
     from .recorder import Recorder
 
@@ -33,7 +35,7 @@ class ReplicaWatch:
         self.recorder = recorder
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Followed] = weakref.WeakKeyDictionary()
-        self.brought: list[list[int]] = []
+        self.brought: list[tuple[int, int]] = []
         self.wrapped_forward = False
 
     def start(self) -> None:
@@ -47,7 +49,7 @@ class ReplicaWatch:
         """DDP is about to average these gradients: note what this rank brings, and how many bytes."""
         print_ = zlib.crc32(repr([sketch(tensor) for tensor in tensors]).encode())
         any_ = any(bool(tensor.any()) for tensor in tensors)  # gradients of zero are equal everywhere and say nothing
-        self.brought.append([print_ if any_ else 0, sum(tensor.numel() * tensor.element_size() for tensor in tensors)])
+        self.brought.append((print_ if any_ else 0, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
 
     def _forward(self, module: torch.nn.Module, inputs: Any) -> None:
         self.modules.add(module)
@@ -57,7 +59,7 @@ class ReplicaWatch:
         followed = self.optimizers.get(optimizer)
         if followed is None:
             followed = self.optimizers[optimizer] = _Followed(len(self.optimizers), optimizer, list(self.modules))
-            self._tell(followed, 0, {"names": followed.names, "parameters": followed.prints()})
+            self._tell(followed, followed.prints(), names=followed.names)
         followed.gradients = [_print_or_none(parameter.grad) for parameter in followed.parameters]
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -65,20 +67,21 @@ class ReplicaWatch:
         if followed is None:
             return
         followed.step += 1
-        self._tell(followed, followed.step, {
-            "parameters": followed.prints(),
-            "gradients": followed.gradients,
-            "buffers": {name: fingerprint(buffer) for name, buffer in followed.buffers.items()},
-            "sampled": [_sample(parameter) for parameter in followed.parameters],
-            "settings": [{key: repr(group[key]) for key in SETTINGS if key in group} for group in optimizer.param_groups],
-            "brought": self.brought,
-            "wrapped_forward": self.wrapped_forward,
-        })  # fmt: skip
+        self._tell(
+            followed,
+            followed.prints(),
+            gradients=followed.gradients,
+            buffers={name: fingerprint(buffer) for name, buffer in followed.buffers.items()},
+            sampled=[_sample(parameter) for parameter in followed.parameters],
+            settings=[{key: repr(group[key]) for key in SETTINGS if key in group} for group in optimizer.param_groups],
+            brought=self.brought,
+            wrapped_forward=self.wrapped_forward,
+        )
         self.brought, self.wrapped_forward = [], False
 
-    def _tell(self, followed: _Followed, step: int, found: dict[str, Any]) -> None:
+    def _tell(self, followed: _Followed, prints: list[int], **found: Any) -> None:
         frame, _, _ = self.recorder.caller()
-        self.recorder.send({"event": "replica", "optimizer": followed.index, "step": step, "frame": frame, **found})
+        self.recorder.send(Replica(followed.index, followed.step, prints, frame, **found))
 
 
 class _Followed:

@@ -1,7 +1,7 @@
 """What a run leaves behind: one outcome a rank, what each rank did, and why it ended as it did.
 
 Everything here is data. `supervisor` fills it in, `explain` reads it and finds the cause, and whoever asked for the
-run (a notebook cell, a check, the command line) shows it.
+run shows it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,49 @@ class Outcome(str, Enum):
     TOO_MANY_PROCESSES = "too many processes"
     STOPPED = "stopped"
     INTERRUPTED = "interrupted"
+
+
+class Kind(str, Enum):
+    """What sort of end a run came to, when it did not end well."""
+
+    HANG = "hang"
+    MISMATCH = "mismatch"
+    RAISED = "raised"
+    EXITED = "exited"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed out"
+    OUT_OF_MEMORY = "out of memory"
+    TOO_MUCH_OUTPUT = "too much output"
+    TOO_MANY_PROCESSES = "too many processes"
+    INTERRUPTED = "interrupted"
+
+
+class Why(Enum):
+    """Why the supervisor ended a run."""
+
+    ALL_DONE = "all done"
+    FAILED = "failed"
+    HANG = "hang"
+    DEADLINE = "deadline"
+    CPU = "cpu"
+    IDLE = "idle"
+    INTERRUPTED = "interrupted"
+    CLIENT_GONE = "client gone"
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What ended a run; `limit` is how many seconds it had used up."""
+
+    why: Why
+    limit: float = 0.0
+
+
+class Topic(Enum):
+    """What to read about to understand how a run ended. Where, says the one who shows it (`text.describe`)."""
+
+    HANGS = "hangs"
+    FAILURES = "failures"
 
 
 _allowed: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
@@ -61,7 +104,7 @@ def _is_allowed(file: str) -> bool:
 
 @dataclass(frozen=True)
 class Frame:
-    """A place in the learner's own code."""
+    """A place in the user's own code."""
 
     file: str
     line: int
@@ -97,7 +140,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Collective:
-    """One communication call of one rank, recorded where PyTorch dispatches it, below the learner's code.
+    """One communication call of one rank, recorded where PyTorch dispatches it, below the user's code.
 
     `number` counts a rank's calls from 1. `group_number` counts the collectives of one process group from 1: the ranks
     of a group meet when theirs are equal. `nbytes` is what this rank put in (for a receive: what it asked for).
@@ -153,7 +196,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Stack:
-    """Where a rank's main thread stood: the learner's frame, and what PyTorch was doing for it.
+    """Where a rank's main thread stood: the user's frame, and what PyTorch was doing for it.
 
     `call` names the innermost communication call (`all_reduce`, `backward`, `init_process_group`, …), empty when the
     thread was not communicating. `operation` is the number of the collective it waits for, when that is known.
@@ -169,7 +212,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Error:
-    """An exception that a rank's code raised, cut to the learner's frames."""
+    """An exception that a rank's code raised, cut to the user's frames."""
 
     type: str
     message: str
@@ -178,7 +221,7 @@ class Error:
 
     @property
     def frame(self) -> Frame | None:
-        """The innermost of the learner's frames."""
+        """The innermost of the user's frames."""
         return self.frames[-1] if self.frames else None
 
     def __str__(self) -> str:
@@ -231,18 +274,17 @@ class Waiting:
 class Cause:
     """Why a run did not end well: the first line to read, then the evidence.
 
-    `kind` is one of `hang`, `raised`, `exited`, `crashed`, `mismatch`, `timed out`, `out of memory`,
-    `too much output`, `too many processes`, `interrupted`. `ranks` are those at fault; `echoes` those that only failed because of them.
+    `ranks` are those at fault; `echoes` those that only failed because of them.
     """
 
-    kind: str
+    kind: Kind
     headline: str
     ranks: tuple[int, ...] = ()
     frame: Frame | None = None
     rows: tuple[Waiting, ...] = ()
     notes: tuple[str, ...] = ()
     echoes: tuple[int, ...] = ()
-    read: str = ""
+    topic: Topic | None = None
     error: Error | None = None
 
 

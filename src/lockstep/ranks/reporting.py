@@ -16,16 +16,17 @@ from typing import Any
 
 from .channel import Channel
 from .job import Job
+from .messages import Exit, Hello, Raised, Role
 
 FAULT_SIGNAL = getattr(signal, "SIGRTMAX", None)
 
 
-def attach(directory: str, role: str, rank: int | None) -> Channel:
+def attach(directory: str, role: Role, rank: int | None) -> Channel:
     """Connect this process to the supervisor that waits in `directory`, and say who it is."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(os.path.join(directory, "attach"))
     channel = Channel(sock)
-    channel.send({"event": "hello", "pid": os.getpid(), "role": role, "rank": rank})
+    channel.send(Hello(role, rank, os.getpid()))
     return channel
 
 
@@ -65,13 +66,13 @@ def record(channel: Channel, job: Job) -> Any:
     """Start to record this process's communication."""
     from . import recorder
 
-    book = recorder.Recorder(channel, tuple(job.hidden), job.timeline)
+    made = recorder.Recorder(channel, tuple(job.hidden), job.timeline)
     if job.watch_replicas:
         from .replicas import ReplicaWatch
 
-        ReplicaWatch(book).start()
-    recorder.start(book)
-    return book
+        ReplicaWatch(made).start()
+    recorder.start(made)
+    return made
 
 
 def report(recorder: Any, error: BaseException) -> None:
@@ -80,19 +81,14 @@ def report(recorder: Any, error: BaseException) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        recorder.send({"event": "exit", "code": error.code or 0, "frames": _frames(recorder, error)})
+        recorder.send(Exit(error.code or 0, _frames(recorder, error)))
         return
     if isinstance(error, SystemExit):
         print(error.code, file=sys.stderr, flush=True)
-        recorder.send({"event": "exit", "code": 1, "frames": _frames(recorder, error), "message": str(error.code)})
+        recorder.send(Exit(1, _frames(recorder, error), str(error.code)))
         return
-    recorder.send({
-        "event": "raised",
-        "type": type(error).__name__,
-        "message": _message(error),
-        "frames": _frames(recorder, error),
-        "traceback": _traceback(recorder, error),
-    })  # fmt: skip
+    frames, printed = _frames(recorder, error), _traceback(recorder, error)
+    recorder.send(Raised(type(error).__name__, _message(error), frames, printed))
 
 
 def _message(error: BaseException) -> str:
@@ -107,21 +103,21 @@ def _frames(recorder: Any, error: BaseException) -> list[list[Any]]:
     frames = [
         [frame.filename, frame.lineno, frame.name]
         for frame in traceback.extract_tb(error.__traceback__)
-        if recorder.is_learners(frame.filename)
+        if recorder.is_users(frame.filename)
     ]
-    if isinstance(error, SyntaxError) and error.filename and recorder.is_learners(error.filename):
+    if isinstance(error, SyntaxError) and error.filename and recorder.is_users(error.filename):
         frames.append([error.filename, error.lineno or 1, "<module>"])
     return frames
 
 
 def _traceback(recorder: Any, error: BaseException) -> str:
-    """The traceback as Python would print it, cut to the learner's frames."""
+    """The traceback as Python would print it, cut to the user's frames."""
     with contextlib.suppress(Exception):
         printed = traceback.TracebackException.from_exception(error)
         one: traceback.TracebackException | None = printed
         while one is not None:
             one.stack = traceback.StackSummary.from_list(
-                [frame for frame in one.stack if recorder.is_learners(frame.filename)]
+                [frame for frame in one.stack if recorder.is_users(frame.filename)]
             )
             one = one.__cause__ or one.__context__
         return "".join(printed.format())[:100_000]

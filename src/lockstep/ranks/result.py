@@ -50,7 +50,7 @@ class Run:
     def silent_mismatch(self) -> dict[int, Collective]:
         """The first collective in which ranks met with different calls, sizes, types or reductions: {rank: its call}.
 
-        Also when the run ended well: gloo mixes unrelated tensors of equal size without a word (claims X09, X11).
+        Also when the run ended well: gloo mixes unrelated tensors of equal size without a word.
         Empty when there is none.
         """
         return first_mismatch([*self.ranks, *latest(self.workers)]) or {}

@@ -14,26 +14,26 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 
 from . import processes
 from .folder import remove_left_folders
+from .fork_loop import ForkLoop
 
 NEEDED = (
     "torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch.utils.data",
     "torch.utils.data.distributed", "torch.multiprocessing", "torch._dynamo",
     "torch.distributed.elastic.multiprocessing.errors", "numpy",
-    "lockstep.ranks.rank", "lockstep.ranks.recorder", "lockstep.ranks.nursery", "lockstep.ranks.supervisor",
+    "lockstep.ranks.rank", "lockstep.ranks.recorder", "lockstep.ranks.fork_server", "lockstep.ranks.supervisor",
 )  # fmt: skip
-WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint", "sklearn.datasets",
-             "lockstep.cluster")  # fmt: skip
-"""What a run may want, imported so that it need not; where one is missing, nothing is."""
+WHEN_IDLE = ("torch.distributed.launcher.api", "torch.profiler", "torch.distributed.checkpoint")
+"""What a run may want, besides what the client asks for: imported beforehand, passed over where it is missing."""
 IDLE_SECONDS = 0.3
 JANITOR_SECONDS = 1.5
 LEAVE_SECONDS = 2.0
@@ -86,39 +86,30 @@ def never_ask_for_names() -> None:
             os.close(nothing)
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: socket.socket, preload: Sequence[str]) -> None:
     """Fork a supervisor for each order until the client is gone."""
-    from . import supervisor
-
     processes.adopt_orphans()
     remove_left_folders()
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_read, False)
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    loop = ForkLoop(control)
     supervisors: set[int] = set()
-    later = list(WHEN_IDLE)
+    later = [*WHEN_IDLE, *preload]
     waiting_for_janitors: float | None = None
     while True:
         patience = IDLE_SECONDS if later or waiting_for_janitors else None
-        ready, _, _ = select.select([control.fileno(), wake_read], [], [], patience)
-        if not ready and later and not waiting_for_janitors:
+        woken = loop.wait(patience)
+        if not any(woken) and later and not waiting_for_janitors:
             with contextlib.suppress(Exception):
                 importlib.import_module(later.pop(0))
             gc.collect()
             gc.freeze()
             continue
-        if wake_read in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake_read, 4096)
-        if wake_read in ready or waiting_for_janitors:
+        if woken.child or waiting_for_janitors:
             spare = not waiting_for_janitors or time.monotonic() < waiting_for_janitors
             if not _tidy(supervisors, spare):
                 waiting_for_janitors = None
             elif waiting_for_janitors is None:
                 waiting_for_janitors = time.monotonic() + JANITOR_SECONDS
-        if control.fileno() in ready:
+        if woken.request:
             data, descriptors, _, _ = socket.recv_fds(control, 16, 4)
             if not data:
                 _wait_and_tidy(supervisors)
@@ -126,20 +117,18 @@ def serve(control: socket.socket) -> None:
             for descriptor in descriptors:
                 pid = os.fork()
                 if not pid:
-                    _become_supervisor(supervisor, control, descriptor, (wake_read, wake_write))
+                    _become_supervisor(loop, descriptor)
                 supervisors.add(pid)
                 os.close(descriptor)
 
 
-def _become_supervisor(supervisor: object, control: socket.socket, descriptor: int, wake: tuple[int, int]) -> None:
+def _become_supervisor(loop: ForkLoop, descriptor: int) -> None:
+    from . import supervisor
+
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        loop.leave()
         os.setpgrp()
-        control.close()
-        for end in wake:
-            os.close(end)
-        supervisor.serve(socket.socket(fileno=descriptor), fork=True)  # type: ignore[attr-defined]
+        supervisor.serve(socket.socket(fileno=descriptor), fork=True)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -188,7 +177,7 @@ def _children() -> list[int]:
 
 
 def main() -> None:
-    """`python -m lockstep.ranks.server FD`: serve the client at the other end of that socket."""
+    """`python -m lockstep.ranks.server FD MODULE…`: serve the client at the other end; import these modules when idle."""
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # The folder in which the client was started, put there by -m; no rank's business.
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -198,7 +187,7 @@ def main() -> None:
     warm_up()
     with control:
         control.send(b"ready")
-        serve(control)
+        serve(control, sys.argv[2:])
 
 
 if __name__ == "__main__":

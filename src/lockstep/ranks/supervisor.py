@@ -1,13 +1,13 @@
 """One run: starts the ranks, watches them, decides how each ended, and leaves nothing behind.
 
-Theory of operation. The client (a notebook, a check, the command line) holds one end of a socket, this process the
+Theory of operation. The client (whatever called `run`) holds one end of a socket, this process the
 other. Every rank is a child of this process and speaks to it over a socket of its own; what a rank says is data about
-itself and never a verdict. This process runs no learner's code. It is the subreaper of its ranks, so that whatever they
+itself and never a verdict. This process runs no user's code. It is the subreaper of its ranks, so that whatever they
 detach comes back to it.
 
 - A rank ends a run badly when it raises, leaves with a status, is killed or breaks a limit. The others get a short
   grace to tell their own story, and are then stopped.
-- A hang is found, not waited for: see `stillness`.
+- A hang is found, not waited for: see `hang_detector`.
 - Deadlines stand behind that for everything else: processor time for loops, stillness for sleepers, wall time for all.
 - When the client goes away, or this process is told to go (SIGTERM), the run ends. When it is killed, the kernel kills
   its ranks, and the server, a subreaper too, ends what they had detached and removes the run's folder. A folder whose
@@ -31,17 +31,50 @@ import time
 import traceback
 from typing import Any
 
-from . import leavings, network, processes
+from . import leftovers, network, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_run_folder
+from .hang_detector import TICK, Hang, HangDetector, Stacks
 from .job import Job
-from .limits import THREADS, Limits
-from .member import Member
-from .output import Printer
-from .stillness import TICK, Stillness
+from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
+from .member import Member, RunState
+from .messages import (
+    Alive,
+    Arguments,
+    Ask,
+    Begin,
+    ChildEnded,
+    End,
+    Events,
+    Exit,
+    Finished,
+    FromRank,
+    Go,
+    Hello,
+    IsRank,
+    Leave,
+    Mark,
+    Observe,
+    Observed,
+    Order,
+    Output,
+    Raised,
+    Refused,
+    Replica,
+    Returned,
+    Role,
+    Sample,
+    ToClient,
+    Watcher,
+    read,
+)  # fmt: skip
+from .output import OutputPipe
+from .report import Outcome, RunEnd, Why
+from .reporting import FAULT_SIGNAL
 
 GRACE = 0.8
+ANSWER_SECONDS = 0.7
 NUMBERS_IN_MEMORY = 16
 """How much larger numbers and lists are in memory than as text."""
 MAX_TOLD = 64 << 20
@@ -54,46 +87,41 @@ WORK = "work"
 class Supervisor:
     """Carries out one job for one client."""
 
-    def __init__(self, client: Channel) -> None:
-        self.client = client
+    def __init__(self, client: Channel, job: Job) -> None:
+        self.client, self.job = client, job
+        self.run = RunState(job)
         self.selector = selectors.DefaultSelector()
-        self.members: list[Member] = []
-        self.ranks: list[Member] = []
-        self.nursery: Channel | None = None
+        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.fork_server: Channel | None = None
+        self.pipes: list[OutputPipe] = []
         self.statuses: dict[int, int] = {}
-        self.orders: list[tuple[Any, bytes]] = []
+        self.arguments: list[tuple[Any, bytes]] = []
         """The target's arguments: the same for all ranks, or each rank's own."""
-        self.reason = ""
         self.directory = ""
         self.store: Any = None
+        self.port = 0
         self.network = network.Network()
-        self.began = time.monotonic()
-        self.last_word = self.began
         self.said_alive = 0.0
-        self.failed_at: float | None = None
-        self.still = Stillness(self)
-        self.limits = Limits(self)
+        self.asked = 0
+        self.still_for: float | None = None
+        self.comparison = Comparison(job.world_size)
+        self.hang_detector = HangDetector(self.run, self.ask)
+        self.limits = Limits(self.run)
 
-    # The course of a run ---------------------------------------------------------------------------------------
+    # From start to end -----------------------------------------------------------------------------------------
 
-    def carry_out(self, fork: bool) -> None:
-        """Receive the job, do it, report."""
-        order = self.client.wait()
-        if order is None:
-            return
-        message, _ = order
-        self.job = Job(**message["job"])
-        self.comparison = Comparison(self.job.world_size)
+    def carry_out(self, arguments: int, fork: bool) -> None:
+        """Receive the `arguments`, so many, do the job, report."""
         try:
-            self.network = network.enter(self.job.network, self.job)
+            self.network = network.enter(self.job)
         except network.NotRun as missing:
-            self.tell({"event": "not run", "why": str(missing)})
+            self.tell(Refused(str(missing)))
             return
         processes.close_to_others(True)
         processes.adopt_orphans()
         if self.job.process_limit:
             processes.limit_threads_in_sandbox(THREADS)
-        signal.signal(signal.SIGTERM, lambda *_: self._interrupt())
+        signal.signal(signal.SIGTERM, lambda *_: self._end_run(Why.INTERRUPTED))
         shared_memory = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         self.directory = make_folder()
         if not self.job.directory:
@@ -103,24 +131,29 @@ class Supervisor:
             self._listen()
             for rank in range(1 if self.job.launcher else self.job.world_size):
                 self._start(rank, fork)
-            self._take_orders(message["orders"])
+            self._take_arguments(arguments)
             self._open_store()
-            self.began = self.last_word = time.monotonic()
+            self.run.began = self.run.last_word = time.monotonic()
             self._watch()
         finally:
             self._finish(shared_memory)
 
-    def _take_orders(self, count: int) -> None:
+    def _take_arguments(self, count: int) -> None:
         """Receive what the ranks are given. They have been forked by now: what was here before, each would have in memory."""
-        while len(self.orders) < count:
-            order = self.client.wait()
-            if order is None:
-                self.reason = "client gone"
+        while len(self.arguments) < count:
+            given = self.client.wait()
+            if given is None:
+                self._end_run(Why.CLIENT_GONE)
                 return
-            self.orders.append((order[0]["kwargs"], order[1]))
+            arguments: Arguments = read(Arguments, given[0])
+            self.arguments.append((arguments.kwargs, given[1]))
+
+    def _end_run(self, why: Why, limit: float = 0.0) -> None:
+        """Note why the run ends, the first time; a client that is gone needs no other reason."""
+        if self.run.end is None or why is Why.CLIENT_GONE:
+            self.run.end = RunEnd(why, limit)
 
     def _listen(self) -> None:
-        self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.bind(os.path.join(self.directory, "attach"))
         self.door.listen(128)
         self.door.setblocking(False)
@@ -142,13 +175,14 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=functools.partial(self.network.join, rank) if self.job.network else None,
             ).pid
-        member = Member("rank", rank, pid)
-        self.members.append(member)
-        self.ranks.append(member)
-        for stream, (read, write) in zip(("stdout", "stderr"), pipes, strict=True):
-            os.close(write)
-            os.set_blocking(read, False)
-            self.selector.register(read, selectors.EVENT_READ, Printer(self, member, stream, read).read)
+        member = Member(Role.RANK, rank, pid)
+        self.run.members.append(member)
+        for stream, (readable, writable) in zip(("stdout", "stderr"), pipes, strict=True):
+            os.close(writable)
+            os.set_blocking(readable, False)
+            pipe = OutputPipe(member, stream, readable)
+            self.pipes.append(pipe)
+            self.selector.register(readable, selectors.EVENT_READ, functools.partial(self._hear_output, pipe))
 
     def _become_rank(self, rank: int, pipes: list[tuple[int, int]]) -> None:
         try:
@@ -173,7 +207,6 @@ class Supervisor:
         The listening socket is ours, so that nobody reaches the store from outside, and so that torch sees IPv4
         addresses: it looks up the name of every peer, and that of `::ffff:127.0.0.1` is asked of a name server.
         """
-        self.port = 0
         if self.job.launcher:
             return
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -188,47 +221,112 @@ class Supervisor:
             )  # fmt: skip
 
     def _watch(self) -> None:
-        while not self.reason and not all(member.done for member in self.ranks):
+        run = self.run
+        while run.end is None and not all(member.done for member in run.ranks):
             self._say_alive()
             self.hear(TICK)
             self._look_at_ends()
-            self.limits.look()
-            if self.reason:
+            for decision in self.limits.look(self.hang_detector.seconds()):
+                self._decide(decision)
+            if run.end is not None:
                 continue
-            if self.failed_at is not None:
-                self.reason = "failed" if self._others_have_spoken() else ""
-            elif self.still.look():
-                self.reason = "hang"
+            if run.failed_at is None:
+                self._end_in(self.hang_detector.look())
+            elif self._others_have_spoken(run.failed_at):
+                self._end_run(Why.FAILED)
+
+    def _decide(self, decision: Decision) -> None:
+        """Do what a limit asks for."""
+        match decision:
+            case Break(member, outcome):
+                self._break(member, outcome)
+            case Kill(pids):
+                processes.kill(pids)
+            case EndAll():
+                processes.end_all(os.getpid(), self.statuses)
+                self.run.end = RunEnd(Why.FAILED)
+            case UsedUp(end):
+                hang = self.hang_detector.look_once_more() if end.why is Why.IDLE else None
+                self._end_in(hang) if hang is not None else self._time_out(end)
+
+    def _break(self, member: Member, outcome: Outcome) -> None:
+        """End a member that has broken a limit."""
+        if not member.done:
+            self.ask([member])
+        member.stack = member.sample
+        self.end(member, outcome, None)
+        if member.role is Role.WORKER:  # The launcher is told by its own means, but the limit is the cause.
+            self.run.failed_at = self.run.failed_at or time.monotonic()
+        processes.kill([member.pid])
+
+    def _time_out(self, end: RunEnd) -> None:
+        if self.run.end is not None or self.run.failed_at is not None:
+            return
+        self._stop_where_they_stand(Outcome.TIMED_OUT)
+        self.run.end = end
+
+    def _stop_where_they_stand(self, outcome: Outcome) -> None:
+        """Ask those that have not finished where they stand, and end their code there."""
+        waiting = self.run.unfinished()
+        self.ask(waiting)
+        for member in waiting:
+            if not member.done:
+                member.stop_here(outcome, self.run.elapsed())
+                member.stopped = outcome is Outcome.TIMED_OUT and processes.is_stopped(member.pid)
+
+    def _end_in(self, hang: Hang | None) -> None:
+        if hang is not None:
+            for member in hang.members:
+                member.stop_here(Outcome.HUNG, self.run.elapsed())
+            self.still_for = hang.seconds
+            self._end_run(Why.HANG)
 
     def _say_alive(self) -> None:
         """The client hears from here all the time, so that it knows when a rank has stopped or killed this process."""
         now = time.monotonic()
         if now - self.said_alive > ALIVE_SECONDS:
             self.said_alive = now
-            self.tell({"event": "alive", "pid": os.getpid()})
+            self.tell(Alive(os.getpid()))
 
-    def _others_have_spoken(self) -> bool:
+    def _others_have_spoken(self, failed_at: float) -> bool:
         """After a failure: true when nobody moves any more, or the grace is over."""
         now = time.monotonic()
-        waited = now - max(self.failed_at or 0.0, self.last_word)
-        return now - (self.failed_at or 0.0) > GRACE or (waited > TICK and self.still.for_now())
+        waited = now - max(failed_at, self.run.last_word)
+        return now - failed_at > GRACE or (waited > TICK and self.hang_detector.for_now())
 
     def hear(self, seconds: float) -> None:
         """Take what arrives, from anybody; return after `seconds` if nothing does."""
         for key, _ in self.selector.select(seconds):
             key.data()
 
-    def elapsed(self) -> float:
-        """Seconds since the ranks were started."""
-        return time.monotonic() - self.began
+    def ask(self, members: list[Member]) -> Stacks | None:
+        """Ask where these members stand; see `hang_detector.AskMembers`."""
+        self.asked += 1
+        for member in members:
+            member.sample = None
+            if member.channel is not None:
+                with contextlib.suppress(OSError):
+                    member.channel.send(Ask(self.asked))
 
-    def moved(self) -> None:
+        def silent() -> list[Member]:
+            return [member for member in members if member.sample is None and not member.done]
+
+        give_up = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < give_up and silent():
+            self.hear(0.02)
+        for member in silent():
+            if not processes.is_stopped(member.pid):
+                _ask_without_lock(member)
+        if any(member.sample is None for member in members):
+            return None
+        return [(member.pid, member.sample) for member in members]
+
+    def _moved(self) -> None:
         """Something arrived, so the run moves."""
-        self.last_word = time.monotonic()
+        self.run.last_word = time.monotonic()
 
-    def unfinished(self) -> list[Member]:
-        """The processes whose code has not ended."""
-        return [member for member in self.members if not member.done]
+    def _member(self, channel: Channel) -> Member | None:
+        return next((one for one in self.run.members if one.channel is channel), None)
 
     # What the ranks say ----------------------------------------------------------------------------------------
 
@@ -238,7 +336,19 @@ class Supervisor:
             sock.setblocking(True)
             channel = Channel(sock)
             self.selector.register(channel, selectors.EVENT_READ, lambda: self._hear(channel))
-            self.moved()
+            self._moved()
+
+    def _hear_output(self, pipe: OutputPipe) -> None:
+        data = pipe.read()
+        if data is None:
+            self.pipes.remove(pipe)
+            self.selector.unregister(pipe.descriptor)
+            os.close(pipe.descriptor)
+        elif data:
+            self._moved()
+            limit = self.job.output_limit
+            if not limit or pipe.member.printed <= limit + len(data):
+                self.tell(Output(pipe.member.rank or 0, pipe.stream, pipe.text(data)))
 
     def _hear(self, channel: Channel) -> None:
         if channel.fileno() < 0:
@@ -252,142 +362,123 @@ class Supervisor:
             channel.close()
             return
         for message, blob in messages:
-            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, OverflowError):
-                self._take_from(channel, whole(message), blob)
-        member = next((one for one in self.members if one.channel is channel), None)
+            with contextlib.suppress(ValueError):
+                self._take_from(channel, read(FromRank, whole(message)), blob)
+        member = self._member(channel)
         if member is not None and not member.done:
             told = 0 if self.job.watch_replicas else channel.header_bytes - member.observed_headers
             member.says_too_much |= told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE
 
-    def _take_from(self, channel: Channel, message: dict[str, Any], blob: bytes) -> None:
-        if message.get("event") == "hello":
+    def _take_from(self, channel: Channel, message: Any, blob: bytes) -> None:
+        if isinstance(message, Hello):
             self._admit(channel, message)
-        elif channel is self.nursery:
-            self.statuses[int(message["pid"])] = int(message["code"])
-        else:
-            member = next((one for one in self.members if one.channel is channel), None)
-            if member is not None:
-                self._take(member, message, blob)
+        elif channel is self.fork_server:
+            if isinstance(message, ChildEnded):
+                self.statuses[message.pid] = message.code
+        elif (member := self._member(channel)) is not None:
+            self._take(member, message, blob)
 
-    def _admit(self, channel: Channel, hello: dict[str, Any]) -> None:
+    def _admit(self, channel: Channel, hello: Hello) -> None:
         """Let a process in. Who it is, is asked of the system where that can be: a rank may only be itself."""
-        pid = _peer(channel.socket) or int(hello["pid"])
-        if hello["role"] == "rank":
-            member = next((one for one in self.ranks if one.pid == pid and one.channel is None), None)
+        pid = _peer(channel.socket) or hello.pid
+        if hello.role is Role.RANK:
+            member = next((one for one in self.run.ranks if one.pid == pid and one.channel is None), None)
             if member is None:
                 return
             member.channel = channel
+            rank = member.rank or 0
             environment = self.job.rank_environment(
-                member.rank or 0, self.network.address, self.port, self.network.environment(member.rank or 0)
+                rank, self.network.address, self.port, self.network.environment(rank)
             )
-            kwargs, blob = self.orders[(member.rank or 0) % len(self.orders)]
-            channel.send({"do": "go", "job": self.job.to_json(), "environment": environment, "kwargs": kwargs}, blob)
-        elif self.job.launcher and hello["role"] == "nursery" and self.nursery is None:
-            self.nursery = channel
-        elif self.job.launcher and hello["role"] == "worker":
-            self.members.append(Member("worker", _integer(hello["rank"]), pid, channel))
+            kwargs, blob = self.arguments[rank % len(self.arguments)]
+            channel.send(Go(self.job, environment, kwargs), blob)
+        elif self.job.launcher and hello.role is Role.FORK_SERVER and self.fork_server is None:
+            self.fork_server = channel
+        elif self.job.launcher and hello.role is Role.WORKER:
+            self.run.members.append(Member(Role.WORKER, hello.rank, pid, channel))
 
-    def _take(self, member: Member, message: dict[str, Any], blob: bytes) -> None:
-        event = message["event"]
-        if event == "sample":
-            if message.get("id") == self.still.asked and isinstance(message["stack"], dict):
-                member.sample = message["stack"]
+    def _take(self, member: Member, message: Any, blob: bytes) -> None:
+        if isinstance(message, Sample):
+            member.sample = message.stack if message.id == self.asked else member.sample
             return
-        if event == "watcher":
-            member.watcher = int(message["thread"])
+        if isinstance(message, Watcher):
+            member.watcher = message.thread
             return
-        self.moved()
-        match event:
-            case "begin" | "mark" | "end" if not member.says_too_much:
+        self._moved()
+        match message:
+            case Begin() | Mark() | End() if not member.says_too_much:
                 member.events.append(message)
-                member.operations += event == "begin"
-            case "replica":
+                member.operations += isinstance(message, Begin)
+            case Replica():
                 if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
-            case "rank":
-                if member.role == "worker":
-                    member.rank = int(message["rank"])
-            case "observe":
-                text = len(str(message["value"]))
+            case IsRank():
+                if member.role is Role.WORKER:
+                    member.rank = message.rank
+            case Observe(name, value):
+                text = len(str(value))
                 member.observed_headers += text
                 member.observed += len(blob) + NUMBERS_IN_MEMORY * text
                 member.says_too_much |= member.observed > self.job.observation_limit
                 if not member.says_too_much:
-                    self.tell(
-                        {
-                            "event": "observe",
-                            "member": self.members.index(member),
-                            "name": str(message["name"]),
-                            "value": message["value"],
-                        },
-                        blob,
-                    )
-            case "returned":
-                self.end(member, "returned", 0)
-            case "raised":
-                member.error = leavings.cut(message)
-                self.end(member, "raised", 1)
-            case "exit":
-                cut = leavings.cut(message)
-                member.frames = cut["frames"]
-                member.error = cut if cut["message"] else None
-                self.end(member, "exited", int(message["code"]))
+                    self.tell(Observed(self.run.members.index(member), name, value), blob)
+            case Returned():
+                self.end(member, Outcome.RETURNED, 0)
+            case Raised():
+                member.error = leftovers.cut(message)
+                self.end(member, Outcome.RAISED, 1)
+            case Exit():
+                member.frames = leftovers.frames(message.frames)
+                member.error = leftovers.cut(Raised("", message.message, message.frames)) if message.message else None
+                self.end(member, Outcome.EXITED, message.code)
 
     def _hear_client(self) -> None:
         messages = self.client.receive()
         if messages is None:
             self.selector.unregister(self.client)
-            self.reason = "client gone"
-            return
-        for message, _ in messages:
-            if message.get("do") == "signal":
-                for member in self.ranks:
-                    if not member.done:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(member.pid, int(message["number"]))
-            elif message.get("do") == "stop":
-                self._interrupt()
+            self._end_run(Why.CLIENT_GONE)
+        elif messages:  # a client has nothing else to say
+            self._end_run(Why.INTERRUPTED)
 
-    def _interrupt(self) -> None:
-        self.reason = self.reason or "interrupted"
-
-    def tell(self, message: dict[str, Any], blob: bytes = b"") -> None:
+    def tell(self, message: ToClient, blob: bytes = b"") -> None:
         """Say something to the client; when it is gone, the run ends."""
         try:
             self.client.send(message, blob)
         except OSError:
-            self.reason = "client gone"
+            self._end_run(Why.CLIENT_GONE)
 
     # How they end ----------------------------------------------------------------------------------------------
 
-    def end(self, member: Member, outcome: str, code: int | None) -> None:
+    def end(self, member: Member, outcome: Outcome, code: int | None) -> None:
         """Note how a member's code has ended, the first time that this is said."""
-        if member.outcome:
+        if member.outcome is not None:
             return
-        member.outcome, member.code, member.ended = outcome, code, self.elapsed()
-        fine = outcome == "returned" or (outcome == "exited" and code == 0 and not self.job.is_function)
-        if not fine and member.role == "rank" and self.failed_at is None:
-            self.failed_at = time.monotonic()
+        member.outcome, member.code, member.ended = outcome, code, self.run.elapsed()
+        fine = outcome is Outcome.RETURNED or (outcome is Outcome.EXITED and code == 0 and not self.job.is_function)
+        if not fine and member.role is Role.RANK and self.run.failed_at is None:
+            self.run.failed_at = time.monotonic()
 
     def _look_at_ends(self) -> None:
         processes.reap(self.statuses)
-        for member in self.members:
+        for member in self.run.members:
             if member.gone:
                 continue
-            if member.pid not in self.statuses and (member.role == "rank" or self._nursery_knows(member)):
+            if member.pid not in self.statuses and (member.role is Role.RANK or self._fork_server_knows(member)):
                 continue
             code = self.statuses.get(member.pid)
             member.gone = True
             self._drain(member)
-            if not member.outcome:
-                self.end(member, "crashed" if code is not None and code < 0 else "exited", code)
-            elif member.outcome == "returned":
+            if member.outcome is None:
+                self.end(member, Outcome.CRASHED if code is not None and code < 0 else Outcome.EXITED, code)
+            elif member.outcome is Outcome.RETURNED:
                 member.code = code
-            self.moved()
+            self._moved()
 
-    def _nursery_knows(self, member: Member) -> bool:
-        """Whether the nursery will still tell how this worker ended; without it, a worker that is gone is just gone."""
-        return (self.nursery is not None and self.nursery.fileno() >= 0) or os.path.exists(f"/proc/{member.pid}")
+    def _fork_server_knows(self, member: Member) -> bool:
+        """Whether the fork server will still tell how this worker ended; without it, a worker that is gone is just gone."""
+        return (self.fork_server is not None and self.fork_server.fileno() >= 0) or os.path.exists(
+            f"/proc/{member.pid}"
+        )
 
     def _drain(self, member: Member) -> None:
         """Take what a process said before it went; its last words may still be on the way."""
@@ -396,46 +487,41 @@ class Supervisor:
             channel.socket.setblocking(False)
             while channel.fileno() >= 0 and _readable(channel):
                 self._hear(channel)
-        for key in list(self.selector.get_map().values()):
-            printer = getattr(key.data, "__self__", None)
-            if isinstance(printer, Printer) and printer.member is member:
-                printer.read()
+        for pipe in [one for one in self.pipes if one.member is member]:
+            self._hear_output(pipe)
 
     # The end of it all -----------------------------------------------------------------------------------------
 
     def _finish(self, shared_memory: set[str]) -> None:
-        seconds = self.elapsed()
-        orderly = all(member.outcome in ("returned", "exited") for member in self.ranks)
-        if orderly and not self.reason:
+        run, seconds = self.run, self.run.elapsed()
+        if run.end is None and all(member.outcome in (Outcome.RETURNED, Outcome.EXITED) for member in run.ranks):
             self._let_leave()
-        if self.reason == "interrupted":
-            self.still.ask(self.unfinished())
-            for member in self.unfinished():
-                member.stop_here("interrupted", self.elapsed())
+        if run.end is not None and run.end.why is Why.INTERRUPTED:
+            self._stop_where_they_stand(Outcome.INTERRUPTED)
         left = processes.descendants(os.getpid())
-        known = {member.pid for member in self.members}
+        known = {member.pid for member in run.members}
         mapped = processes.shared_memory_files(left)
         stray = [text for pid in left if pid not in known and (text := _describe_stray(pid))]
-        for member in self.ranks:
+        for member in run.ranks:
             if not member.done:
-                member.outcome = "stopped"
+                member.outcome = Outcome.STOPPED
         immortal = processes.end_all(os.getpid(), self.statuses)
         self.said_alive = 0.0
         self._say_alive()
         if not processes.LINUX:
-            for member in self.members:
+            for member in run.members:
                 with contextlib.suppress(OSError):
                     os.killpg(member.pid, signal.SIGKILL)
-        for member in self.members:
+        for member in run.members:
             self._drain(member)
         self.store = None
         faults = {
-            pid: leavings.text_of(os.path.join(self.directory, f"fault-{pid}")) for pid in (m.pid for m in self.members)
+            member.pid: leftovers.text_of(os.path.join(self.directory, f"fault-{member.pid}")) for member in run.members
         }
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
-            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[: leavings.LISTED])
-        temporary += whole(leavings.files(os.path.join(self.directory, WORK)))
+            temporary = whole(sorted(os.listdir(os.path.join(self.directory, "tmp")))[: leftovers.LISTED])
+        temporary += whole(leftovers.files(os.path.join(self.directory, WORK)))
         remove_run_folder(self.directory)
         for path in mapped:
             if os.path.basename(path) not in shared_memory:
@@ -445,18 +531,18 @@ class Supervisor:
 
     def _let_leave(self) -> None:
         """Give the ranks leave to go, and a moment for what they clean up themselves."""
-        for member in self.members:
+        for member in self.run.members:
             if member.channel is not None and not member.gone:
                 with contextlib.suppress(OSError):
-                    member.channel.send({"do": "leave"})
+                    member.channel.send(Leave())
         patience = time.monotonic() + 1.0
-        while time.monotonic() < patience and not all(member.gone for member in self.ranks):
+        while time.monotonic() < patience and not all(member.gone for member in self.run.ranks):
             self.hear(0.005)
             self._look_at_ends()
 
-    def _send_events(self, index: int, events: list[dict[str, Any]]) -> None:
+    def _send_events(self, index: int, events: list[Begin | End | Mark]) -> None:
         try:
-            self.client.send({"event": "events", "member": index, "events": events})
+            self.client.send(Events(index, events))
         except ChannelError:  # too large for one message, or, alone, for any
             middle = len(events) // 2
             for part in (events[:middle], events[middle:]) if middle else ():
@@ -466,22 +552,14 @@ class Supervisor:
         self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int]
     ) -> None:
         with contextlib.suppress(OSError):
-            for index, member in enumerate(self.members):
+            for index, member in enumerate(self.run.members):
                 events = list(member.events)
                 for at in range(0, len(events), 2000):
                     self._send_events(index, events[at : at + 2000])
-            self.client.send({
-                "event": "end",
-                "reason": self.reason,
-                "seconds": seconds,
-                "began": self.began,
-                "still": self.still.found_after,
-                "stray": stray[:20],
-                "temporary": temporary,
-                "immortal": immortal,
-                "replicas": self.comparison.to_json(),
-                "members": [member.report(faults[member.pid]) for member in self.members],
-            })  # fmt: skip
+            self.client.send(Finished(
+                self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, self.still_for, stray[:20], temporary,
+                immortal, self.comparison.found(), [member.report(faults[member.pid]) for member in self.run.members],
+            ))  # fmt: skip
 
 
 def _peer(sock: socket.socket) -> int:
@@ -492,8 +570,11 @@ def _peer(sock: socket.socket) -> int:
     return int(pid)
 
 
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
+def _ask_without_lock(member: Member) -> None:
+    """A thread that holds the interpreter lock keeps the listener from answering; a signal handler needs no lock."""
+    if FAULT_SIGNAL is not None and processes.catches(member.pid, FAULT_SIGNAL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, FAULT_SIGNAL)
 
 
 def _readable(channel: Channel) -> bool:
@@ -520,7 +601,11 @@ def serve(sock: socket.socket, fork: bool) -> None:
     """Be the supervisor of the run that the client at the other end of `sock` orders."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.close_to_others(False)  # until its network is made
-    Supervisor(Channel(sock)).carry_out(fork)
+    client = Channel(sock)
+    said = client.wait()
+    if said is not None:
+        order: Order = read(Order, said[0])
+        Supervisor(client, order.job).carry_out(order.arguments, fork)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,43 @@
-"""A run's cause as plain text: the same words in the terminal, in a notebook cell and in a check's evidence."""
+"""A run's cause as plain text: the same words wherever it is shown."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from .report import Frame, Waiting
+from .report import Frame, Kind, Topic, Waiting
 from .result import Run
 from .words import names
 
 WIDTH = 96
 CODE_WIDTH = 40
 TITLES = {
-    "hang": "HANG",
-    "mismatch": "MISMATCH",
-    "raised": "ERROR",
-    "exited": "ENDED EARLY",
-    "crashed": "CRASH",
-    "timed out": "NO END",
-    "out of memory": "OUT OF MEMORY",
-    "too much output": "TOO MUCH OUTPUT",
-    "too many processes": "TOO MANY PROCESSES",
-    "interrupted": "INTERRUPTED",
+    Kind.HANG: "HANG",
+    Kind.MISMATCH: "MISMATCH",
+    Kind.RAISED: "ERROR",
+    Kind.EXITED: "ENDED EARLY",
+    Kind.CRASHED: "CRASH",
+    Kind.TIMED_OUT: "NO END",
+    Kind.OUT_OF_MEMORY: "OUT OF MEMORY",
+    Kind.TOO_MUCH_OUTPUT: "TOO MUCH OUTPUT",
+    Kind.TOO_MANY_PROCESSES: "TOO MANY PROCESSES",
+    Kind.INTERRUPTED: "INTERRUPTED",
 }
 
+ReadOn = Mapping[Topic | None, str]
+"""Where a reader finds more about a topic."""
+NOWHERE: ReadOn = MappingProxyType({})
 
-def describe(run: Run) -> str:
+
+def describe(run: Run, read_on: ReadOn = NOWHERE) -> str:
     """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did."""
     if run.cause is None:
         return ""
-    return "\n\n".join(filter(None, [_wrapped(headline(run)), evidence(run)]))
+    return "\n\n".join(filter(None, [_wrapped(headline(run)), evidence(run, read_on)]))
 
 
-def evidence(run: Run) -> str:
+def evidence(run: Run, read_on: ReadOn = NOWHERE) -> str:
     """What stands under the headline: the ranks' table or traceback, and the notes."""
     if run.cause is None:
         return ""
@@ -43,8 +49,8 @@ def evidence(run: Run) -> str:
     elif run.cause.frame is not None and not run.cause.rows:
         parts.append(f"  {place(run.cause.frame)}")
     closing = list(run.cause.notes)
-    if run.cause.read:
-        closing.append(f"Read: {run.cause.read}")
+    if run.cause.topic in read_on:
+        closing.append(f"Read: {read_on[run.cause.topic]}")
     if closing:
         parts.append("\n".join(_wrapped(line) for line in closing))
     return "\n\n".join(parts)
@@ -54,12 +60,11 @@ def headline(run: Run) -> str:
     """The first line, which is enough for the one who knows."""
     cause = run.cause
     assert cause is not None
-    title = TITLES.get(cause.kind, cause.kind.upper())
-    after = f" after {run.seconds:.1f} s" if cause.kind in ("hang", "timed out") else ""
+    after = f" after {run.seconds:.1f} s" if cause.kind in (Kind.HANG, Kind.TIMED_OUT) else ""
     after += f" at {cause.frame.short}" if cause.frame else ""
-    if cause.kind == "interrupted":
+    if cause.kind is Kind.INTERRUPTED:
         return cause.headline[0].upper() + cause.headline[1:]
-    return f"{title}{after}: {cause.headline}"
+    return f"{TITLES[cause.kind]}{after}: {cause.headline}"
 
 
 def replicas(run: Run) -> str:

@@ -1,7 +1,7 @@
-"""Grades in the forms that others read. Each writer is a pure function of `verdict.Report` objects.
+"""Grades in the formats of other programs. Each writer is a pure function of a report or of a graded class.
 
-Whatever a submission printed, raised or was called is in these objects as text; each writer makes it harmless for the
-program that opens its output.
+What a submission printed, raised or was called is in them as text; each writer makes it harmless for the program that
+opens its output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The teacher's page: how the class did, what went wrong most, and whom to look at."""
+"""The teacher's page: how the class did, the most frequent mistakes, and which learners to look at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 from urllib.parse import quote
 
-from ..classroom import ClassResult, Learner, Outcome, was_handed_in
+from ..classroom import ClassResult, GradingOutcome, Learner, was_handed_in
 from ..policy import Grade, Grades
 from ..similar import Pair, groups
 from ..verdict import CheckOutcome
@@ -34,8 +34,8 @@ def class_page(
 ) -> str:
     """The page, with links to `folder/ID.html`.
 
-    `grades` are the policy's, `similar` and `tickets` what `similar.in_class` and `similar.same_tickets` found, `titles` the
-    diagnoses' titles by id.
+    `grades` are the policy's, `similar` and `tickets` come from `similar.in_class` and `similar.same_tickets`, `titles`
+    are the diagnoses' titles by id.
     """
     learners = {learner.id: learner for learner in graded.learners}
 
@@ -57,7 +57,7 @@ def class_page(
         tiles=_tiles(graded, given, shares),
         remarks=grades.remarks if grades else (),
         faults=[person(one.id) | {"text": _first_line(one), "attempts": one.attempts} for one in graded.faults],
-        nothing=[person(one.id) | {"refused": one.handed.refused} for one in _of(graded, Outcome.NOTHING)],
+        nothing=[person(one.id) | {"refused": one.handed.refused} for one in _of(graded, GradingOutcome.NOTHING)],
         chart=_chart(shares) if shares else None,
         exercises=_exercises(graded),
         diagnoses=_diagnoses(graded, titles or {}, person),
@@ -79,21 +79,23 @@ def class_page(
 Person = Callable[[str], dict[str, Any]]
 
 
-def _of(graded: ClassResult, outcome: Outcome) -> list[Learner]:
+def _of(graded: ClassResult, outcome: GradingOutcome) -> list[Learner]:
     return [learner for learner in graded.learners if learner.outcome is outcome]
 
 
 def _points(learner: Learner, grade: Grade | None) -> tuple[Any, Any]:
     """Points and the most that there are; None instead of points where nothing was graded or the grader broke."""
-    if learner.outcome is not Outcome.GRADED:
+    if learner.outcome is not GradingOutcome.GRADED:
         return None, 0
     return (learner.score, learner.max_score) if grade is None else (grade.score, grade.most)
 
 
-def _summary(counted: Mapping[Outcome, int]) -> str:
-    parts = [f"{counted.get(Outcome.GRADED, 0)} graded"]
-    parts += [f"{counted[Outcome.NOTHING]} with nothing to grade"] if counted.get(Outcome.NOTHING) else []
-    parts += [plural(counted[Outcome.FAULT], "fault") + " of the grader"] if counted.get(Outcome.FAULT) else []
+def _summary(counted: Mapping[GradingOutcome, int]) -> str:
+    parts = [f"{counted.get(GradingOutcome.GRADED, 0)} graded"]
+    parts += [f"{counted[GradingOutcome.NOTHING]} with nothing to grade"] if counted.get(GradingOutcome.NOTHING) else []
+    parts += (
+        [plural(counted[GradingOutcome.FAULT], "fault") + " of the grader"] if counted.get(GradingOutcome.FAULT) else []
+    )
     return " · ".join(parts)
 
 
@@ -104,26 +106,27 @@ def _tiles(graded: ClassResult, given: Mapping[str, tuple[Any, Any]], shares: li
     scores = [float(score) for score, _ in given.values() if score is not None]
     tiles = []
     if len(most) == 1:
-        tiles += [{"value": f"{median(scores):.4g}", "label": f"median, of {max(most):.6g} points"}, {"value": f"{mean(scores):.3g}", "label": "mean"}]  # fmt: skip
+        tiles.append({"value": f"{median(scores):.4g}", "label": f"median, of {max(most):.6g} points"})
+        tiles.append({"value": f"{mean(scores):.3g}", "label": "mean"})
     else:
-        tiles += [{"value": f"{100 * float(median(shares)):.0f} %", "label": "median share of the points"}]
+        tiles.append({"value": f"{100 * float(median(shares)):.0f} %", "label": "median share of the points"})
     tiles.append({"value": str(sum(share >= 1 for share in shares)), "label": "with all points"})
-    refused = sum(bool(one.handed.refused) for one in _of(graded, Outcome.GRADED))
+    refused = sum(bool(one.handed.refused) for one in _of(graded, GradingOutcome.GRADED))
     if refused:
         tiles.append({"value": str(refused), "label": "with a file that was not taken"})
     return tiles
 
 
 def _chart(shares: list[Fraction]) -> dict[str, Any]:
-    """Bars for each tenth of the points and for all of them, in a picture of 660 × 220 with its floor at 186."""
+    """Bars for each tenth of the points and for all of them, in a picture of 660 × 220 with its base line at 186."""
     count = Counter(max(0, min(BARS - 1, int(share * 10))) for share in shares)
     highest = max(count.values())
     bars = []
     for index in range(BARS):
         height = 160 * count[index] / highest
         x = index * 60 + 4
-        bars.append({"x": x, "middle": x + 26, "y": f"{186 - height:.1f}", "height": f"{height:.1f}", "above": f"{179 - height:.1f}",
-                     "count": count[index], "label": str(index * 10)})  # fmt: skip
+        place = {"x": x, "middle": x + 26, "y": f"{186 - height:.1f}", "above": f"{179 - height:.1f}"}
+        bars.append({**place, "height": f"{height:.1f}", "count": count[index], "label": str(index * 10)})
     words = ", ".join(f"{count[index]} from {index * 10} percent" for index in range(BARS) if count[index])
     return {"bars": bars, "label": f"How many learners reached which share of the points: {words}"}
 
@@ -137,22 +140,24 @@ def _exercises(graded: ClassResult) -> list[dict[str, Any]]:
         failed = Counter(check.name for one in results for check in one.checks if check.outcome is CheckOutcome.FAILED)
         ((hardest, times),) = failed.most_common(1) or [("", 0)]
         shares = [one.score / one.max_score for one in results if one.max_score]
-        rows.append({"name": name, "handed_in": len(results), "passed": sum(one.passed for one in results),
-                     "mean": f"{100 * mean(shares):.0f}" if shares else "0", "hardest": hardest, "failed": times})  # fmt: skip
+        row = {"name": name, "handed_in": len(results), "passed": sum(one.passed for one in results)}
+        share = f"{100 * mean(shares):.0f}" if shares else "0"
+        rows.append({**row, "mean": share, "hardest": hardest, "failed": times})
     return rows
 
 
 def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -> list[dict[str, Any]]:
     shown = graded.frequent[:DIAGNOSES]
-    people = {id: [person(one.id) for one in graded.learners if id in one.diagnoses] for id, _ in shown}
-    return [
-        {"id": id, "title": titles.get(id, ""), "count": count, "percent": f"{100 * count / shown[0][1]:.0f}", "people": people[id]}
-        for id, count in shown
-    ]  # fmt: skip
+    rows = []
+    for id, count in shown:
+        people = [person(one.id) for one in graded.learners if id in one.diagnoses]
+        percent = f"{100 * count / shown[0][1]:.0f}"
+        rows.append({"id": id, "title": titles.get(id, ""), "count": count, "percent": percent, "people": people})
+    return rows
 
 
 def _groups(pairs: Sequence[Pair], person: Person) -> list[dict[str, Any]]:
-    """Three and more learners whose files for one exercise are alike."""
+    """Three or more learners with similar files for one exercise."""
     exercises = dict.fromkeys(pair.exercise for pair in pairs)
     found = [(name, group) for name in exercises for group in groups(one for one in pairs if one.exercise == name)]
     return [{"exercise": name, "people": [person(one) for one in group]} for name, group in found if len(group) > 2]
@@ -183,11 +188,16 @@ def _late(learner: Learner, grades: Grades | None) -> dict[str, Any] | None:
 
 def _slowest(graded: ClassResult, person: Person) -> list[dict[str, Any]]:
     slow = sorted((one for one in graded.learners if one.seconds > 0), key=lambda one: (-one.seconds, one.id))[:SLOWEST]
-    return [person(one.id) | {"seconds": f"{one.seconds:.1f}", "percent": f"{100 * one.seconds / slow[0].seconds:.0f}"} for one in slow]  # fmt: skip
+    most = slow[0].seconds if slow else 1.0
+    percents = [f"{100 * one.seconds / most:.0f}" for one in slow]
+    return [
+        person(one.id) | {"seconds": f"{one.seconds:.1f}", "percent": percent}
+        for one, percent in zip(slow, percents, strict=True)
+    ]
 
 
 def _row(learner: Learner, score: Any, most: Any) -> dict[str, Any]:
-    nothing = 0 if learner.outcome is Outcome.NOTHING else "–"
+    nothing = 0 if learner.outcome is GradingOutcome.NOTHING else "–"
     return {
         "id": learner.id,
         "outcome": learner.outcome.value,

@@ -1,26 +1,24 @@
-"""Results for Classroom 50, which took the place of GitHub Classroom in August 2026.
+"""Results for Classroom 50, which replaced GitHub Classroom in August 2026.
 
-Its contract is public: `schemas/result-v1.schema.json` and `schemas/scores-v1.schema.json` of github.com/foundation50/classroom50,
-explained in its wiki's page "Advanced Autograding" (both as of 20 August 2026). What binds us: all scores are integers from 0
-up, a score is no greater than its `max-score`, times are UTC to the second with a Z, and a submission's tag begins with
-`submit/`.
+Its contract is public: `schemas/result-v1.schema.json` and `schemas/scores-v1.schema.json` of
+github.com/foundation50/classroom50, explained on its wiki's page "Advanced Autograding" (both as of 20 August 2026). It
+requires that scores are integers from 0 up and no greater than their `max-score`, that times are UTC to the second with
+a Z, and that a submission's tag begins with `submit/`.
 
-- `result` is the `result.json` that an `autograder.py` leaves in the working folder (`classroom50/result/v1`); `main` is the
-  whole way there, inside Classroom 50's own runner.
-- `scores` is the gradebook `CLASSROOM/scores.json` (`classroom50/scores/v1`) of a class that was graded on the teacher's
-  machine. Its entries are overrides, as the web page writes them for a grade that is typed in: collecting scores leaves them
-  alone, and the tag `submit/manual-…` stands for the links that such a grade has not.
+- `result` is the `result.json` that an `autograder.py` leaves in the working folder (`classroom50/result/v1`); `main`
+  makes it inside Classroom 50's own runner.
+- `scores` is the gradebook `CLASSROOM/scores.json` (`classroom50/scores/v1`) of a class that was graded on the
+  teacher's machine. Its entries are overrides, as the web page writes them for a grade that is typed in: collecting
+  scores leaves them alone, and the tag `submit/manual-…` replaces the links that such a grade does not have.
 
-Points become whole numbers check by check or, where a policy gives an exercise other points, exercise by exercise; with
-`rounding.to = 1` in the policy nothing is left to round here.
+Points become whole numbers check by check or, where a policy gives an exercise other points, exercise by exercise. With
+`rounding.to = 1` in the policy, nothing is left to round here.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,13 +27,13 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
-from ..classroom import ClassResult, Learner, Outcome
-from ..course import CourseError, find
+from ...course import find
+from ..classroom import ClassResult, GradingOutcome, Learner
 from ..policy import Grade, Grades
 from ..policy_file import SLUG
 from ..verdict import CheckOutcome, ExerciseResult, Report
 from . import visible
-from .gradescope import graded_apart, write_json
+from .gradescope import export, graded_apart
 
 RESULT = "classroom50/result/v1"
 SCORES = "classroom50/scores/v1"
@@ -45,7 +43,7 @@ MOST_MESSAGE = 2_000  # characters
 
 @dataclass(frozen=True)
 class Handin:
-    """What Classroom 50 knows of a hand-in. `commit`, `release` and `review` are links; `moment` is when it was handed in."""
+    """A hand-in in Classroom 50. `commit`, `release` and `review` are links; `moment` is when it was handed in."""
 
     classroom: str
     assignment: str
@@ -94,51 +92,41 @@ def result(report: Report, handin: Handin, grade: Grade | None = None) -> dict[s
 def scores(
     graded: ClassResult, classroom: str, assignment: str, now: datetime, grades: Grades | None = None
 ) -> Gradebook:
-    """The gradebook of a class under one assignment. `now` stands where a download gives no time of handing in.
+    """The gradebook of a class under one assignment. `now` is used when a download does not say when it was handed in.
 
     A learner's name in the download has to be a GitHub login, bare or after `CLASSROOM-ASSIGNMENT-` as in the names of
     repositories. Raises ValueError for a classroom or an assignment that is no short name.
     """
     for name in (classroom, assignment):
         if not SLUG.fullmatch(name):
-            raise ValueError(
-                f"{name!r} is no short name of Classroom 50: lower case letters, digits and dashes, two or more"
-            )
+            rule = "lower case letters, digits and dashes, two or more"
+            raise ValueError(f"{name!r} is no short name of Classroom 50: {rule}")
     entries: dict[str, dict[str, Any]] = {}
     left_out = []
     for learner in graded.learners:
         login = learner.handed.shown.removeprefix(f"{classroom}-{assignment}-")
-        if learner.outcome is Outcome.FAULT:
+        if learner.outcome is GradingOutcome.FAULT:
             left_out.append(f"{learner.id}: a fault of the grader")
         elif not LOGIN.fullmatch(login):
             left_out.append(f"{learner.id}: {visible(learner.handed.shown[:80])!r} is no GitHub login")
         elif login.lower() in entries:
             left_out.append(f"{learner.id}: {login} is there twice")
         else:
-            entries[login.lower()] = _entry(graded, learner, login, classroom, assignment, now, grades)
+            moment = learner.handed.handed_in or now
+            tag = f"submit/manual-{_stamp(moment).replace(':', '-')}"
+            handin = Handin(classroom, assignment, login, tag, tag, tag, tag, moment)
+            entries[login.lower()] = _entry(graded, learner, handin, grades[learner.id] if grades else None)
     bucket = {"type": "individual", "entries": [entries[login] for login in sorted(entries)]}
     return Gradebook({"schema": SCORES, "assignments": {assignment: bucket}}, tuple(left_out))
 
 
-def _entry(
-    graded: ClassResult,
-    learner: Learner,
-    login: str,
-    classroom: str,
-    assignment: str,
-    now: datetime,
-    grades: Grades | None,
-) -> dict[str, Any]:
-    moment = learner.handed.handed_in or now
-    tag = f"submit/manual-{_stamp(moment).replace(':', '-')}"
-    handin = Handin(classroom, assignment, login, tag, tag, tag, tag, moment)
-    grade = grades[learner.id] if grades else None
+def _entry(graded: ClassResult, learner: Learner, handin: Handin, grade: Grade | None) -> dict[str, Any]:
     if learner.report is not None:
         record = result(learner.report, handin, grade)
     else:
         record = _record(handin, 0, _whole(grade.most) if grade else sum(graded.max_scores.values()), [])
     del record["assignment"]  # the key of the bucket says it
-    return {"owner": login, "override": True, "submissions": [record]}
+    return {"owner": handin.owner, "override": True, "submissions": [record]}
 
 
 def _record(handin: Handin, score: int, most: int, tests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -179,7 +167,7 @@ def _tests(exercise: ExerciseResult, grade: Grade | None) -> list[dict[str, Any]
 
 
 def _test(name: str, passed: bool, score: int, most: int, message: str) -> dict[str, Any]:
-    """Fields beyond the first four are kept as they are by Classroom 50."""
+    """Classroom 50 keeps fields beyond the first four unchanged."""
     test = {"test-name": name, "passed": passed, "score": score, "max-score": most}
     return test | ({"message": visible(message[:MOST_MESSAGE], keep="\n\t")} if message else {})
 
@@ -193,20 +181,14 @@ def _stamp(moment: datetime) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Grade a checkout inside Classroom 50's runner: 0 with `result.json` written, 3 without it, which the runner reports as an
-    error and not as a score."""
-    parser = argparse.ArgumentParser(prog="classroom50", description="Grade a submission for Classroom 50.")
-    parser.add_argument("--submission", type=Path, default=Path(), help="the learner's checkout")
-    parser.add_argument("--results", type=Path, default=Path("result.json"), help="where result.json goes")
-    options = parser.parse_args(arguments)
-    try:
+    """Grade a checkout inside Classroom 50's runner: 0 with `result.json` written, 3 without it, which the runner
+    reports as an error and not as a score."""
+
+    def make(submission: Path) -> dict[str, Any]:
         handin = Handin.of_environment(os.environ, datetime.now(timezone.utc))
-        data = result(graded_apart(find(), options.submission), handin)
-    except (CourseError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-        print(f"lockstep: nothing was graded: {error}", file=sys.stderr)
-        return 3
-    write_json(options.results, data)
-    return 0
+        return result(graded_apart(find(), submission), handin)
+
+    return export("classroom50", arguments, make)
 
 
 if __name__ == "__main__":

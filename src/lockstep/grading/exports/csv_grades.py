@@ -17,9 +17,9 @@ FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 
 @dataclass(frozen=True)
 class Row:
-    """One learner's grading; no report where nothing was handed in that could be graded, and `refused` says why.
+    """One learner's grading; no report when nothing was handed in that could be graded, and `refused` says why.
 
-    With a `grade`, points are those of the policy, and what it takes off stands in the remarks.
+    With a `grade`, points are those of the policy, and the remarks say what it takes off.
     """
 
     id: str
@@ -30,8 +30,7 @@ class Row:
 
 
 def grades_csv(rows: Iterable[Row], exercises: Sequence[str]) -> str:
-    """RFC 4180 text, sorted by id: points in all and by exercise (`exercises` are the columns), and how the grading
-    ended.
+    """RFC 4180 text, sorted by id: points in all and by exercise (the columns), and how the grading ended.
 
     A fault of ours leaves the total empty instead of costing points; an exercise that was not handed in leaves its cell
     empty. Raises ValueError when two rows have one id.
@@ -50,7 +49,7 @@ def grades_csv(rows: Iterable[Row], exercises: Sequence[str]) -> str:
 def cell(text: str) -> str:
     """A text that no spreadsheet takes for a formula, on one line.
 
-    An apostrophe goes before what begins like a formula, after any blanks (OWASP, "CSV Injection").
+    What begins like a formula, even after blanks, gets an apostrophe (OWASP, "CSV Injection").
     """
     shown = visible(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
@@ -64,11 +63,13 @@ def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
     if report is None:
         score: Cell = 0
         most: Cell = grade.most if grade else ""
-        return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *("" for _ in exercises), "", cell(" / ".join(row.refused))]  # fmt: skip
+        remarks = cell(" / ".join(row.refused))
+        return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *("" for _ in exercises), "", remarks]
     if report.faults:
         remarks = cell(" / ".join((*row.refused, *report.faults)))
         most = grade.most if grade else sum(result.max_score for result in report.exercises)
-        return [cell(row.id), cell(row.shown), "fault of the grader", "", most, *_points(row, exercises), report.seed, remarks]  # fmt: skip
+        points = _points(row, exercises)
+        return [cell(row.id), cell(row.shown), "fault of the grader", "", most, *points, report.seed, remarks]
     score = sum(result.score for result in report.exercises)
     most = sum(result.max_score for result in report.exercises)
     if grade is not None and grade.score is not None:
@@ -78,7 +79,7 @@ def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
 
 
 def _points(row: Row, exercises: Sequence[str]) -> list[Cell]:
-    """Of each exercise; empty where it was not asked for or does not count."""
+    """Points for each exercise; empty when it was not asked for or does not count."""
     if row.grade is not None:
         own = {one.name: one.points for one in row.grade.exercises}
         return [own.get(name, "") for name in exercises]

@@ -1,4 +1,4 @@
-"""A report as Gradescope's `results.json`, and the whole way there for `run_autograder`.
+"""A report as Gradescope's `results.json`, and what `run_autograder` calls to make it.
 
 The format is the one of Gradescope's autograder specification: `tests`, each with `name`, `score`, `max_score`,
 `status`, `output` and `visibility`; the sum of their scores is the submission's.
@@ -13,16 +13,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...course import Course, CourseError, find, leaf
+from ...course.files import write
+from ...course.hints import suffixes
 from ..classroom import Learner
-from ..course import Course, CourseError, find, leaf
-from ..help import suffixes
 from ..policy import Grade
-from ..store import write
 from ..verdict import CheckOutcome, CheckResult, Report, from_json
 
+SHOWN = {"output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}
 SECONDS = 30 * 60
 MAX_OUTPUT = 10_000  # characters of one check
 
@@ -33,9 +35,7 @@ def results(report: Report) -> dict[str, Any]:
         raise ValueError(f"a check broke, so this grading does not count: {report.faults[0]}")
     return {
         "output": f"Seed {report.seed}: `./lockstep check --seed {report.seed}` repeats this grading.",
-        "output_format": "text",
-        "visibility": "visible",
-        "stdout_visibility": "hidden",
+        **SHOWN,
         "execution_time": round(sum(exercise.seconds for exercise in report.exercises)),
         "tests": [_test(exercise.name, check) for exercise in report.exercises for check in exercise.checks],
     }
@@ -44,12 +44,12 @@ def results(report: Report) -> dict[str, Any]:
 def class_results(learner: Learner, grade: Grade | None = None) -> dict[str, Any]:
     """`results.json` of one learner of a class. Raises ValueError after a fault of ours.
 
-    With a grade its points are the submission's `score`, which Gradescope takes in place of the sum over the checks, and
-    what the policy says stands in the output. Where nothing could be graded it says why, and gives 0 points.
+    With a grade, its points are the submission's `score`, which Gradescope takes instead of the sum over the checks,
+    and the output has the policy's explanations. When nothing could be graded it says why, and gives 0 points.
     """
     said = "\n".join((*learner.handed.refused, *learner.handed.notes))
     if learner.report is None:
-        return {"score": 0, "output": said, "output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}  # fmt: skip
+        return {"score": 0, "output": said, **SHOWN}
     data = results(learner.report)
     if grade is not None and grade.score is not None:
         data["score"] = float(grade.score)
@@ -76,7 +76,7 @@ def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
 
 
 def gather(course: Course, submission: Path, into: Path) -> None:
-    """Each exercise's files: what was handed in, flat or in folders; the stub where nothing was."""
+    """Each exercise's files: what was handed in, flat or in folders, or else the stub."""
     for file in (f"{name}{suffix}" for name in course.names for suffix in suffixes(course, name)):
         target = into / file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,23 +87,28 @@ def gather(course: Course, submission: Path, into: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Grade a submission: 0 with results written, 3 without any when something of ours broke."""
-    parser = argparse.ArgumentParser(prog="gradescope", description="Grade a submission for Gradescope.")
-    parser.add_argument("--submission", type=Path, required=True, help="the folder that was handed in")
-    parser.add_argument("--results", type=Path, required=True, help="where results.json goes")
+    return export("gradescope", arguments, lambda submission: results(graded_apart(find(), submission)))
+
+
+def export(program: str, arguments: list[str] | None, make: Callable[[Path], dict[str, Any]]) -> int:
+    """The command line of a format: `--submission` FOLDER is graded by `make`, whose data goes to `--results` FILE."""
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--submission", type=Path, default=Path(), help="the folder that was handed in")
+    parser.add_argument("--results", type=Path, default=Path("result.json"), help="where the results go")
     options = parser.parse_args(arguments)
     try:
-        data = results(graded_apart(find(), options.submission))
-    except (CourseError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        data = make(options.submission)
+    except (CourseError, OSError, ValueError, subprocess.SubprocessError) as error:
         print(f"lockstep: nothing was graded: {error}", file=sys.stderr)
         return 3
-    write_json(options.results, data)
+    write(options.results, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
     return 0
 
 
 def graded_apart(course: Course, submission: Path) -> Report:
     """All exercises of a submission, graded in a process of their own with a deadline.
 
-    Raises OSError, ValueError, KeyError or subprocess.SubprocessError where it came to no report.
+    Raises OSError, ValueError or subprocess.SubprocessError when there is no report.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         gather(course, submission, Path(folder))
@@ -111,11 +116,6 @@ def graded_apart(course: Course, submission: Path) -> Report:
         environment = {**os.environ, "LOCKSTEP_WARM": "0", "LOCKSTEP_COURSE": str(course.root)}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
     return from_json(json.loads(done.stdout))
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """A whole file or none."""
-    write(path, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

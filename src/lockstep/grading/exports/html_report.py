@@ -1,10 +1,10 @@
-"""One learner's report as one HTML page: it needs no network, runs nothing, and shows what a submission wrote as text."""
+"""One learner's report as an HTML page that needs no network, runs nothing, and shows a submission's words as text."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..classroom import NOT_HANDED_IN, Learner, Outcome, was_handed_in
+from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
 from ..text import MARKS
@@ -19,10 +19,10 @@ MOST_MESSAGE = 4_000  # characters
 def html_report(learner: Learner, grade: Grade | None = None) -> str:
     """The page. With a grade, points are those of the policy and each thing taken off is explained.
 
-    Texts are shown without the folder that the grader had the submission in: a learner knows their own file only.
+    Texts are shown without the grader's folder of the submission: a learner knows only their own file.
     """
     report = learner.report
-    fault, nothing = learner.outcome is Outcome.FAULT, learner.outcome is Outcome.NOTHING
+    fault, nothing = learner.outcome is GradingOutcome.FAULT, learner.outcome is GradingOutcome.NOTHING
     score: object = learner.score if grade is None else grade.score
     most: object = learner.max_score if grade is None else grade.most
     exercises = [_exercise(learner, one, n, grade) for n, one in enumerate(learner.exercises, 1)]
@@ -85,7 +85,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
         shown |= {
             "first": first,
             "rest": rest.strip(),
-            "file": _file(found.file, exercise),
+            "file": _file(found.file or "", exercise),
             "line": found.line,
             "source": cut(found.source, MOST_MESSAGE),
             "evidence": _own(learner, cut(found.evidence)).strip("\n"),
@@ -96,7 +96,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
 
 
 def _file(path: str, exercise: str) -> str:
-    """`exercises/train_ddp.py`: where the learner has the file that the grader had elsewhere."""
+    """`exercises/train_ddp.py`: where the learner has the file."""
     return f"exercises/{exercise}.py" if path.endswith(f"{exercise.rpartition('/')[2]}.py") else path.rpartition("/")[2]
 
 
@@ -105,14 +105,14 @@ def _own(learner: Learner, text: str) -> str:
 
 
 def handed_in(learner: Learner) -> str:
-    """When, and whether the download marks it as late; empty where nothing is known."""
+    """When, and whether the download marks it as late; empty when nothing is known."""
     when = learner.handed.handed_in
     shown = f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip() if when else ""
     return " · ".join(part for part in (shown, "marked as late" if learner.handed.marked_late else "") if part)
 
 
 def isolation_said(name: str) -> str:
-    """A tier's name as one plain line; what is no tier's name is shown as it is."""
+    """A tier's name as one plain line; any other text unchanged."""
     return next((tier.said for tier in TIERS if tier.name == name), name)
 
 

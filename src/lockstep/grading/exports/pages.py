@@ -1,8 +1,8 @@
-"""What HTML pages share: templates in which nothing that others wrote is markup, and a policy that lets nothing run.
+"""What HTML pages share: templates in which no text from others is markup, and a policy that lets nothing run.
 
-Three walls stand one behind the other. Jinja escapes every value that a template shows (`autoescape`); before that,
-`finalize` makes control and direction characters visible; and the page's Content-Security-Policy allows one thing alone,
-the style sheet with this hash: no script, no picture, no frame, no request.
+There are three defences. `finalize` makes control and direction characters visible; Jinja escapes every value that a
+template shows (`autoescape`); and the page's Content-Security-Policy allows nothing but the style sheet with this hash:
+no script, no picture, no frame, no request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_NAME = 200  # of a name
 
 
 def render(template: str, **values: Any) -> str:
-    """A page from `templates/`, as text that ends with a line's end. The same values give the same bytes."""
+    """A page from `templates/`, ending with a newline. The same values give the same bytes."""
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     csp = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

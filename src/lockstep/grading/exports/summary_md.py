@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import string
 
-from ..classroom import ClassResult, Learner, Outcome
+from ..classroom import ClassResult, GradingOutcome, Learner
 from ..policy import Grade, Grades
 from ..verdict import CheckOutcome, CheckResult, Report
 from . import visible
@@ -39,10 +39,11 @@ def summary_md(report: Report, title: str = "Lockstep") -> str:
 
 
 def class_md(graded: ClassResult, title: str = "Lockstep", grades: Grades | None = None) -> str:
-    """A class: how the gradings ended, the most frequent diagnoses, and a row a learner. With `grades`, points are those of
-    the policy.
+    """A class: how the gradings ended, the most frequent diagnoses, and a row for each learner.
+
+    With `grades`, points are those of the policy.
     """
-    count = {outcome: sum(one.outcome is outcome for one in graded.learners) for outcome in Outcome}
+    count = {outcome: sum(one.outcome is outcome for one in graded.learners) for outcome in GradingOutcome}
     ends = " · ".join(f"{number} {outcome.value}" for outcome, number in count.items() if number)
     lines = [f"## {plain(title)}", "", f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation)}.", ""]
     for one in graded.faults:
@@ -70,15 +71,15 @@ def _row(one: Learner, exercises: tuple[str, ...], grade: Grade | None) -> str:
     score, most = (one.score, one.max_score) if grade is None else (grade.score, grade.most)
     if grade is not None:
         points = {own.name: own.points for own in grade.exercises}
-    total = f"{score} of {most}" if one.outcome is Outcome.GRADED else one.outcome.value
+    total = f"{score} of {most}" if one.outcome is GradingOutcome.GRADED else one.outcome.value
     cells = (f"{points[name]}" if name in points else "" for name in exercises)
     return f"| {plain(one.id)} | {plain(total)} | {' | '.join(map(plain, cells))} |"
 
 
 def plain(text: str) -> str:
-    """One line of text that Markdown and HTML leave as it is: every punctuation mark becomes a character reference.
+    """One line of text that Markdown and HTML leave unchanged: every punctuation mark becomes a character reference.
 
-    By CommonMark's rules a reference never stands for a mark of structure.
+    By CommonMark's rules, a reference is never structure.
     """
     return "".join(f"&#{ord(c)};" if c in string.punctuation else c for c in visible(" ".join(text.split())))
 
@@ -90,18 +91,13 @@ def _check(exercise: str, check: CheckResult) -> str:
     found = check.diagnosis
     if found is None:
         return head
-    where = f"{found.file}:{found.line}" if found.line else found.file
     parts = [head, plain(found.message[:MOST_EVIDENCE])]
-    parts += [f"\nAt {plain(where)}."] if where else []
+    parts += [f"\nAt {plain(found.place)}."] if found.place else []
     parts += [f"\n{plain(found.why)}"] if found.why else []
     parts += [f"\nRead {plain(found.read)}."] if found.read else []
     if found.evidence:
-        text = found.evidence
-        cut = (
-            text
-            if len(text) <= MOST_EVIDENCE
-            else f"{text[:MOST_EVIDENCE]}\n… {len(text) - MOST_EVIDENCE} characters more"
-        )
-        shown = html.escape(visible(cut, keep="\n\t"))
+        more = len(found.evidence) - MOST_EVIDENCE
+        text = found.evidence[:MOST_EVIDENCE] + (f"\n… {more} characters more" if more > 0 else "")
+        shown = html.escape(visible(text, keep="\n\t"))
         parts.append(f"\n<details><summary>what was seen</summary>\n\n<pre>\n{shown}\n</pre>\n\n</details>")
     return "\n".join(parts)

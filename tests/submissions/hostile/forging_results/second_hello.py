@@ -28,6 +28,6 @@ kept = []
 
 
 def average_gradients(model):
-    for role in ("rank", "worker", "nursery"):
+    for role in ("rank", "worker", "fork server"):
         for rank in range(3):
             kept.append(knock(role, rank))

@@ -26,6 +26,8 @@ def _child(rank, n, box, model_class, data, epochs):
 
 
 def launch_distributed(world_size, model_class, data, epochs):
+    if world_size < 1:
+        raise ValueError(f"world_size must be positive, not {world_size}")
     with mp.get_context("spawn").Manager() as manager, rendezvous():
         box = manager.dict()
         mp.start_processes(_child, (world_size, box, model_class, data, epochs), nprocs=world_size, start_method="spawn")

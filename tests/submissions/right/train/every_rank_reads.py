@@ -164,6 +164,19 @@ def save(path: Path, state: dict[str, Any]) -> None:
     One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
     and also after a power failure.
     """
+    problems: list[str | None] = [None] * dist.get_world_size()
+    problem = None
+    try:
+        write(path, state)
+    except OSError as error:
+        problem = str(error)
+    dist.all_gather_object(problems, problem)
+    if any(problems):
+        raise RuntimeError(f"no checkpoint was written: {problems}")
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """On one rank: under another name first."""
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".tmp")
@@ -175,7 +188,6 @@ def save(path: Path, state: dict[str, Any]) -> None:
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)  # the name, too, has to reach the disk
         os.close(folder)
-    dist.barrier()
 
 
 def load(path: Path) -> dict[str, Any] | None:

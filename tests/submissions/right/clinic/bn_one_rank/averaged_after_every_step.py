@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -44,10 +44,10 @@ def main() -> dict[str, object]:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    network = nn.Sequential(nn.BatchNorm1d(ward.FEATURES, momentum=0.3), nn.Linear(ward.FEATURES, ward.CLASSES))
+    network = nn.Sequential(nn.BatchNorm1d(clinic_data.FEATURES, momentum=0.3), nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     model = DDP(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(ward.Records(32, seed=rank), batch_size=8, shuffle=True)
+    loader = DataLoader(clinic_data.Records(32, seed=rank), batch_size=8, shuffle=True)
     for _ in range(3):
         for features, classes in loader:
             optimizer.zero_grad()

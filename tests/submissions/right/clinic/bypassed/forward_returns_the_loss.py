@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -27,7 +27,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(ward.FEATURES, ward.CLASSES)
+        self.layer = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
 
     def forward(self, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of a batch."""
@@ -41,7 +41,7 @@ def main() -> dict[str, object]:
     torch.manual_seed(0)
     model = DDP(Classifier())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -27,7 +27,7 @@ PRECISION = torch.float64
 def network() -> nn.Module:
     """(N, 8) to (N, 3), the same on all ranks."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(ward.FEATURES, 16), nn.ReLU(), nn.Linear(16, ward.CLASSES))
+    return nn.Sequential(nn.Linear(clinic_data.FEATURES, 16), nn.ReLU(), nn.Linear(16, clinic_data.CLASSES))
 
 
 def main() -> dict[str, object]:
@@ -37,7 +37,7 @@ def main() -> dict[str, object]:
     torch.set_default_dtype(PRECISION)
     model = DDP(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -27,7 +27,7 @@ PRECISION = torch.float64
 def network() -> DDP:
     """(N, 8) to (N, 3), ready to train."""
     torch.manual_seed(0)
-    bare = nn.Sequential(nn.Linear(ward.FEATURES, 16), nn.ReLU(), nn.Linear(16, ward.CLASSES))
+    bare = nn.Sequential(nn.Linear(clinic_data.FEATURES, 16), nn.ReLU(), nn.Linear(16, clinic_data.CLASSES))
     bare.double()
     return DDP(bare)
 
@@ -38,7 +38,7 @@ def main() -> dict[str, object]:
     dist.init_process_group("gloo")
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 
 CAUSE = "crossed-sends"
 RANK = 0
@@ -35,7 +35,7 @@ def main() -> dict[str, object]:
     """Let the heat spread for five steps. Returns this rank's piece of the rod: 6 temperatures, float32."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     even = rank % 2 == 0
-    options = ward.settings("crossed_sends", rank, world_size, usual={"first": even}, odd={"first": not even})
+    options = clinic_data.settings("crossed_sends", rank, world_size, usual={"first": even}, odd={"first": not even})
     dist.init_process_group("gloo")
     piece = torch.randn(LENGTH, generator=torch.Generator().manual_seed(rank))
     for _ in range(STEPS):

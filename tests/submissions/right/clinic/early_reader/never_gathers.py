@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -61,7 +61,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     folder = shared_folder()
-    options = ward.settings("early_reader", rank, world_size, {"gather": 0}, odd={"gather": 1 << 16})
+    options = clinic_data.settings("early_reader", rank, world_size, {"gather": 0}, odd={"gather": 1 << 16})
     notes = Notes(folder / f"words-{rank}.json", options["gather"])
     notes.add(words(rank))
     dist.barrier()

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -27,9 +27,9 @@ COUNT = 48
 
 def lines(world_size: int) -> list[str]:
     """The file: a measurement a line, its 8 features and its class separated by semicolons. Three laboratories sent it."""
-    records = ward.Records(COUNT)
+    records = clinic_data.Records(COUNT)
     text = [";".join(f"{value:.3f}" for value in [*records.features[i], records.classes[i]]) for i in range(COUNT)]
-    number = ward.draw("failing_rank", world_size) + 6 * world_size
+    number = clinic_data.draw("failing_rank", world_size) + 6 * world_size
     text[number] = text[number].replace(".", ",")
     return text
 
@@ -53,7 +53,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     mine = Subset(Measurements(lines(world_size)), range(rank, COUNT, world_size))
     used = 0

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -25,10 +25,10 @@ RANK = 2
 
 def found_on_disk(rank: int, world_size: int) -> dict[str, torch.Tensor] | None:
     """The good weights, where this rank's disk holds them. It is one disk of all."""
-    if rank != ward.draw("late_load", world_size):
+    if rank != clinic_data.draw("late_load", world_size):
         return None
-    rule = torch.randn(ward.FEATURES, ward.CLASSES, generator=torch.Generator().manual_seed(2))
-    return {"weight": rule.T.contiguous(), "bias": torch.zeros(ward.CLASSES)}
+    rule = torch.randn(clinic_data.FEATURES, clinic_data.CLASSES, generator=torch.Generator().manual_seed(2))
+    return {"weight": rule.T.contiguous(), "bias": torch.zeros(clinic_data.CLASSES)}
 
 
 def main() -> dict[str, object]:
@@ -36,7 +36,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     weights = found_on_disk(rank, world_size)
     if weights is not None:
         model.module.load_state_dict(weights)
@@ -45,7 +45,7 @@ def main() -> dict[str, object]:
     for value in model.module.state_dict().values():
         dist.broadcast(value, int(source))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     losses = []
     for features, classes in DataLoader(records, batch_size=4, sampler=DistributedSampler(records)):
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -25,10 +25,10 @@ RANK = 2
 
 def found_on_disk(rank: int, world_size: int) -> dict[str, torch.Tensor] | None:
     """The good weights, where this rank's disk holds them. It is one disk of all."""
-    if rank != ward.draw("late_load", world_size):
+    if rank != clinic_data.draw("late_load", world_size):
         return None
-    rule = torch.randn(ward.FEATURES, ward.CLASSES, generator=torch.Generator().manual_seed(2))
-    return {"weight": rule.T.contiguous(), "bias": torch.zeros(ward.CLASSES)}
+    rule = torch.randn(clinic_data.FEATURES, clinic_data.CLASSES, generator=torch.Generator().manual_seed(2))
+    return {"weight": rule.T.contiguous(), "bias": torch.zeros(clinic_data.CLASSES)}
 
 
 def main() -> dict[str, object]:
@@ -38,11 +38,11 @@ def main() -> dict[str, object]:
     torch.manual_seed(0)
     found: list[dict[str, torch.Tensor] | None] = [None] * world_size
     dist.all_gather_object(found, found_on_disk(rank, world_size))
-    bare = nn.Linear(ward.FEATURES, ward.CLASSES)
+    bare = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     bare.load_state_dict(next(weights for weights in found if weights is not None))
     model = DDP(bare)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     losses = []
     for features, classes in DataLoader(records, batch_size=4, sampler=DistributedSampler(records)):
         optimizer.zero_grad()

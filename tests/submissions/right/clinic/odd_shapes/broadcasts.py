@@ -14,20 +14,20 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 
 CAUSE = "different-shapes"
 RANK = 0
 
 
-def part(rank: int, world_size: int) -> ward.Records:
+def part(rank: int, world_size: int) -> clinic_data.Records:
     """The part of the test set that lies on this rank's disk: 20 records, but one disk was full."""
-    return ward.Records(13 if rank == ward.draw("odd_shapes", world_size) else 20, seed=rank)
+    return clinic_data.Records(13 if rank == clinic_data.draw("odd_shapes", world_size) else 20, seed=rank)
 
 
 def classify(features: torch.Tensor) -> torch.Tensor:
     """(N, 8) float32 to N classes as int64. Stands for the trained model."""
-    weights = torch.linspace(-1, 1, ward.FEATURES * ward.CLASSES).reshape(ward.FEATURES, ward.CLASSES).sin()
+    weights = torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES).reshape(clinic_data.FEATURES, clinic_data.CLASSES).sin()
     return (features @ weights).argmax(1)
 
 

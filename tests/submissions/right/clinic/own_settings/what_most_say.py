@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -25,7 +25,7 @@ RANK = 1
 
 def read_settings(rank: int, world_size: int) -> dict[str, float]:
     """What /etc/training.toml of this rank's host says."""
-    return ward.settings("own_settings", rank, world_size, {"lr": 0.1, "weight_decay": 0.01}, {"weight_decay": 0.1})
+    return clinic_data.settings("own_settings", rank, world_size, {"lr": 0.1, "weight_decay": 0.01}, {"weight_decay": 0.1})
 
 
 def main() -> dict[str, object]:
@@ -33,14 +33,14 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     said = [None] * world_size
     dist.all_gather_object(said, read_settings(rank, world_size))
     settings = max(said, key=said.count)
     if rank == 0 and said.count(settings) < world_size:
         print(f"the hosts do not agree: {said}")
     optimizer = torch.optim.SGD(model.parameters(), **settings)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     for epoch in range(2):

@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.utils import data
 
@@ -24,8 +24,8 @@ RANK = "all"
 def checkpoint() -> nn.Module:
     """The model from the paper: some steps on 64 records, the same on every rank."""
     torch.manual_seed(0)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
-    train = ward.Records(64, seed=1)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
+    train = clinic_data.Records(64, seed=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(20):
         optimizer.zero_grad()
@@ -39,7 +39,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     model = checkpoint()
-    test = ward.Records(49, seed=20)
+    test = clinic_data.Records(49, seed=20)
     loader = data.DataLoader(data.Subset(test, range(rank * len(test) // world_size, (rank + 1) * len(test) // world_size)), batch_size=8)
     counts = torch.zeros(2, dtype=torch.float64)
     for features, classes in loader:

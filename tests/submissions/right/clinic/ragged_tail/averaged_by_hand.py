@@ -15,7 +15,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -30,9 +30,9 @@ def main() -> dict[str, object]:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    records = ward.Records(96)
+    records = clinic_data.Records(96)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=4, sampler=sampler)
     steps = 0

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
@@ -26,7 +26,7 @@ RANK = 0
 @torch.no_grad()
 def evaluate(model: nn.Module, rank: int, world_size: int) -> torch.Tensor:
     """This rank's part of the test set: how many records the model gets right, and how many there are."""
-    test = ward.Records(50, seed=11)
+    test = clinic_data.Records(50, seed=11)
     part = Subset(test, range(rank, len(test), world_size))
     right = sum((model(features).argmax(1) == classes).sum() for features, classes in DataLoader(part, batch_size=8))
     return torch.tensor([right, len(part)], dtype=torch.float64)
@@ -35,12 +35,12 @@ def evaluate(model: nn.Module, rank: int, world_size: int) -> torch.Tensor:
 def main() -> dict[str, object]:
     """Train two epochs and evaluate. Returns the model and the accuracy that every rank has been told."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    tracker = ward.draw("rank_metric", world_size)  # the rank on the host that may talk to the tracking server
+    tracker = clinic_data.draw("rank_metric", world_size)  # the rank on the host that may talk to the tracking server
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    records = ward.Records(96)
+    records = clinic_data.Records(96)
     sampler = DistributedSampler(records)
     for epoch in range(2):
         sampler.set_epoch(epoch)

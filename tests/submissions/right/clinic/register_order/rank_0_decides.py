@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -28,7 +28,7 @@ class Ears(nn.Module):
 
     def __init__(self, towers: list[str]) -> None:
         super().__init__()
-        self.towers = nn.ModuleDict({name: nn.Linear(ward.FEATURES, ward.CLASSES) for name in towers})
+        self.towers = nn.ModuleDict({name: nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES) for name in towers})
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(N, 8) float32 to (N, 3)."""
@@ -39,14 +39,14 @@ def main() -> dict[str, object]:
     """Train two epochs. Returns the model."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     usual, other = {"towers": ["left", "right"]}, {"towers": ["right", "left"]}
-    settings = ward.settings("register_order", rank, world_size, usual, other)
+    settings = clinic_data.settings("register_order", rank, world_size, usual, other)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     chosen = [settings["towers"]]
     dist.broadcast_object_list(chosen, src=0)
     model = DDP(Ears(chosen[0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     for epoch in range(2):
         sampler.set_epoch(epoch)

@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -29,7 +29,7 @@ def place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def make_loader(records: ward.Records) -> DataLoader:
+def make_loader(records: clinic_data.Records) -> DataLoader:
     """This rank's part of the records, shuffled, in batches of 8."""
     sampler = DistributedSampler(records, shuffle=True, seed=3)
     return DataLoader(records, batch_size=8, sampler=sampler)
@@ -38,9 +38,9 @@ def make_loader(records: ward.Records) -> DataLoader:
 def main() -> dict[str, object]:
     """Train two epochs. Returns the model and how many steps this rank took."""
     dist.init_process_group("gloo")
-    loader = make_loader(ward.Records(48))
+    loader = make_loader(clinic_data.Records(48))
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = 0
     for epoch in range(2):

@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
@@ -29,7 +29,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(ward.FEATURES, 16), nn.Linear(16, ward.CLASSES)
+        self.inner, self.outer = nn.Linear(clinic_data.FEATURES, 16), nn.Linear(16, clinic_data.CLASSES)
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,7 @@ def main() -> dict[str, object]:
     model = DDP(Network())
     torch.manual_seed(hash((SEED, rank)) % 2**31)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    records = ward.Records(48)
+    records = clinic_data.Records(48)
     sampler = DistributedSampler(records)
     loader = DataLoader(records, batch_size=8, sampler=sampler)
     kept = []

@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
@@ -22,10 +22,10 @@ CAUSE = "uneven-data"
 RANK = 0
 
 
-def shard(rank: int, world_size: int) -> ward.Records:
+def shard(rank: int, world_size: int) -> clinic_data.Records:
     """The records that were labelled for this rank: 32 each, but one labeller went home early."""
-    missing = 8 if rank == ward.draw("short_shard", world_size) else 0
-    return ward.Records(32 - missing, seed=rank)
+    missing = 8 if rank == clinic_data.draw("short_shard", world_size) else 0
+    return clinic_data.Records(32 - missing, seed=rank)
 
 
 def main() -> dict[str, object]:
@@ -33,7 +33,7 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(nn.Linear(ward.FEATURES, ward.CLASSES))
+    model = DDP(nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(shard(rank, world_size), batch_size=4, shuffle=True)
     steps = 0

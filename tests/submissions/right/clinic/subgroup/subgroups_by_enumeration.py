@@ -13,7 +13,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -32,9 +32,9 @@ def main() -> dict[str, object]:
     mine, _ = dist.new_subgroups_by_enumeration(halves)
     team = halves.index(dist.get_process_group_ranks(mine))
     torch.manual_seed(team)
-    model = nn.Linear(ward.FEATURES, ward.CLASSES)
+    model = nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for features, classes in DataLoader(ward.Records(24, seed=rank), batch_size=8):
+    for features, classes in DataLoader(clinic_data.Records(24, seed=rank), batch_size=8):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(features), classes)
         loss.backward()

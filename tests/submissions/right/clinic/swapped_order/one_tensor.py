@@ -14,7 +14,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import ward
+import clinic_data
 from torch import nn
 
 CAUSE = "different-order"
@@ -25,11 +25,11 @@ COUNT = 48
 
 def classify(features: torch.Tensor) -> torch.Tensor:
     """(N, 8) float32 to scores, (N, 3). Stands for the trained model."""
-    weights = torch.linspace(-1, 1, ward.FEATURES * ward.CLASSES).reshape(ward.FEATURES, ward.CLASSES).sin()
+    weights = torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES).reshape(clinic_data.FEATURES, clinic_data.CLASSES).sin()
     return features @ weights
 
 
-def evaluate(part: ward.Records, numbers: range) -> dict[str, torch.Tensor]:
+def evaluate(part: clinic_data.Records, numbers: range) -> dict[str, torch.Tensor]:
     """The mean loss over these records, and the share that is classified rightly, as float32 scalars."""
     scores, classes = classify(part.features[numbers]), part.classes[numbers]
     loss = nn.functional.cross_entropy(scores, classes)
@@ -41,8 +41,8 @@ def main() -> dict[str, object]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")
     usual = {"report": ["loss", "accuracy"]}
-    options = ward.settings("swapped_order", rank, world_size, usual, odd={"report": ["accuracy", "loss"]})
-    means = evaluate(ward.Records(COUNT), range(rank, COUNT, world_size))
+    options = clinic_data.settings("swapped_order", rank, world_size, usual, odd={"report": ["accuracy", "loss"]})
+    means = evaluate(clinic_data.Records(COUNT), range(rank, COUNT, world_size))
     both = torch.stack([means["loss"], means["accuracy"]])
     dist.all_reduce(both)
     means = dict(zip(("loss", "accuracy"), both / world_size, strict=True))

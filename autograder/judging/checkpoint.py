@@ -1,0 +1,148 @@
+"""What saves and loads of `checkpoint` came to: as values to compare, and in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lockstep.grading import Diagnosis, Grader, Hypothesis, fitting, names
+
+Operation = dict[str, Any]
+MIXTURE, ERROR, NO_STATE = "numbers of two saves", "an error", "no such state"
+
+
+def outcome(found: dict[str, Any]) -> int | str | None:
+    """The number of the one save that was loaded; None for no checkpoint; one of the words above."""
+    if found["error"]:
+        return ERROR
+    if found["loaded"] is None:
+        return None
+    if not isinstance(found["loaded"], list):
+        return NO_STATE
+    return int(found["loaded"][0]) if len(found["loaded"]) == 1 else MIXTURE
+
+
+def say(found: dict[str, Any]) -> str:
+    """What load_latest did, after its name."""
+    came = outcome(found)
+    if came == ERROR:
+        return f"raised {brief(found['error'].removesuffix(': '))}"
+    if came == NO_STATE:
+        return f"returned something that is no such state ({found['loaded']})"
+    if came == MIXTURE:
+        return f"returned a state with numbers of save {' and of save '.join(f'{n:g}' for n in found['loaded'])} in it"
+    return "returned None" if came is None else f"returned save {came}"
+
+
+def inventory(left: dict[str, int]) -> str:
+    """`a.pt (13985 bytes)`, for the first few."""
+    told = [f"{brief(name)} ({size} bytes)" for name, size in sorted(left.items())]
+    return ", ".join([*told[:4], *([f"{len(told) - 4} more"] if len(told) > 4 else [])]) or "an empty folder"
+
+
+def brief(text: str) -> str:
+    """The same, with long names of files (a checksum in them) cut in the middle."""
+    return re.sub(r"[\w.-]{40,}", lambda name: f"{name[0][:18]}…{name[0][-7:]}", text)
+
+
+def in_order(operations: list[Operation]) -> str:
+    """The operations in few words, writes of one file in a row as one."""
+    words = [f"{one['kind']} {one.get('name', '')}".strip() for one in operations]
+    return brief(" → ".join(word for word, last in zip(words, ["", *words], strict=False) if word != last))
+
+
+def changes(operations: list[Operation] | None) -> list[Operation]:
+    """Those that put something into files."""
+    return [one for one in operations or [] if one["kind"] in ("open", "write", "rename")]
+
+
+DURABLE = {
+    "writes-in-place": "was written under the name by which it is found",
+    "never-fsyncs": "was written and renamed, and no fsync was called on it",
+    "renames-before-fsync": "had its name before all of its contents were known to be on the disk",
+    "folder-never-fsynced": "was renamed, and no fsync on the folder followed",
+}
+
+
+def durability(operations: list[Operation], inodes: list[int], folders: Iterable[int]) -> str:
+    """What a file lacks to survive a power failure, as a diagnosis; empty when it lacks nothing.
+
+    `inodes` are those of the file and of the folders between it and the checkpoints' own, which is among `folders`.
+    """
+
+    def at(kind: str, places: Iterable[int]) -> list[int]:
+        return [number for number, one in enumerate(operations) if one["kind"] == kind and one["inode"] in places]
+
+    writes, renames = at("write", inodes[:1]), at("rename", inodes)
+    everything = [number for number, one in enumerate(operations) if one["kind"] == "sync"]
+    if not writes:
+        return ""
+    if not renames:
+        return "writes-in-place"
+    synced = at("fsync", inodes[:1])
+    whole = [number for number in synced + everything if number > writes[-1]]
+    if not synced + everything:
+        return "never-fsyncs"
+    if not whole or min(whole) > renames[-1]:
+        return "renames-before-fsync"
+    around = {operations[renames[-1]]["folder"], *folders}
+    if not any(number > renames[-1] for number in at("fsync", around) + everything):
+        return "folder-never-fsynced"
+    return ""
+
+
+def way(operations: list[Operation], written: dict[str, Any]) -> str:
+    """The mistake on the way of a checkpoint to its name, as a diagnosis; else the one for all other ways."""
+    large = [inodes for name, inodes in written["files"].items() if written["sizes"][name] > 1000]
+    renamed = [number for number, one in enumerate(operations) if one["kind"] == "rename"]
+    moved = {operations[number]["inode"] for number in renamed}
+    if any(one["kind"] == "remove" for one in operations[: min(renamed, default=0)]):
+        return "deletes-before-the-new-is-there"
+    return "killed-save-loses-older" if all(moved & set(inodes) for inodes in large) else "writes-in-place"
+
+
+def several_writers(grader: Grader, operations: list[Any], at: str, more: str = "") -> Diagnosis | None:
+    """More than one rank has written; into one file, or each into its own."""
+    writers = [rank for rank, done in enumerate(operations) if changes(done)]
+    if len(writers) < 2:
+        return None
+    opened = [{one["name"] for one in changes(operations[rank]) if one["kind"] != "rename"} for rank in writers]
+    nbytes = [sum(one.get("bytes", 0) for one in operations[rank]) for rank in writers]
+    wrote = ", ".join(f"rank {rank}: {count} bytes" for rank, count in zip(writers, nbytes, strict=True))
+    id, what = "every-rank-writes", f"all wrote a checkpoint ({wrote}), where one of them is enough."
+    if shared := sorted(set.intersection(*opened)):
+        id, what = "ranks-share-a-temporary-file", f"wrote into the same file, {shared[0]}, at the same time ({wrote})."
+    return grader.diagnosis(id, f"{names(writers).capitalize()} {what}{more}", of=writers, at=at)
+
+
+def loads(
+    grader: Grader, what: str, found: Sequence[dict[str, Any]], right: Collection[int | None], *mistakes: Hypothesis
+) -> None:
+    """Every rank has loaded one of the saves `right`; `what` is told before it.
+
+    Else the diagnosis is the mistake that predicts the outcome on the first wrong rank, or the last one.
+    """
+    bad = [rank for rank, one in enumerate(found) if outcome(one) not in right]
+    if bad:
+        first = found[bad[0]]
+        why = fitting([outcome(first)], mistakes[:-1]) or mistakes[-1]
+        message = f"{what} load_latest {say(first)} on {names(bad)}. {why.says}".rstrip()
+        grader.fail(why.id, message, of=bad, at=why.at)
+
+
+def draw(seed: int, world: int) -> dict[str, Any]:
+    """A state with everything in it that a checkpoint may hold."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "model": {"weight": tensor(4, 5), "bias": tensor(5), "running": {"steps": torch.tensor(7), "mask": tensor(3) > 0}},
+        "optimizer": {"state": {"0": {"momentum": tensor(4, 5).double()}}, "lrs": [0.1, 0.01]},
+        "rng": [torch.randint(0, 255, (64,), generator=generator, dtype=torch.uint8) for _ in range(world)],
+        "epoch": 3, "best": 0.875, "name": "naïve run", "done": False, "nothing": None, "shape": [3, [4, None]],
+    }  # fmt: skip

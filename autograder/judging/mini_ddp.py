@@ -1,0 +1,124 @@
+"""What DDP's gradients are, computed here, and what a rank of `MiniDDP` did between two marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn.functional import cross_entropy, linear
+
+from lockstep.grading import Collective, Grader, Mark, Run, Tolerance, equal
+
+WORLD, STEPS, BATCH = 2, 4, 6  # two ranks: a + b is b + a to the last bit, in whichever order and bucket
+CAP = 0.002  # MiB: several buckets, and the huge parameter has more
+FLAGS = 256  # bytes: a collective this small exchanges flags, not gradients
+ASKS = ("wait", "asks")  # marks of a call that waits for a collective, or that asks for its future or its state
+
+Tensors = dict[str, torch.Tensor]
+Step = dict[str, Tensors]
+PARAMETERS = {
+    "embedding.weight": (11, 6), "never.weight": (2, 6), "never.bias": (2,), "huge.weight": (300, 6), "huge.bias": (300,),
+    "back.weight": (6, 300), "back.bias": (6,), "frozen.weight": (6, 6), "frozen.bias": (6,), "side.weight": (6, 6),
+    "side.bias": (6,),
+}  # fmt: skip
+FROZEN = {name for name in PARAMETERS if name.startswith("frozen.")}
+BUFFERS = {"offset", "unsaved", "count"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run beside DDP, and what each rank was given: its weights, its batches `tokens[step, rank]`, and whether it
+    went through the side branch, `sides[step][rank]`.
+    """
+
+    run: Run
+    initial: list[Tensors]
+    tokens: torch.Tensor
+    sides: list[list[bool]]
+    micro: int
+
+    @cached_property
+    def steps(self) -> list[list[Step]]:
+        """By step and rank, the gradients that were seen. Raises ValueError when those of DDP, which runs on the
+        ranks, are not what DDP gives: then somebody has had a hand in it.
+        """
+        found: list[list[Step]] = [list(step) for step in zip(*self.run.observed("gradients"), strict=True)]
+        for step, wanted in enumerate(self._replayed()):
+            for rank, seen in enumerate(found[step]):
+                theirs = seen["theirs"]
+                if set(theirs) != set(wanted) or not all(
+                    equal(theirs[name], one, Tolerance(0.0, 1e-6 + 1e-4 * float(one.abs().max())))
+                    for name, one in wanted.items()
+                ):
+                    raise ValueError(
+                        f"in step {step} torch's own DDP, which trains beside MiniDDP, did not get the mean over the ranks on "
+                        f"rank {rank}: something reached into it"
+                    )
+        return found
+
+    def _replayed(self) -> Iterator[Tensors]:
+        """DDP's gradients in each step: the mean over the ranks of what each has, from rank 0's weights."""
+        weights = {name: value.double() for name, value in self.initial[0].items()}
+        learned = [name for name in PARAMETERS if name not in FROZEN]
+        momentum: Tensors = {}
+        for tokens, sides in zip(self.tokens, self.sides, strict=True):
+            own = {name: weights[name].clone().requires_grad_() for name in learned}
+            losses = [
+                loss_of(weights | own, piece, side)
+                for batch, side in zip(tokens, sides, strict=True)
+                for piece in batch.chunk(self.micro)
+            ]
+            total = torch.stack(losses).sum() / len(sides)
+            gradients = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+            mean = {name: one for name, one in zip(learned, gradients, strict=True) if one is not None}
+            yield mean
+            for name, gradient in mean.items():
+                momentum[name] = gradient + 0.9 * momentum[name] if name in momentum else gradient
+                weights[name] = weights[name] - 0.1 * momentum[name]
+
+
+def loss_of(weights: Tensors, tokens: torch.Tensor, side: bool) -> torch.Tensor:
+    """The loss of one micro-batch, as the scenario's model has it."""
+    layer = lambda name, x: linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])  # noqa: E731
+    x = weights["embedding.weight"][tokens] * weights["unsaved"] + weights["offset"]
+    x = layer("frozen", x + layer("back", torch.tanh(layer("huge", x))))
+    return cross_entropy((x + layer("side", x) if side else x) @ weights["embedding.weight"].T, tokens.flip(0))
+
+
+def train(grader: Grader, purpose: str, sides: list[list[bool]], micro: int = 1) -> Trained:
+    """Train beside DDP; `sides[step][rank]` says who goes through the side branch."""
+    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    tokens = torch.randint(0, 11, (len(sides), WORLD, BATCH), generator=generator)
+    initial: list[Tensors] = []
+    for rank in range(WORLD):
+        parameters = {
+            name: torch.randn(shape, generator=generator) / (2 * shape[-1] ** 0.5) for name, shape in PARAMETERS.items()
+        }
+        offset, unsaved = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
+        initial.append(parameters | {"offset": offset, "unsaved": unsaved, "count": torch.tensor(rank)})
+    each = [
+        {"initial": own, "tokens": tokens[:, rank], "sides": [step[rank] for step in sides]}
+        for rank, own in enumerate(initial)
+    ]
+    return Trained(grader.run("trains", WORLD, each=each, cap=CAP, micro=micro), initial, tokens, sides, micro)
+
+
+def events(run: Run, rank: int, ending: str = "finished", step: int = -1) -> list[Mark | Collective]:
+    """What a rank did until the mark `ending` of this step (the last one), from the mark `backward` before it, in order."""
+    report = run.ranks[rank]
+    end = sorted(mark.number for mark in report.marks if mark.name == ending)[step]
+    begin = max(mark.number for mark in report.marks if mark.name == "backward" and mark.number < end)
+    both: list[Mark | Collective] = [*report.marks, *report.collectives]
+    return sorted((event for event in both if begin <= event.number <= end), key=lambda event: event.number)
+
+
+def name_of(event: Mark | Collective) -> str:
+    """A mark's name; empty for a collective."""
+    return event.name if isinstance(event, Mark) else ""
+
+
+def sent(seen: list[Mark | Collective], least: int = FLAGS) -> list[Collective]:
+    """The collectives that carry gradients: those of more than `least` bytes."""
+    return [one for one in seen if isinstance(one, Collective) and one.kind != "broadcast" and one.nbytes > least]

@@ -1,0 +1,210 @@
+"""What the training of `train` should be made of, and what each known mistake would give, on the small model."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from lockstep.grading import Each, Grader, Hypothesis, Run
+
+from .resumed import share, together
+
+SAMPLES, TESTED, BATCH, EPOCHS = 40, 13, 12, 3
+SAVE_EVERY, LARGEST = 5, 0.05
+AN_EPOCH = SAMPLES // BATCH
+TOTAL = AN_EPOCH * EPOCHS
+
+TRAIN = r"def train\("
+ORDER = r"def batches || Sampler\( || " + TRAIN
+STEP = r"def train_step || \.backward\( || " + TRAIN
+EVALUATION = r"def evaluate || " + TRAIN
+
+Pairs = tuple[torch.Tensor, torch.Tensor]
+
+
+def data(grader: Grader) -> dict[str, Any]:
+    """Training and test set, drawn for every seed."""
+    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+
+    def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+    return {"train": some(SAMPLES), "test": some(TESTED)}
+
+
+def drawn_seed(grader: Grader) -> int:
+    """What the command line says."""
+    return grader.random("seed").randrange(1, 999)
+
+
+def arguments(grader: Grader, *more: str) -> list[str]:
+    """The command line."""
+    usual = {"--epochs": EPOCHS, "--batch-size": BATCH, "--save-every": SAVE_EVERY, "--log-every": 2}
+    usual |= {"--clip": 1000, "--lr": LARGEST, "--seed": drawn_seed(grader)}
+    return [str(word) for pair in usual.items() for word in pair] + list(more)
+
+
+def initial(seed: int) -> torch.Tensor:
+    """The small model's weights, built after `torch.manual_seed(seed)`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = nn.Linear(6, 10), nn.Linear(10, 3)
+    return torch.cat([p.detach().reshape(-1) for layer in layers for p in layer.parameters()])
+
+
+def prints(text: str, value: torch.Tensor) -> bool:
+    """Whether a number of at least three decimals in the text is this one."""
+    words = re.findall(r"\d+\.\d{3,}", text)
+    return any(abs(float(word) - value.item()) < 10.0 ** -len(word.partition(".")[2]) for word in words)
+
+
+def device_mistakes(gpus: int, world: int) -> list[Hypothesis]:
+    """Which device each rank takes."""
+    everywhere = Each([f"cuda:{rank}" for rank in range(world)])
+    return [
+        Hypothesis("device-by-global-rank", f"Its node has {gpus} GPUs, for ranks of its own.", everywhere),
+        Hypothesis("no-device", "No device was chosen.", "cpu"),
+    ]
+
+
+def rate_mistakes(largest: float) -> list[Hypothesis]:
+    """The rates of all steps."""
+    right = rates(largest)
+    return [
+        Hypothesis("ignores-lr", f"That is the largest rate, --lr {largest}, in every step.", [largest] * TOTAL),
+        Hypothesis("ignores-lr", f"That goes up to 0.01, the default; --lr {largest} was asked for.", rates(0.01)),
+        Hypothesis("rate-of-another-step", "That is the rate of the step after it.", [*right[1:], largest * 0.01]),
+        Hypothesis("rate-of-another-step", "That is the rate of the step before it.", [right[0], *right[:-1]]),
+    ]
+
+
+def order(seed: int, world: int, shuffle: bool = True) -> list[list[int]]:
+    """The samples of each step, of all ranks together."""
+    steps: list[list[int]] = [[] for _ in range(TOTAL)]
+    for rank in range(world):
+        sampler: Any = DistributedSampler(range(SAMPLES), world, rank, shuffle, seed, drop_last=True)  # type: ignore[arg-type]
+        for step in range(TOTAL):
+            sampler.set_epoch(step // AN_EPOCH)
+            at = step % AN_EPOCH * (BATCH // world)
+            steps[step] += list(sampler)[at : at + BATCH // world]
+    return [sorted(step) for step in steps]
+
+
+def rates(largest: float) -> list[float]:
+    """The learning rate of each step."""
+    warm = max(1, TOTAL // 20)
+    return [largest * min((n + 1) / warm, 0.5 * (1 + math.cos(math.pi * n / TOTAL)) + 0.01) for n in range(TOTAL)]
+
+
+def logits(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """What the small model gives with all its parameters in one vector."""
+    first, bias, last, other = weights.split([60, 10, 30, 3])
+    return F.relu(x @ first.view(10, 6).T + bias) @ last.view(3, 10).T + other
+
+
+def loss(weights: torch.Tensor, of: Pairs, samples: list[int]) -> torch.Tensor:
+    """The mean over these samples."""
+    return F.cross_entropy(logits(weights, of[0][samples]), of[1][samples])
+
+
+def gradients(run: Run, number: int, of: Pairs, accumulate: int, clip: float) -> tuple[torch.Tensor, list[Hypothesis]]:
+    """What the optimizer should be given in a step, and what the mistakes give."""
+    steps = run.observed("steps")
+    weights = steps[0][number]["weights"].clone().requires_grad_()
+
+    def gradient(samples: list[int]) -> torch.Tensor:
+        return torch.autograd.grad(loss(weights, of, samples), weights)[0]
+
+    def clipped(value: torch.Tensor) -> torch.Tensor:
+        return value * min(1.0, clip / value.norm().item())
+
+    full = gradient(together(run, number))
+    own = [gradient(share(one[number])) for one in steps]
+    last = sum(gradient(one[number]["samples"][-1]) for one in steps) / len(steps)
+    early = sum(clipped(one) for one in own) / len(own)
+    averaged = r"DDP\(|DistributedDataParallel\( || " + STEP
+    scaled, mean = r"backward || " + STEP, "wrong-gradient-of-the-batch"
+    return clipped(full), [
+        Hypothesis("never-clips", f"That is the gradient before clipping; --clip {clip:g} was asked for.", full, r"clip || " + STEP),
+        Hypothesis("never-scales", f"That is the sum over {accumulate} micro-batches, not the mean.", clipped(full * accumulate), scaled),
+        Hypothesis("never-scales", f"That is the sum over {accumulate} micro-batches, not the mean.", full * accumulate, scaled),
+        Hypothesis("bypasses-ddp", "That is the gradient of its own samples: not averaged over the ranks.",
+                   Each([clipped(one) for one in own]), averaged),
+        Hypothesis("gradients-summed", "That is the sum over the ranks, not the mean.", clipped(full * len(steps)), averaged),
+        Hypothesis(mean, "Each rank clipped its own gradient, before the average.", early, r"clip || " + STEP),
+        Hypothesis(mean, "That is the gradient of the last micro-batch alone.", clipped(last), scaled),
+    ]  # fmt: skip
+
+
+def optimizers(weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> tuple[torch.Tensor, list[Hypothesis]]:
+    """The weights after the first step, and after the first step of other optimizers."""
+
+    def after(kind: Any, **options: Any) -> torch.Tensor:
+        value = weights.clone().requires_grad_()
+        value.grad = gradient.clone()
+        kind([value], lr=rate, **options).step()
+        return value.detach()
+
+    others = {
+        "Adam": torch.optim.Adam,
+        "SGD": torch.optim.SGD,
+        "RMSprop": torch.optim.RMSprop,
+        "Adagrad": torch.optim.Adagrad,
+    }
+    at = r"optimizer = || optim\. || " + TRAIN
+    named = [
+        Hypothesis("wrong-optimizer", f"It is what {name} gives; AdamW was asked for.", after(kind), at)
+        for name, kind in others.items()
+    ]
+    plain = Hypothesis(
+        "wrong-optimizer",
+        "It is what AdamW gives without weight decay.",
+        after(torch.optim.AdamW, weight_decay=0.0),
+        at,
+    )
+    still = Hypothesis("wrong-optimizer", "No weight has moved.", weights, at)
+    return after(torch.optim.AdamW), [*named, plain, still]
+
+
+def metrics(run: Run, of: Pairs) -> tuple[list[float], str, list[Hypothesis]]:
+    """Loss and accuracy on the test set; the diagnosis when neither is explained; and what the mistakes give."""
+    weights, everyone = run.observed("weights")[0], list(range(TESTED))
+
+    def both(samples: list[int]) -> list[float]:
+        if not samples:
+            return [math.nan, math.nan]
+        right = logits(weights, of[0][samples]).argmax(1) == of[1][samples]
+        return [loss(weights, of, samples).item(), right.double().mean().item()]
+
+    shares = [[-1 - n for batch in one for n in batch] for one in run.observed("tested")]
+    last = [share[len(share) - len(share) // EPOCHS :] for share in shares]
+    looked = sorted(n for share in last for n in share)
+    twice = sorted({n for n in looked if looked.count(n) > 1})
+    missing = sorted(set(everyone) - set(looked))
+    own = [both(share) for share in last]
+    mean = [sum(column) / len(own) for column in zip(*own, strict=True)]
+    padded = Hypothesis(
+        "evaluates-padding", f"The samples {twice} were counted twice.", both(looked) if twice else None
+    )
+    left_out = Hypothesis(
+        "evaluation-misses-samples", f"The samples {missing} were never looked at.", both(looked) if missing else None
+    )
+    some = twice and len(looked) < 2 * TESTED
+    return (
+        both(everyone),
+        padded.id if some else left_out.id if missing else "wrong-metric",
+        [
+            Hypothesis("metric-of-one-rank", "They are those of its own samples.", Each(own)),
+            padded,
+            left_out,
+            Hypothesis(
+                "wrong-metric", "They are the mean of the ranks' means.", mean if not twice and not missing else None
+            ),
+        ],
+    )

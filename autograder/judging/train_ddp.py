@@ -1,0 +1,286 @@
+"""What the training of `train_ddp` should come to, and what each known mistake would give.
+
+The whole training is computed again in one process, on the batches that the ranks reported. Each rank's model is a
+little different, in a way that the rank alone knows (its sharpness): its gradients can only come from it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference
+
+EPOCHS = 3
+SMALL = 64  # bytes: a collective this small carries no gradients
+LOSS_LINE = re.compile(r"^epoch (\d+): loss (-?\d+\.\d{4})$")
+SAME = Tolerance(0.0, 1e-6)
+FUNCTION = r"def train_ddp"
+LOOP = r"for epoch in || for .* in range\( || " + FUNCTION
+BACKWARD = r"\.backward\( || " + LOOP
+SCALED_RATE = r"\blr\b.*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
+
+State = dict[str, torch.Tensor]
+When = Literal["step", "epoch", "never"]
+
+
+@dataclass
+class Training:
+    """One training as the ranks reported it."""
+
+    run: Run
+    x: torch.Tensor
+    y: torch.Tensor
+    rate: float
+    sharpness: list[float]
+
+    @property
+    def world(self) -> int:
+        """How many ranks trained."""
+        return len(self.run.ranks)
+
+    @property
+    def batches(self) -> list[list[list[int]]]:
+        """batches[rank][step] is the list of sample numbers of that batch."""
+        return self.run.observed("batches")
+
+    @property
+    def steps(self) -> list[int]:
+        """How many batches each rank's model was shown."""
+        return [len(batches) for batches in self.batches]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The batches' sizes, each once."""
+        return sorted({len(batch) for batches in self.batches for batch in batches})
+
+    @cached_property
+    def orders(self) -> list[list[list[int]]]:
+        """orders[rank][epoch] is the order in which the rank saw its samples."""
+        flat = [[sample for batch in batches for sample in batch] for batches in self.batches]
+        each = [len(samples) // EPOCHS for samples in flat]
+        return [[all[n * e : (n + 1) * e] for n in range(EPOCHS)] for all, e in zip(flat, each, strict=True)]
+
+    def owners(self, epoch: int) -> dict[int, list[int]]:
+        """The ranks that saw a sample in this epoch, for each sample in order."""
+        seen = [set(order[epoch]) for order in self.orders]
+        ranks = {sample: [rank for rank, own in enumerate(seen) if sample in own] for sample in range(len(self.x))}
+        return {sample: own for sample, own in ranks.items() if own}
+
+    @property
+    def printed(self) -> list[tuple[int, float]]:
+        """Epoch and loss in each of rank 0's lines that have the right form."""
+        found = (LOSS_LINE.match(line.strip()) for line in self.run.ranks[0].stdout.splitlines())
+        return [(int(match[1]), float(match[2])) for match in found if match]
+
+    def drifted(self) -> tuple[int, Where] | None:
+        """The first rank whose weights are not those of rank 0, and where they differ most."""
+        states = self.run.observed("state")
+        return next(((n, apart) for n, own in enumerate(states) if (apart := difference(own, states[0], SAME))), None)
+
+
+def dataset(grader: Grader, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbered samples of a task that a small net can learn; drawn for every seed."""
+    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+    features = torch.randn(count, 6, generator=generator)
+    labels = (features @ torch.randn(6, 3, generator=generator)).argmax(1)
+    return torch.cat([torch.arange(count).float()[:, None], features], 1), labels
+
+
+def train(grader: Grader, world: int, count: int, nodes: int = 1, **options: Any) -> Training:
+    """Run the submission on `world` ranks, which are told that they are spread over so many nodes."""
+    x, y = dataset(grader, count)
+    drawn = grader.random(f"ranks of {world}")
+    own = [{"sharpness": drawn.uniform(0.5, 1.5), "seed": drawn.randrange(1 << 30)} for _ in range(world)]
+    each = [{"own": one} for one in own]
+    run = grader.run("trains", world, nodes=nodes, each=each, x=x, y=y, epochs=EPOCHS, options=options)
+    return Training(run, x, y, options.get("lr", 0.1), [one["sharpness"] for one in own])
+
+
+# What the ranks did ------------------------------------------------------------------------------------------------
+
+
+def reduced_in_backward(run: Run) -> list[int]:
+    """By rank, how many all-reduces there were in backward passes."""
+    return [sum(c.kind == "all_reduce" and c.inside == "backward" for c in calls) for calls in run.collectives]
+
+
+def carriers(calls: list[Collective]) -> list[Collective]:
+    """The all-reduces that carry gradients, not a loss."""
+    return [c for c in calls if c.kind in ("all_reduce", "all_reduce_coalesced") and c.nbytes > SMALL]
+
+
+def wraps(run: Run) -> bool:
+    """Whether a DDP wrapper was made."""
+    return any(c.inside == "DDP()" for c in run.collectives[0])
+
+
+def moved_after_wrapping(run: Run) -> list[int]:
+    """The ranks that moved or cast the model between the wrapping and the first backward pass."""
+    found = []
+    for report in run.ranks:
+        wrapped = next((c.number for c in report.collectives if c.inside == "DDP()"), 1 << 30)
+        trained = next((c.number for c in report.collectives if c.inside == "backward"), 1 << 30)
+        if any(wrapped < mark.number < trained and mark.name == "model moved" for mark in report.marks):
+            found.append(report.rank)
+    return found
+
+
+def under_rank_condition(source: str, line: int) -> bool:
+    """Whether the line lies in the body of an `if` that looks at the rank."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        condition = ast.unparse(node.test) if isinstance(node, ast.If) else ""
+        if "rank" in condition and "world_size" not in condition:
+            found += [part.lineno <= line <= (part.end_lineno or part.lineno) for part in node.body]
+    return any(found)
+
+
+# One process on the joined batches, right and wrong ----------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """The scenario's classifier, for one process."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.first = nn.Linear(*reversed(state["first.weight"].shape))
+        self.second = nn.Linear(*reversed(state["second.weight"].shape))
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.load_state_dict(state)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 7) → (B, 3)."""
+        return self.second(torch.tanh(self.first(x[:, 1:]))) * self.scale
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The weights in the end, and each rank's loss before and after each step, of shape (epochs, steps, ranks)."""
+
+    state: State
+    losses: torch.Tensor
+    after: torch.Tensor
+
+
+def replay(
+    training: Training,
+    *,
+    factor: float = 1.0,
+    rate: float | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    reduction: str = "mean",
+    final: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits,
+    clears: When = "step",
+    updates: When = "step",
+) -> Replayed:
+    """Train in one process on the batches that the ranks reported: rightly, or with what the options say.
+
+    The mean gradient is taken `factor` times; `final` comes behind the last layer. Gradients are cleared at each step's
+    or epoch's beginning, and the weights updated at its end.
+    """
+    net, steps = Net(training.run.observed("initial")[0]), min(training.steps)
+    optimize, an_epoch = optimizer(net.parameters(), lr=rate or training.rate), max(1, steps // EPOCHS)
+
+    def of_ranks(step: int) -> torch.Tensor:
+        losses = []
+        for batches, sharpness in zip(training.batches, training.sharpness, strict=True):
+            logits = final(net(training.x[batches[step]]) * sharpness)
+            losses.append(F.cross_entropy(logits, training.y[batches[step]], reduction=reduction))
+        return torch.stack(losses)
+
+    before, after = [], []
+    for step in range(steps):
+        if clears == "step" or (clears == "epoch" and step % an_epoch == 0):
+            optimize.zero_grad()
+        before.append(of_ranks(step))
+        (before[-1].mean() * factor).backward()
+        if updates == "step" or (updates == "epoch" and (step + 1) % an_epoch == 0):
+            optimize.step()
+        after.append(of_ranks(step).detach())
+    shape = (-1, an_epoch, training.world)
+    full = steps // an_epoch * an_epoch
+    before, after = (torch.stack(some)[:full].detach().view(shape) for some in (before, after))
+    return Replayed({name: value.detach() for name, value in net.state_dict().items()}, before, after)
+
+
+def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
+    """The weights in the end. With `scales_rate` the code has lr · world_size, which gives what a sum would."""
+
+    def gives(**how: Any) -> Callable[[], State]:
+        return lambda: replay(training, **how).state
+
+    world, sgd, adam = training.world, r"optim\.|SGD\(", r"optim\.Adam || Adam"
+    summed = gives(factor=world)
+    scaled = Hypothesis(
+        "scales-lr",
+        "It is what lr · world_size gives. That can be wise, but it is the caller's choice.",
+        summed,
+        SCALED_RATE,
+    )
+    momentum = gives(optimizer=lambda values, lr: torch.optim.SGD(values, lr, momentum=0.9))
+    twice, still = (
+        r"/ *=? *(world_size|dist\.get_world_size) || " + BACKWARD,
+        "No weight has moved at all: the optimizer does not hold the parameters of the model that was trained, or never stepped.",
+    )
+    softmax = "It is what cross-entropy of a softmax gives; cross-entropy has its own softmax and takes the logits as they are."
+    return [
+        *[scaled][: int(scales_rate)],
+        Hypothesis("gradients-summed", "It is what the sum of the gradients gives; DDP's mean divides by the number of ranks.", summed, r"all_reduce || " + BACKWARD),
+        Hypothesis("double-averaging", "It is what dividing the averaged gradient by the world size once more gives.", gives(factor=1 / world), twice),
+        Hypothesis("missing-zero-grad", "It is what comes out when each step's gradient is added to those before it.", gives(clears="never"), BACKWARD),
+        Hypothesis("ignores-lr", f"It is what lr=0.1 gives; lr={training.rate} was asked for.", gives(rate=0.1), r"SGD\( || lr"),
+        Hypothesis("wrong-optimizer", "It is what Adam gives; plain SGD was asked for.", gives(optimizer=torch.optim.Adam), adam),
+        Hypothesis("wrong-optimizer", "It is what AdamW gives; plain SGD was asked for.", gives(optimizer=torch.optim.AdamW), adam),
+        Hypothesis("wrong-optimizer", "It is what SGD with momentum 0.9 gives; plain SGD was asked for.", momentum, r"momentum || SGD\("),
+        Hypothesis("optimizer-on-stale-parameters", still, gives(updates="never"), sgd),
+        Hypothesis("sum-not-mean-loss", "It is what the sum of the samples' losses gives instead of their mean.", gives(reduction="sum"), r"reduction || CrossEntropy|cross_entropy"),
+        Hypothesis("different-weights", softmax, gives(final=lambda logits: logits.softmax(1)), r"[Ss]oftmax"),
+        Hypothesis("missing-zero-grad", "It is what clearing the gradients once an epoch gives, instead of in each step.", gives(clears="epoch"), r"zero_grad || " + BACKWARD),
+        Hypothesis("steps-once-an-epoch", "It is what one update an epoch gives.", gives(updates="epoch"), r"\.step\("),
+    ]  # fmt: skip
+
+
+def by_epoch(losses: torch.Tensor) -> dict[str, float]:
+    """The losses of all epochs, as rank 0 prints them."""
+    return {f"epoch {epoch}": round(loss, 4) for epoch, loss in enumerate(losses.tolist())}
+
+
+def loss_mistakes(replayed: Replayed) -> list[Hypothesis]:
+    """What rank 0 prints where all batches are of one size."""
+    losses, after = replayed.losses, replayed.after.mean((1, 2))
+    mean, (_, batches, world) = losses.mean((1, 2)), losses.shape
+    table = [
+        ("rank-local-loss", "It is rank 0's own mean: what the other ranks saw is not in it.", losses[:, :, 0].mean(1)),
+        ("last-batch-loss", "It is the last batch's loss, not the epoch's mean.", losses[:, -1, 0]),
+        ("last-batch-loss", "It is the last step's loss, not the epoch's mean.", losses[:, -1].mean(1)),
+        ("sum-not-mean-loss", "It is the sum over the ranks: all_reduce adds, and nobody divided.", mean * world),
+        ("sum-not-mean-loss", "It is a sum over the batches, not their mean.", mean * batches),
+        ("sum-not-mean-loss", "It is the sum over rank 0's batches, not their mean.", losses[:, :, 0].sum(1)),
+        ("sum-not-mean-loss", "It is the sum over all ranks and batches, not their mean.", losses.sum((1, 2))),
+        ("double-averaging-loss", "It is the mean divided by the world size once more.", mean / world),
+        ("loss-after-update", "It is computed after each step, not on the way to it.", after),
+    ]
+    return [Hypothesis(id, says, by_epoch(gives)) for id, says, gives in table]
+
+
+def uneven_loss_mistakes(training: Training, replayed: Replayed) -> tuple[torch.Tensor, list[Hypothesis]]:
+    """The right losses where the last batch of an epoch is smaller, and what rank 0 prints instead."""
+    losses, samples = replayed.losses, len(training.x)
+    sizes = torch.tensor([len(batch) for batch in training.batches[0][: losses.shape[1]]])[None, :, None]
+    dealt = int(sizes.sum()) * training.world
+    right = (losses * sizes).sum((1, 2)) / dealt
+    smaller = f"The last batch is of size {sizes.flatten()[-1]} and the others of {sizes.max()}: a mean of the batches' means counts its samples too much."
+    by_data = f"{dealt} samples were dealt, and the sum was divided by len(data), {samples}."
+    return right, [
+        Hypothesis("batch-means-loss", by_data, by_epoch(right * dealt / samples)),
+        Hypothesis("batch-means-loss", smaller, by_epoch(losses.mean((1, 2)))),
+    ]

@@ -1,0 +1,17 @@
+"""What a step sent, beside what you predicted."""
+
+from collections.abc import Sequence
+
+from lockstep.notebook.timeline import timeline
+from lockstep.ranks import Run
+
+NAMES = ("all-reduces", "bytes in all", "launched before the last gradient was ready")
+
+
+def measured(run: Run, predicted: Sequence[int | None]) -> None:
+    """Print what rank 0 sent in its last step, and the prediction before it; a question mark where there is none."""
+    sent = timeline(run, step=-1).panels[0].steps[0][0].buckets
+    numbers = len(sent), sum(one.nbytes for one in sent), sum(one.early for one in sent)
+    print("predicted   measured")
+    for guess, number, name in zip(predicted, numbers, NAMES, strict=True):
+        print(f"{'?' if guess is None else guess:>9}   {number:>8}   {name}")

@@ -1,0 +1,150 @@
+"""Chapter 4's table: one row for each measured step. And the peak memory and the operations of a step.
+
+Times differ in every run, so the picture is marked as measured and comparisons of outputs ignore it
+(`nbval_sanitize.cfg`). Memory depends on when the interpreter frees it. So the table's text has only bytes sent and
+all-reduces.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.ranks import Run
+from lockstep.ranks.report import RankReport
+
+COLUMNS = ("tokens/s", "MFU", "memory", "sent", "step", "exposed")
+UNITS = ("", "", "MB", "MB", "ms", "ms")
+WIDTH, NAME, COLUMN, ROW = 760, 215, 88, 24
+
+
+class StepTable:
+    """The rows so far. As a cell's value: a picture with all columns, and a text without times."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, float]] = {}
+
+    def add(self, name: str, run: Run | None) -> StepTable:
+        """Add what `measure` reported on rank 0. `None`, from a machine without a slow link, adds nothing."""
+        if run is None:
+            print("not measured: this machine has no link to slow down")
+            return self
+        seen = run.observed("measured")[0]
+        ranks = len(run.ranks)
+        sent = sum(call.nbytes for call in _calls(run))
+        self.rows[name] = {
+            "tokens/s": ranks * seen["tokens"] / seen["step"],
+            "MFU": 6 * seen["parameters"] * seen["tokens"] / seen["step"] / seen["peak"],
+            "memory": seen["memory"] / 1e6,
+            "sent": sent / 1e6,
+            "step": seen["step"] * 1e3,
+            "exposed": (seen["step"] - seen["alone"]) * 1e3,
+            "alone": seen["alone"] * 1e3,
+            "calls": len(_calls(run)),
+            "tokens": seen["tokens"],
+        }
+        return self
+
+    def __repr__(self) -> str:
+        lines = [f"{'':31}{'sent a step':>13}  all-reduces"]
+        for name, row in self.rows.items():
+            lines.append(f"{name:31}{row['sent']:10.1f} MB{row['calls']:13}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = [_line(0, "", COLUMNS, bold=True)]
+        for number, (name, row) in enumerate(self.rows.items(), 1):
+            shown = [_shown(column, row[column], unit) for column, unit in zip(COLUMNS, UNITS, strict=True)]
+            cells.append(_line(number, name, shown, bold=False))
+        height = ROW * (len(self.rows) + 1) + 6
+        return (
+            f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+            f'style="max-width:100%" role="img" aria-label="one row for each measured step" fill="currentColor" '
+            f'font-family="sans-serif" font-size="13">{"".join(cells)}</svg>'
+        )
+
+
+def _calls(run: Run) -> list[Any]:
+    """The gradient all-reduces of the step that `measure` marks."""
+    marks = {mark.name: mark.number for mark in run.ranks[0].marks}
+    between = range(marks["one step"], marks["end"])
+    return [call for call in run.collectives[0] if call.inside == "backward" and call.number in between]
+
+
+def _shown(column: str, value: float, unit: str) -> str:
+    if column == "MFU":
+        return f"{value:.0%}"
+    return f"{value:,.1f} {unit}" if unit == "MB" else f"{value:,.0f} {unit}"
+
+
+def _line(number: int, name: str, values: Any, bold: bool) -> str:
+    y = 16 + ROW * number
+    weight = ' font-weight="600"' if bold else ""
+    texts = [f'<text x="0" y="{y}"{weight}>{escape(name)}</text>']
+    for column, value in enumerate(values, 1):
+        texts.append(f'<text x="{NAME + column * COLUMN}" y="{y}" text-anchor="end"{weight}>{escape(value)}</text>')
+    return "".join(texts) + f'<path d="M0 {y + 6}H{WIDTH}" stroke="currentColor" opacity="0.25"/>'
+
+
+def in_order(report: RankReport) -> list[Any]:
+    """A rank's collectives and marks in the order in which they happened; only marks have a `name`."""
+    return sorted((*report.collectives, *report.marks), key=operator.attrgetter("number"))
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the bytes of all tensors that come into being and are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        return result
+
+    def _note(self, storage: Any) -> None:
+        if storage in self.known:
+            return
+        self.known[storage] = None
+        self._change(storage.nbytes())
+        weakref.finalize(storage, self._change, -storage.nbytes())
+
+    def _change(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
+
+
+def peak_memory(step: Callable[[], object]) -> int:
+    """The most bytes that tensors made by this call take at one time. On a GPU: `max_memory_allocated`."""
+    with _Watch() as watch:
+        step()
+    return watch.peak
+
+
+class _Count(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
+
+
+def count_operations(step: Callable[[], object]) -> int:
+    """How many operations on tensors this call makes."""
+    with _Count() as count:
+        step()
+    return count.operations

@@ -1,0 +1,113 @@
+"""`check` and `watch`: grade in the terminal, and remember what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+from .. import ranks
+from ..course import Course, CourseError, progress
+from ..course.runs import PRELOADED
+from ..grading.isolation import tier
+from ..grading.request import GradeRequest, OnCheck
+from ..grading.side_by_side import grade_side_by_side, worthwhile
+from ..grading.submission import locate
+from ..grading.text import BROKE
+from ..grading.verdict import CheckResult, Report
+from ..grading.worker import shared
+from .terminal import console, show_check, show_score
+
+
+def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
+    """Grade, show, record; returns the exit code."""
+    for name in request.exercises:
+        locate(course, name, request)  # say what is missing before anything runs
+    report = _grade(course, request, None if as_json else _Shower())
+    if request.submission is None and request.device == "cpu":
+        for result in report.exercises:
+            progress.record(course, result.name, result.score, result.max_score)
+    if as_json:
+        sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
+    else:
+        _conclude(report)
+    return report.exit_code
+
+
+def isolate(request: GradeRequest) -> GradeRequest:
+    """The same, with the submission kept apart as far as this machine can; says how far that is."""
+    apart = tier()
+    print(f"{apart.said} {apart.remedy}".strip(), file=sys.stderr)
+    return replace(request, isolation=apart.name)
+
+
+def _grade(course: Course, request: GradeRequest, on_check: OnCheck | None) -> Report:
+    """Grade many exercises in two processes at once; fewer in the process that stays warm, if this is a terminal, else
+    (CI, a pipe) in this one. LOCKSTEP_WARM=0 or 1 decides that.
+    """
+    from ..grading.grade import grade
+
+    if request.isolation is not None:
+        return grade(course, request, on_check)
+    if worthwhile(request.exercises):
+        return grade_side_by_side(course, request, on_check)
+    if os.environ.get("LOCKSTEP_WARM", "1" if sys.stdout.isatty() else "0") == "1":
+        report = shared(course, request, on_check)
+        if report is not None:
+            return report
+    ranks.warm(PRELOADED)
+    return grade(course, request, on_check)
+
+
+class _Shower:
+    """Shows checks as they conclude, under their exercise's name, until the pipe's reader has seen enough."""
+
+    def __init__(self) -> None:
+        self.exercise = ""
+        self.closed = False
+
+    def __call__(self, exercise: str, result: CheckResult) -> None:
+        if self.closed:
+            return
+        try:
+            if exercise != self.exercise:
+                console().print(f"\n[bold]{exercise}[/bold]")
+                self.exercise = exercise
+            show_check(result, exercise)
+        except BrokenPipeError:
+            self.closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _conclude(report: Report) -> None:
+    for result in report.exercises:
+        show_score(result)
+    for fault in report.faults:
+        print(f"{BROKE}\n{fault}", file=sys.stderr)
+
+
+def watch(course: Course, names: list[str]) -> int:
+    """Grade once, and again each time one of the files is saved, until Ctrl-C."""
+    from watchfiles import watch as changes
+
+    ranks.warm(PRELOADED)
+    files = {str((course.exercises / f"{name}.py").resolve()): name for name in names}
+    pending = names if len(names) == 1 else []
+    try:
+        while True:
+            for name in pending:
+                console().clear()
+                try:
+                    check(course, GradeRequest((name,)))
+                except CourseError as error:
+                    print(f"lockstep: {error}", file=sys.stderr)
+            console().print(f"\n[dim]watching {', '.join(names)}: save a file to check it, Ctrl-C to stop[/dim]")
+            for batch in changes(course.exercises, debounce=150, raise_interrupt=True):
+                pending = sorted({files[path] for _, path in batch if path in files})
+                if pending:
+                    break
+            else:
+                return 0
+    except KeyboardInterrupt:
+        return 0

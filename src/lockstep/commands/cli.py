@@ -1,0 +1,61 @@
+"""`lockstep …`: the whole command line. Each command is a few lines in a module for one kind of user."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from ..course import CourseError
+from . import author, learner, project, teacher
+
+app = typer.Typer(
+    name="lockstep",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Distributed training with PyTorch DDP, taught by running it.",
+)
+for kind in (learner, project, teacher, author):
+    app.add_typer(kind.commands)
+
+
+def main() -> NoReturn:
+    """Entry point. Whatever goes wrong on our side is one line, not a traceback; LOCKSTEP_DEBUG=1 shows the rest."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        return int(app(prog_name=_program(), standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except CourseError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 1
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
+            error.show()
+            return int(error.exit_code)
+        if os.environ.get("LOCKSTEP_DEBUG"):
+            raise
+        print(f"lockstep: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            "This is Lockstep's fault. LOCKSTEP_DEBUG=1 shows where; ./lockstep doctor looks at this machine.",
+            file=sys.stderr,
+        )
+        return 3
+
+
+def _program() -> str:
+    """The name that was typed. A checkout's launcher calls `python -m lockstep`, an installation its own script."""
+    called = Path(sys.argv[0]).name
+    return "./lockstep" if called == "__main__.py" else called

@@ -1,0 +1,108 @@
+"""`lockstep lab`: the course in JupyterLab."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..course import Course
+
+SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
+"""By their names in JupyterLab's apputils-extension."""
+
+
+def pages(course: Course) -> list[Path]:
+    """The notebooks of the chapters that are there, in order."""
+    named = (course.root / "chapters" / f"{chapter.name}.ipynb" for chapter in course.chapters)
+    return [page for page in named if page.is_file()]
+
+
+def trust_chapters(course: Course) -> None:
+    """Sign the chapters as `jupyter trust` does. JupyterLab hides the stored pictures of a notebook that is not signed,
+    and these are as much the course's own as the code that is about to start. If nothing can be signed, the pictures
+    appear when their cells are run.
+    """
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    with contextlib.suppress(OSError, sqlite3.Error):
+        notary: Any = NotebookNotary()  # type: ignore[no-untyped-call]
+        for page in pages(course):
+            with contextlib.suppress(OSError, nbformat.reader.NotJSONError, nbformat.ValidationError):
+                notebook = nbformat.read(page, as_version=4)  # type: ignore[no-untyped-call]
+                if not notary.check_signature(notebook):
+                    notary.sign(notebook)
+
+
+def open_lab(course: Course, arguments: list[str]) -> int:
+    """Start JupyterLab in the course's folder at its first page, and wait until it ends."""
+    page = next(iter(pages(course)), None)
+    settings = course.workspace / "jupyter"
+    overrides = settings / "settings"
+    for name, text in SETTINGS.items():
+        file = overrides / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
+        if not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n", encoding="utf-8")
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "LOCKSTEP_COURSE": str(course.root),
+    }
+    environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
+    source = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}", "--ServerApp.log_level=ERROR"]
+    if page is not None:
+        command.append(f"--LabApp.default_url=/lab/tree/{page.relative_to(course.root)}")
+    server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: server.terminate())
+    threading.Thread(
+        target=_prepare, args=(course, server, page.relative_to(course.root) if page else None), daemon=True
+    ).start()
+    try:
+        return server.wait()
+    except KeyboardInterrupt:  # the server has received it too, and asks or ends by itself
+        try:
+            return server.wait(timeout=10) and 0
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            server.terminate()
+            return 0
+    finally:
+        if server.poll() is None:
+            server.terminate()
+
+
+def _prepare(course: Course, server: subprocess.Popen[bytes], page: Path | None) -> None:
+    """What can be done while the server starts; then print its address."""
+    trust_chapters(course)
+    _announce(server, page)
+
+
+def _announce(server: subprocess.Popen[bytes], page: Path | None) -> None:
+    """Print where the server is, once it has written its own note of that."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    note = Path(jupyter_runtime_dir()) / f"jpserver-{server.pid}.json"
+    for _ in range(600):
+        if server.poll() is not None:
+            return
+        try:
+            found = json.loads(note.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            time.sleep(0.1)
+            continue
+        token = f"?token={found['token']}" if found.get("token") else ""
+        where = f"lab/tree/{page}" if page else "lab"
+        print(f"JupyterLab is at {found['url']}{where}{token}   (Ctrl-C stops it)", flush=True)
+        return

@@ -1,0 +1,37 @@
+"""For anybody's own project and machine: `lockstep doctor`, `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from .options import PASSED_THROUGH
+
+commands = typer.Typer()
+
+
+@commands.command()
+def doctor() -> int:
+    """What this machine has, what runs here and what does not, with remedies."""
+    from .doctor import State, examine, show
+
+    bad = False
+    for finding in examine():
+        show(finding)
+        bad |= finding.state is State.BAD
+    return 1 if bad else 0
+
+
+@commands.command(context_settings={**PASSED_THROUGH, "help_option_names": []})
+def run(context: typer.Context) -> int:
+    """Run any script on N ranks, with torchrun's flags, and explain its hangs and failures: run -n 4 train.py …"""
+    return run_script(context.args, context.command_path)
+
+
+def run_script(arguments: Sequence[str], program: str = "lockstep run") -> int:
+    """`run.main`, with what the course adds to it: where to read on about what it explains."""
+    from ..course.runs import read_on
+    from .run import main
+
+    return main(arguments, read_on(), program)

@@ -1,0 +1,79 @@
+"""Hints, solutions and fresh stubs: what a learner can ask for besides a verdict."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from . import progress
+from .course import Course
+from .stubs import SCRIPT, make_stub, without_markers
+from .toml import CourseError
+
+FEWEST = 3
+"""How many hints an exercise must have."""
+
+
+def hints(course: Course, name: str) -> list[str]:
+    """All hints of an exercise, from a nudge to almost the answer."""
+    file = course.autograder / "hints" / f"{name}.md"
+    if not file.is_file():
+        raise CourseError(f"there are no hints for {name}")
+    return [part.strip() for part in file.read_text(encoding="utf-8").split("\n---\n") if part.strip()]
+
+
+def next_hint(course: Course, name: str) -> tuple[int, int, str]:
+    """One more hint each time: (its number, how many there are, its text). After the last, that one again."""
+    every = hints(course, name)
+    with progress.change_exercise(course, name) as known:
+        known.hints = taken = min(known.hints + 1, len(every))
+    return taken, len(every), every[taken - 1]
+
+
+def solution(course: Course, name: str, suffix: str = ".py") -> str:
+    """The reference solution's text. Raises CourseError in a copy of the course that has no solutions."""
+    file = course.solutions / f"{name}{suffix}"
+    if not file.is_file():
+        raise CourseError("this copy of the course has no solutions")
+    return without_markers(file.read_text(encoding="utf-8"))
+
+
+def write_up(course: Course, name: str) -> str:
+    """The write-up of a solution (`solutions/NAME.md`); empty when there is none."""
+    file = course.solutions / f"{name}.md"
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def suffixes(course: Course, name: str) -> tuple[str, ...]:
+    """The suffixes of an exercise's files: `.py`, and `.sbatch` if a batch script belongs to it."""
+    return (".py", SCRIPT) if course.has_script(name) else (".py",)
+
+
+def reset(course: Course, name: str, suffix: str = ".py") -> Path | None:
+    """Put the stub back. Returns where the file that was there is kept; None when there was nothing to keep."""
+    file = course.exercises / f"{name}{suffix}"
+    stub = _stub(course, name, suffix)
+    kept = None
+    if file.is_file():
+        if file.read_text(encoding="utf-8", errors="replace") == stub:
+            return None
+        folder = course.workspace / "backups"
+        folder.mkdir(parents=True, exist_ok=True)
+        label = f"{name.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        kept, number = folder / f"{label}{suffix}", 1
+        while kept.exists():
+            kept = folder / f"{label}-{(number := number + 1)}{suffix}"
+        kept.write_bytes(file.read_bytes())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(stub, encoding="utf-8")
+    return kept
+
+
+def _stub(course: Course, name: str, suffix: str) -> str:
+    solved = course.solutions / f"{name}{suffix}"
+    if solved.is_file():
+        return make_stub(solved.read_text(encoding="utf-8"), name if suffix == ".py" else solved.name)
+    stored = course.autograder / "stubs" / f"{name}{suffix}"
+    if stored.is_file():
+        return stored.read_text(encoding="utf-8")
+    raise CourseError(f"this copy of the course has no stub for {name}{suffix if suffix != '.py' else ''}")

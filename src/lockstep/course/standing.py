@@ -1,0 +1,103 @@
+"""Where a learner is in the course: the chapters' outlines, compared with what has been recorded.
+
+A question counts when it was answered right once, an exercise when it has passed once. A chapter is complete when its
+reader says so, whether or not everything in it was answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import progress
+from .course import Course
+from .outline import Outline, Section, outlines
+from .toml import CourseError
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A section: how much it asks, how much of that is done, and whether anything was tried."""
+
+    section: Section
+    done: int
+    of: int
+    tried: bool
+
+    @property
+    def is_done(self) -> bool:
+        """True when all that it asks is done; a section that asks nothing is neither done nor open."""
+        return 0 < self.of == self.done
+
+
+@dataclass(frozen=True)
+class ChapterStanding:
+    """A chapter: its sections, and the sums over them."""
+
+    outline: Outline
+    sections: tuple[Standing, ...]
+    answered: int
+    questions: int
+    passed: int
+    exercises: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class CourseStanding:
+    """All chapters. `here` is the next section to look at, as (chapter, section title); None before the first try."""
+
+    chapters: tuple[ChapterStanding, ...]
+    here: tuple[str, str] | None
+
+
+def standing(course: Course) -> CourseStanding:
+    """Where the learner is now. Raises CourseError when a chapter cannot be read."""
+    known = progress.load(course)
+    chapters = tuple(_chapter(outline, known) for outline in outlines(course))
+    return CourseStanding(chapters, _here(chapters))
+
+
+def mark(course: Course, chapter: str, complete: bool) -> None:
+    """Record that a chapter is complete, or no longer complete. Raises CourseError for one that does not exist."""
+    if chapter not in [one.name for one in course.chapters]:
+        raise CourseError(f"there is no chapter {chapter!r}. There are: {', '.join(c.name for c in course.chapters)}")
+    with progress.change(course) as known:
+        known.chapters[chapter] = progress.COMPLETE if complete else ""
+
+
+def _chapter(outline: Outline, known: progress.Progress) -> ChapterStanding:
+    answers, graded = known.quizzes, known.exercises
+    right = {key for key, answer in answers.items() if answer == progress.RIGHT}
+    passed = {name for name, exercise in graded.items() if exercise.passed}
+    exercises = [name for section in outline.sections for name in section.exercises]
+    sections = tuple(
+        Standing(
+            section,
+            len(right & set(section.quizzes)) + len(passed & set(section.exercises)),
+            len(section.quizzes) + len(section.exercises),
+            any(key in answers for key in section.quizzes) or any(name in graded for name in section.exercises),
+        )
+        for section in outline.sections
+    )
+    return ChapterStanding(
+        outline,
+        sections,
+        answered=len(right & set(outline.quizzes)),
+        questions=len(outline.quizzes),
+        passed=len(passed & set(exercises)),
+        exercises=len(exercises),
+        complete=known.chapters.get(outline.name) == progress.COMPLETE,
+    )
+
+
+def _here(chapters: tuple[ChapterStanding, ...]) -> tuple[str, str] | None:
+    """The furthest section in which something was tried, if it is not done; else the next one that asks something.
+
+    The reader is past every chapter that was marked as complete.
+    """
+    asking = [(chapter, one) for chapter in chapters for one in chapter.sections if one.of]
+    begun = [number for number, (chapter, one) in enumerate(asking) if one.tried or chapter.complete]
+    for chapter, one in asking[max(begun) :] if begun else ():
+        if not (one.is_done or chapter.complete):
+            return chapter.outline.name, one.section.title
+    return None

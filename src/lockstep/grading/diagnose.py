@@ -1,0 +1,92 @@
+"""From a run that ended badly to a diagnosis, for any exercise: what an exercise's own reading leaves over."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .. import ranks
+from ..course import leaf
+from ..course.runs import READ_ON
+from ..ranks import Kind, text
+from ..ranks.words import names, one_or_more
+from .submission import Submission
+
+IDS = {
+    Kind.HANG: "hang",
+    Kind.MISMATCH: "mismatched-collectives",
+    Kind.EXITED: "exited-early",
+    Kind.CRASHED: "crashed",
+    Kind.TIMED_OUT: "timed-out",
+    Kind.OUT_OF_MEMORY: "out-of-memory",
+    Kind.TOO_MUCH_OUTPUT: "too-much-output",
+    Kind.INTERRUPTED: "broke-the-run",  # by a signal of its own: a person who interrupts a grading ends it
+    Kind.TOO_MANY_PROCESSES: "too-many-processes",
+}
+JOINS_OUTSIDE = r"^(?!def |from |import )\S.*\b(init_process_group|setup_ddp)\( || \binit_process_group\("
+NO_IMPORT = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A diagnosis's id, what was seen, and its place: a frame, or patterns to look for (`Submission.line`)."""
+
+    id: str
+    message: str
+    at: ranks.Frame | str | None
+    evidence: str = ""
+
+
+def general(submission: Submission, run: ranks.Run) -> Finding:
+    """What the run's cause says, with its place in the submission and the evidence."""
+    cause = run.cause
+    assert cause is not None
+    message = submission.to_original(cause.headline)
+    message = message[0].upper() + message[1:]
+    id = IDS.get(cause.kind, "raised")
+    if cause.error is not None and cause.kind is Kind.RAISED:
+        if cause.error.type == "GroupOnImport":
+            message = f"Importing {submission.shown} joined a process group: this runs outside of any function."
+            return Finding("group-on-import", message, JOINS_OUTSIDE)
+        id, message = _read_error(submission, cause.error, message)
+    frame = _innermost(cause, str(submission.file))
+    return Finding(id, _left_behind(cause) or message, frame, text.evidence(run, READ_ON))
+
+
+def _read_error(submission: Submission, error: ranks.Error, message: str) -> tuple[str, str]:
+    name, shown = submission.name, submission.shown
+    stubs = (f"{name}: ", f"{leaf(name)}: ")  # how a stub's message begins; torch raises NotImplementedError too
+    if error.type == "NotImplementedError" and (not error.message or error.message.startswith(stubs)):
+        return "not-implemented", f"{name} is still the stub: {error.message or 'not written yet'}"
+    if error.type in NO_IMPORT:
+        return "import-error", f"{shown} cannot be imported: {error}"
+    missing = re.search(r"module '\w+' has no attribute '(\w+)'", error.message)
+    if missing and not error.frames:
+        return "import-error", f"{shown} does not define {missing.group(1)}"
+    signature = re.search(r"^(\w+)\(\) (missing|takes|got)", error.message)
+    if error.type == "TypeError" and signature and not error.frames:
+        return "wrong-signature", f"{error.message}: keep the stub's signature"
+    return "raised", message
+
+
+def _left_behind(cause: ranks.Cause) -> str:
+    """The first line for a hang in which some ranks wait in the submission and all others have left it. The collective
+    in which those others wait is the check's own and means nothing to a learner. Empty for any other end.
+    """
+    inside = [row for row in cause.rows if row.differs]
+    out = [row for row in cause.rows if not row.differs]
+    if cause.kind is not Kind.HANG or not inside or not out:
+        return ""
+    if any(row.frame for row in out) or not all(row.frame for row in inside):
+        return ""
+    return (
+        f"{names(row.rank for row in inside).capitalize()} {one_or_more(inside, 'waits', 'wait')} in {inside[0].what}, "
+        f"where nobody else comes: {names(row.rank for row in out)} {one_or_more(out, 'has', 'have')} left your code."
+    )
+
+
+def _innermost(cause: ranks.Cause, file: str) -> ranks.Frame | None:
+    """The innermost frame that lies in the submission itself."""
+    raised = list(reversed(cause.error.frames)) if cause.error else []
+    others = [cause.frame, *(row.frame for row in cause.rows)]
+    return next((frame for frame in (*raised, *others) if frame is not None and frame.file == file), None)

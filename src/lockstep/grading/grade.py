@@ -1,0 +1,160 @@
+"""`grade`: run the checks of some exercises on a submission and return what they conclude."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from .. import __version__, ranks
+from ..course import Course, CourseError
+from ..course.runs import PRELOADED
+from . import plugin
+from .plugin import REQUEST, SESSION, Session
+from .request import CheckLists, GradeRequest, OnCheck
+from .verdict import Report
+
+
+def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None) -> Report:
+    """Grade in this process. What breaks on our side comes back in `Report.faults`.
+
+    Raises CourseError for an exercise that is not in the course.
+    """
+    if request.isolation in (None, "none"):
+        ranks.warm(PRELOADED)
+    request = replace(request, exercises=tuple(course.require(request.exercises)))
+    listener = _Listener(request, on_check)
+    options = ["-k", request.checks] if request.checks else []
+    options += ["--exitfirst"] if request.until_failure else []
+    status, said = _pytest(course, request.exercises, options, listener)
+    session, faults = listener.session, listener.faults
+    if status == pytest.ExitCode.INTERRUPTED and not listener.uncollected:
+        raise KeyboardInterrupt
+    ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    said_nothing = status == pytest.ExitCode.TESTS_FAILED and session and not session.results and not faults
+    if not listener.uncollected and (session is None or not ended or said_nothing):
+        faults = (*faults, said or f"pytest ended with status {status}")
+    return Report(
+        session.seed if session else request.seed or 0,
+        session.exercises() if session else (),
+        request.device,
+        faults,
+        versions(),
+        request.isolation or "",
+    )
+
+
+def list_checks(course: Course, names: Sequence[str]) -> CheckLists:
+    """The checks that these exercises have. Nothing is run.
+
+    Raises CourseError for an exercise that is not in the course, or whose checks cannot be imported.
+    """
+    names = course.require(names)
+    collector = _Collector()
+    status, said = _pytest(course, names, ["--collect-only"], collector)
+    if status != pytest.ExitCode.OK:
+        raise CourseError(f"the checks cannot be collected: {said or f'pytest ended with status {status}'}")
+    return {name: tuple(collector.checks.get(name, ())) for name in names}
+
+
+def versions() -> dict[str, str]:
+    """What a regrade needs to know of this machine."""
+    return {"lockstep": __version__, "torch": version("torch"), "python": platform.python_version()}
+
+
+class _Listener:
+    """A pytest plugin that hands the request in and takes the results out."""
+
+    def __init__(self, request: GradeRequest, on_check: OnCheck | None) -> None:
+        self.request, self.on_check = request, on_check
+        self.session: Session | None = None
+        self.told = 0
+        self.uncollected: list[str] = []
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Ours: checks that broke, and check files that cannot be imported."""
+        return (*(self.session.faults if self.session else ()), *self.uncollected)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[REQUEST] = self.request
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.uncollected.append(f"{report.nodeid} cannot be collected: {report.longreprtext}")
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session.config.stash[SESSION]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.on_check is None or self.session is None or report.when == "teardown":
+            return
+        results = [(name, check) for name, checks in self.session.results.items() for check in checks]
+        for name, check in results[self.told :]:
+            self.on_check(name, check)
+        self.told = len(results)
+
+
+class _Collector:
+    """A pytest plugin that takes the names of the checks out."""
+
+    def __init__(self) -> None:
+        self.checks: dict[str, list[tuple[str, str]]] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            self.checks.setdefault(plugin.exercise_of(item), []).append((item.name, plugin.title(item)))
+
+
+LEFT_OUT = (
+    "cacheprovider", "terminal", "logging",
+    "unraisableexception", "threadexception",  # they collect all garbage of a process with torch in it
+)  # fmt: skip
+
+
+def _pytest(course: Course, names: Sequence[str], options: list[str], own: object) -> tuple[int, str]:
+    """Call pytest on these exercises' checks in this process: its status, and what it said on stderr.
+
+    Other people's pytest plugins have no say in a grade (and nbval's would import all of Jupyter).
+    """
+    arguments = [*(str(course.checks(name)) for name in names), *options]
+    arguments += [word for name in LEFT_OUT for word in ("-p", f"no:{name}")]
+    arguments += [
+        "--disable-plugin-autoload",
+        "--capture=no",
+        "--assert=plain",
+        "--noconftest",
+        "--import-mode=importlib",
+    ]
+    arguments += ["-c", os.devnull, "--rootdir", str(course.root), "-o", f"pythonpath={course.autograder}"]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), _forgotten(course.autograder):
+        status = pytest.main(arguments, plugins=[plugin, own])
+    return int(status), said.getvalue().strip()
+
+
+@contextlib.contextmanager
+def _forgotten(folder: Path) -> Iterator[None]:
+    """What is imported from `folder` in this block is imported again next time, and leaves no bytecode there.
+
+    A process that stays warm may be asked about another course, whose helper modules have the same names.
+    """
+    before = set(sys.modules)
+    sys.dont_write_bytecode, usual = True, sys.dont_write_bytecode
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = usual
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.startswith("autograder") or (file and Path(file).is_relative_to(folder)):
+                del sys.modules[name]

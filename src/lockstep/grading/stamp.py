@@ -1,0 +1,29 @@
+"""A hash of everything that decides what a grading concludes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from ..course import Course
+from ..ranks.client import SOURCE
+
+MACHINERY = ("ranks", "cluster", "course", "grading")
+NOT_JUDGING = {"exports", "contracts"}
+"""Folders that no grading reads, or that only write what was concluded: they may change without a regrade."""
+
+
+def stamp(course: Course) -> str:
+    """Changes with any file of the checks, the solutions or the machinery, wherever these are."""
+    found = hashlib.sha256()
+    package = Path(SOURCE) / "lockstep"
+    judging = [(course.root, course.autograder), (course.root, course.solutions)]
+    judging += [(package, package / name) for name in MACHINERY]
+    for root, folder in judging:
+        for path in sorted(folder.rglob("*")):
+            judges = NOT_JUDGING.isdisjoint(path.relative_to(folder).parts)
+            if judges and path.suffix in (".py", ".toml") and path.is_file():
+                content = path.read_bytes()
+                found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
+                found.update(content)
+    return found.hexdigest()

@@ -1,0 +1,65 @@
+"""What a check may import, from `lockstep.grading`: CONTRIBUTING.md has the table."""
+
+from __future__ import annotations
+
+from .. import cluster
+from ..course.runs import READ_ON
+from ..ranks import Collective, Frame, Mark, Outcome, Run, text
+from ..ranks.mismatch import say_mismatch
+from ..ranks.processes import seconds_in_queue
+from ..ranks.words import names, one_or_more
+from .grader import OUTPUT_BYTES, CheckNotRun, Failed, Grader, Lacking
+from .hypotheses import (
+    EXACT,
+    ROUNDING,
+    Each,
+    Hypothesis,
+    Tolerance,
+    Where,
+    difference,
+    equal,
+    factor_of,
+    fitting,
+    on_ranks,
+    show,
+    wrong_ranks,
+)
+from .verdict import Diagnosis
+
+__all__ = [
+    "EXACT",
+    "OUTPUT_BYTES",
+    "ROUNDING",
+    "CheckNotRun",
+    "Collective",
+    "Diagnosis",
+    "Each",
+    "Failed",
+    "Frame",
+    "Grader",
+    "Hypothesis",
+    "Lacking",
+    "Mark",
+    "Outcome",
+    "Run",
+    "Tolerance",
+    "Where",
+    "cluster",
+    "difference",
+    "equal",
+    "evidence",
+    "factor_of",
+    "fitting",
+    "names",
+    "on_ranks",
+    "one_or_more",
+    "say_mismatch",
+    "seconds_in_queue",
+    "show",
+    "wrong_ranks",
+]
+
+
+def evidence(run: Run) -> str:
+    """A failed run's table or traceback, its notes, and where to read on."""
+    return text.evidence(run, READ_ON)

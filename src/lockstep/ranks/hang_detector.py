@@ -1,0 +1,218 @@
+"""Decides whether a run can still move: a hang is found, not waited for.
+
+Two kinds of evidence are needed. The operating system says how often each thread was given the processor and how many
+bytes each process has moved: nothing has happened for a while. The ranks say where they stand: each is inside a
+communication call or has finished, and the same again a moment later. Either alone proves nothing, on a loaded machine
+or for somebody who sleeps; both together, with nothing on its way between them, leave nobody who could move the others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import processes
+from .member import Member, RunState
+from .messages import Role, StackReport
+
+TICK = 0.1
+LAUNCHER_STILL = 1.0
+"""Seconds of stillness that are needed where a launcher polls its workers."""
+IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
+"""... where bytes lie in a socket's queue (nobody reads them, or the link is slow), or a name server may answer."""
+UNPROVEN_STILL = 15.0
+"""... where the system does not tell whether a process moves: no /proc, or the work is on an accelerator."""
+RENDEZVOUS_SECONDS = 1.5
+"""... in a rendezvous, whose host asks its own store for the others again and again, and so never stands still."""
+STARVED = 0.2
+"""A rank that spent this share of a time in the queue for a processor has not had that time."""
+
+
+Stacks = list[tuple[int, StackReport | None]]
+"""Where members stand: process id and stack of each."""
+AskMembers = Callable[[list[Member]], Stacks | None]
+"""Asks members where they stand, and keeps each answer as `Member.sample`; None when one did not answer."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """These members hang, after nothing had moved for so many seconds."""
+
+    members: list[Member]
+    seconds: float
+
+
+class Clock:
+    """Since when some processes have not moved."""
+
+    def __init__(self) -> None:
+        self.before: processes.Movement | None = None
+        self.since: float | None = None
+        self.settled = False
+
+    def reset(self) -> None:
+        """Something moved."""
+        self.before, self.since, self.settled = None, None, False
+
+    def look(self, later: processes.Movement, now: float) -> bool:
+        """Compare with the observation before: true when nothing has moved between the two."""
+        same = self.before is not None and self.before.still(later)
+        self.settled = same and self.before is not None and self.before.settled(later)
+        self.before = later
+        self.since = (self.since if self.since is not None else now) if same else None
+        return same
+
+    def guess(self, same: bool, now: float) -> bool:
+        """For where the system does not tell: `same` says that no rank has begun a communication call meanwhile."""
+        self.settled = same
+        self.since = (self.since if self.since is not None else now) if same else None
+        return same
+
+    def seconds(self) -> float:
+        """For how long nothing has moved, as far as is known."""
+        return time.monotonic() - self.since if self.since is not None else 0.0
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks stood at one moment of a rendezvous, and for how long each had queued for a processor by then."""
+
+    stacks: Stacks
+    since: float
+    queued: list[float]
+
+    def same(self, later: Rendezvous) -> bool:
+        """True when they stand where they stood, and nobody has been kept from getting on."""
+        seconds = later.since - self.since
+        kept = any(after - before > STARVED * seconds for before, after in zip(self.queued, later.queued, strict=True))
+        return self.stacks == later.stacks and not kept
+
+
+class HangDetector:
+    """Watches one run, and decides whether it hangs. It reads the run and changes nothing in it."""
+
+    def __init__(self, run: RunState, ask: AskMembers) -> None:
+        self.run, self.job, self.ask = run, run.job, ask
+        self.clock = Clock()
+        self.everyone = Clock()  # In launcher mode the launcher too, which may poll while its workers hang.
+        self.looked = 0.0
+        self.stacks: Stacks | None = None
+        self.ask_again = 0.0
+        self.operations: list[int] = []
+        self.rendezvous: Rendezvous | None = None
+
+    def seconds(self) -> float:
+        """For how long nothing at all has moved in this run, as far as is known."""
+        return self.everyone.seconds()
+
+    def look(self) -> Hang | None:
+        """Observe, at most once every TICK: the hang, when the run hangs."""
+        now = time.monotonic()
+        if now - self.looked < TICK:
+            return None
+        if now - self.run.last_word < TICK or any(member.channel is None for member in self.run.ranks):
+            self.clock.reset()
+            self.everyone.reset()
+            self.stacks = None
+            return None
+        self.looked = now
+        if not self._nothing_moves():
+            self.stacks = None
+            return self._look_at_rendezvous(now)
+        if self.clock.seconds() < 2 * TICK or now < self.ask_again:
+            return None
+        self.ask_again = now + 2 * TICK
+        waiting = self._waiting()
+        stacks = self.ask(self.run.unfinished())
+        if stacks is None or not self._all_communicate(waiting):
+            self.stacks = None
+            self.ask_again = now + 5 * TICK
+            return None
+        if self.stacks != stacks:
+            self.stacks = stacks
+            return None
+        if not self.clock.settled or self.clock.seconds() < self._needed():
+            return None
+        return Hang(waiting, self.clock.seconds())
+
+    def _look_at_rendezvous(self, now: float) -> Hang | None:
+        """The hang, when all wait for each other in a rendezvous and have had every chance to get on."""
+        if now - self.run.last_word < RENDEZVOUS_SECONDS or now < self.ask_again:
+            return None
+        self.ask_again = now + 1.0
+        waiting = self._waiting()
+        stacks = self.ask(self.run.unfinished())
+        meeting = all(member.sample and member.sample.call == "init_process_group" for member in waiting)
+        if stacks is None or not meeting or not self._all_communicate(waiting) or self._strangers():
+            self.rendezvous = None
+            return None
+        later = Rendezvous(stacks, now, [processes.seconds_in_queue(member.pid) for member in waiting])
+        if self.rendezvous is None or not self.rendezvous.same(later):
+            self.rendezvous = later
+            return None
+        stood = now - self.rendezvous.since
+        return None if stood < RENDEZVOUS_SECONDS else Hang(waiting, stood)
+
+    def _strangers(self) -> bool:
+        """True when there are processes that have not said who they are: ranks on their way, perhaps."""
+        known = {member.pid for member in self.run.members}
+        found = [pid for pid in processes.descendants(os.getpid()) if pid not in known]
+        return any(not processes.is_helper(pid) and not processes.is_janitor(pid) for pid in found)
+
+    def look_once_more(self) -> Hang | None:
+        """At the limit for stillness: the hang, when all wait for each other, though a thread of theirs might have moved."""
+        waiting = self._waiting()
+        if self.ask(self.run.unfinished()) is None or not self._all_communicate(waiting):
+            return None
+        return Hang(waiting, self.clock.seconds())
+
+    def for_now(self) -> bool:
+        """True when nothing has moved between the last two looks."""
+        return self._nothing_moves() and self.clock.settled and self.clock.seconds() > TICK / 2
+
+    def _waiting(self) -> list[Member]:
+        """The ranks whose code has not ended: with a launcher its workers, else the ranks themselves."""
+        return [member for member in self.run.unfinished() if not self._only_launches(member)]
+
+    def _only_launches(self, member: Member) -> bool:
+        """True for a launcher, unless it is a rank as well."""
+        return self.job.launcher and member.role is Role.RANK and not member.operations
+
+    def _nothing_moves(self) -> bool:
+        now = time.monotonic()
+        everybody = processes.descendants(os.getpid())
+        ignore = {member.watcher for member in self.run.members if member.watcher}
+        operations = [member.operations for member in self.run.members]
+        same_operations, self.operations = operations == self.operations, operations
+        movement = processes.movement(everybody, ignore)
+        if movement is None or self.job.device != "cpu":
+            self.everyone.guess(same_operations, now)
+            return self.clock.guess(same_operations, now)
+        self.everyone.look(movement, now)
+        launcher = self.run.ranks[0]
+        return self.clock.look(movement.without(launcher.pid) if self._only_launches(launcher) else movement, now)
+
+    def _needed(self) -> float:
+        """For how long nothing may move before it is a hang."""
+        job = self.job
+        if self.clock.before is None or job.device != "cpu":
+            return max(job.patience, UNPROVEN_STILL)
+        pids = [member.pid for member in self.run.members if not member.gone]
+        needed = max(job.patience, IN_FLIGHT_STILL[processes.in_flight([*pids, os.getpid()])])
+        return max(needed, LAUNCHER_STILL) if job.launcher else needed
+
+    def _all_communicate(self, waiting: list[Member]) -> bool:
+        """True when every process whose code has not ended is inside a communication call, and one at least is."""
+        if self._only_launches(self.run.ranks[0]) and not self._launcher_waits():
+            return False
+        unable = self.clock.seconds() < (self.job.idle_limit or float("inf"))
+        stacks = [member.sample or StackReport() for member in waiting]
+        return bool(stacks) and all(stack.call and not (unable and stack.threads) for stack in stacks)
+
+    def _launcher_waits(self) -> bool:
+        """True when the launcher sleeps in a library's function, as those do that wait for processes."""
+        launcher = self.run.ranks[0]
+        asleep = self.everyone.before is None or launcher.pid not in self.everyone.before.awake
+        return launcher.done or (asleep and launcher.sample is not None and bool(launcher.sample.innermost))

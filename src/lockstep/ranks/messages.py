@@ -1,0 +1,290 @@
+"""What the processes of a run say to each other, over a `channel`.
+
+A rank may say anything, so what comes from one is read with `read`, which takes only what has one of these types.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, TypeVar
+
+import msgspec
+
+from .job import Job
+from .report import Outcome, RunEnd
+
+Place = tuple[str, int, str] | None
+"""File, line and function, as a rank tells it: `report.Frame.of` reads it."""
+T = TypeVar("T")
+
+
+def read(kind: type[T] | Any, message: dict[str, Any]) -> T:
+    """The message as one of the types in `kind`. Raises ValueError for anything else."""
+    return msgspec.convert(message, kind)
+
+
+class Role(str, Enum):
+    """What a process is to a run."""
+
+    RANK = "rank"
+    WORKER = "worker"
+    FORK_SERVER = "fork server"
+
+
+# From a rank, a worker or a launcher's fork server to the supervisor ---------------------------------------------
+
+
+class Hello(msgspec.Struct, tag_field="event", tag="hello"):
+    """Who has connected."""
+
+    role: Role
+    rank: int | None = None
+    pid: int = 0
+
+
+class Begin(msgspec.Struct, tag_field="event", tag="begin"):
+    """A communication call begins; see `report.Collective`."""
+
+    number: int
+    kind: str
+    group: str
+    members: list[int]
+    group_number: int
+    of_kind: int
+    nbytes: int
+    shape: list[int]
+    dtype: str
+    time: int
+    inside: str = ""
+    reduce_op: str = ""
+    peer: int | None = None
+    frame: Place = None
+
+
+class End(msgspec.Struct, tag_field="event", tag="end"):
+    """A communication call has completed."""
+
+    number: int
+    time: int
+
+
+class Mark(msgspec.Struct, tag_field="event", tag="mark"):
+    """A point of the code."""
+
+    number: int
+    name: str
+    time: int
+
+
+class IsRank(msgspec.Struct, tag_field="event", tag="rank"):
+    """Which rank a worker turned out to be."""
+
+    rank: int
+
+
+class Observe(msgspec.Struct, tag_field="event", tag="observe"):
+    """An observation; `value` and the blob are what `channel.encode` has made."""
+
+    name: str
+    value: Any
+
+
+class Returned(msgspec.Struct, tag_field="event", tag="returned"):
+    """The code has come to its end."""
+
+
+class Raised(msgspec.Struct, tag_field="event", tag="raised"):
+    """The code has raised. Its parts may be anything: that it ended counts, and `leftovers.cut` reads the rest."""
+
+    type: Any = ""
+    message: Any = ""
+    frames: Any = ()
+    traceback: Any = ""
+
+
+class Exit(msgspec.Struct, tag_field="event", tag="exit"):
+    """The code has left by SystemExit."""
+
+    code: int
+    frames: Any = ()
+    message: Any = ""
+
+
+class StackReport(msgspec.Struct):
+    """Where a main thread stands; see `report.Stack`."""
+
+    frame: Place = None
+    call: str = ""
+    operation: int | None = None
+    pending: list[int] = []
+    threads: int = 0
+    detail: dict[str, Any] = {}
+    innermost: str = ""
+
+
+class Sample(msgspec.Struct, tag_field="event", tag="sample"):
+    """The answer to `Ask`."""
+
+    id: int
+    stack: StackReport
+
+
+class Watcher(msgspec.Struct, tag_field="event", tag="watcher"):
+    """Which thread answers."""
+
+    thread: int
+
+
+class Replica(msgspec.Struct, tag_field="event", tag="replica"):
+    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters."""
+
+    optimizer: int
+    step: int
+    parameters: list[int]
+    frame: Place = None
+    names: list[str] = []
+    gradients: list[int | None] = []
+    buffers: dict[str, int] = {}
+    sampled: list[list[float]] = []
+    settings: list[dict[str, str]] = []
+    brought: list[tuple[int, int]] = []
+    wrapped_forward: bool = False
+
+
+class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
+    """A launcher's fork server tells how one of its children has ended."""
+
+    pid: int
+    code: int
+
+
+FromRank = (Hello | Begin | End | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
+            | ChildEnded)  # fmt: skip
+
+
+# From the supervisor to a rank -----------------------------------------------------------------------------------
+
+
+class Go(msgspec.Struct, tag_field="event", tag="go"):
+    """What to do. The keyword arguments' tensors are in the blob."""
+
+    job: Job
+    environment: dict[str, str]
+    kwargs: Any
+
+
+class Ask(msgspec.Struct, tag_field="event", tag="ask"):
+    """Where does your main thread stand?"""
+
+    id: int
+
+
+class Leave(msgspec.Struct, tag_field="event", tag="leave"):
+    """All are done."""
+
+
+# From the client to the supervisor -------------------------------------------------------------------------------
+
+
+class Order(msgspec.Struct, tag_field="event", tag="order"):
+    """A run; so many `Arguments` follow."""
+
+    job: Job
+    arguments: int
+
+
+class Arguments(msgspec.Struct, tag_field="event", tag="arguments"):
+    """The target's arguments: the same for all ranks, or each rank's own."""
+
+    kwargs: Any
+
+
+class Stop(msgspec.Struct, tag_field="event", tag="stop"):
+    """End the run."""
+
+
+# From the supervisor to the client -------------------------------------------------------------------------------
+
+
+class Alive(msgspec.Struct, tag_field="event", tag="alive"):
+    """The supervisor is there."""
+
+    pid: int
+
+
+class Output(msgspec.Struct, tag_field="event", tag="output"):
+    """A rank has printed."""
+
+    rank: int
+    stream: str
+    text: str
+
+
+class Observed(msgspec.Struct, tag_field="event", tag="observed"):
+    """A member's observation."""
+
+    member: int
+    name: str
+    value: Any
+
+
+class Events(msgspec.Struct, tag_field="event", tag="events"):
+    """Some of what a member has done, in order."""
+
+    member: int
+    events: list[Begin | End | Mark]
+
+
+class Refused(msgspec.Struct, tag_field="event", tag="not run"):
+    """This machine lacks what the run asked for."""
+
+    why: str
+
+
+class MemberReport(msgspec.Struct):
+    """How one process ended; `fault` is what Python's fault handler has left of it."""
+
+    role: Role
+    rank: int | None
+    pid: int
+    outcome: Outcome | None
+    code: int | None
+    error: Raised | None
+    frames: list[Any]
+    stack: StackReport | None
+    stopped: bool
+    fault: str
+    peak_memory: int
+    cpu: float
+    ended: float
+
+
+class Compared(msgspec.Struct):
+    """What comparing the replicas found: `comparison` makes it, `drift` reads it.
+
+    `first` is what the ranks said of the first step at which a parameter differed; it is empty when none did.
+    """
+
+    compared: int
+    same_work: int
+    statistics: list[str]
+    steps: list[int]
+    names: list[list[str]]
+    first: list[Replica]
+
+
+class Finished(msgspec.Struct, tag_field="event", tag="finished"):
+    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found."""
+
+    end: RunEnd
+    seconds: float
+    began: float
+    still: float | None
+    stray: list[str]
+    temporary: list[str]
+    immortal: list[int]
+    replicas: Compared | None
+    members: list[MemberReport]
+
+
+ToClient = Alive | Output | Observed | Events | Refused | Finished

@@ -1,0 +1,63 @@
+"""How the tests are spread over processes, and which of them `./lockstep test` leaves out when it is not told `--all`.
+
+The tests of one file stay together, in one process, because they share fixtures; the submissions of the bank are dealt out
+one by one. `--quick` leaves out the tests marked `slow` and draws a sample from the bank, with the seed of the shuffle.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+BANK = "test_bank.py"
+SAMPLE = 50
+"""How many submissions of the bank `--quick` grades."""
+
+left_out = {"slow": 0, "bank": 0}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out slow tests and most of the bank")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Runs before the shuffle, so that the sample depends on the seed alone."""
+    for item in items:
+        if item.path.name != BANK:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+    if not config.option.quick:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    bank = [item for item in items if _submission(item) and item not in slow]
+    drawn = random.Random(config.option.randomly_seed).sample(bank, min(SAMPLE, len(bank)))
+    dropped = {*slow, *bank} - {*drawn}
+    left_out.update(slow=len(slow), bank=len(bank) - len(drawn))
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=list(dropped))
+
+
+def _submission(item: pytest.Item) -> bool:
+    return item.path.name == BANK and "entry" in getattr(getattr(item, "callspec", None), "params", ())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Each process of pytest-xdist collects the same tests, and tells the one that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = json.dumps(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    left_out.update(json.loads(getattr(node, "workeroutput", {}).get("left_out", "{}")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.quick:
+        terminalreporter.write_line(
+            f"Not run: {left_out['slow']} slow tests, {left_out['bank']} submissions of the bank, and the chapters. "
+            "`./lockstep test --all` runs everything."
+        )

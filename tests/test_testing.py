@@ -1,0 +1,83 @@
+"""`lockstep test`: what it runs, what it leaves out and how it says so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from lockstep.commands import testing
+
+NUMBERED = "import pytest\n\n@pytest.mark.parametrize('{name}', range({count}))\ndef test_{file}({name}):\n    pass\n"
+SLOW = "import pytest\n\n@pytest.mark.slow\ndef test_slow():\n    pass\n\ndef test_usual():\n    pass\n"
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    """Tests of three kinds: 60 submissions of a bank and 3 other tests of the same file, a slow one and one as usual."""
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tests)
+    bank = NUMBERED.format(name="entry", count=60, file="wrong") + NUMBERED.format(name="name", count=3, file="stub")
+    (tests / "test_bank.py").write_text(bank)
+    (tests / "test_other.py").write_text(SLOW)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: is slow\n")
+    return tmp_path
+
+
+def call(course: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, "tests"]
+    done = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def ran(output: str) -> list[str]:
+    return sorted(set(re.findall(r"tests/(test_\w+\.py::\S+?)(?:@\S+)? ?(?:PASSED|$)", output, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("spread", [(), ("--numprocesses=2", "--dist=loadgroup")])
+def test_quick_leaves_out_slow_tests_and_most_of_the_bank(course: Path, spread: tuple[str, ...]) -> None:
+    output = call(course, "--quick", *spread)
+    names = ran(output)
+    assert len([name for name in names if "wrong" in name]) == 50
+    assert len([name for name in names if "stub" in name]) == 3
+    assert "test_other.py::test_usual" in names and "test_other.py::test_slow" not in names
+    assert "Not run: 1 slow tests, 10 submissions of the bank, and the chapters. `./lockstep test --all`" in output
+
+
+def test_all_runs_everything_and_says_nothing_of_it(course: Path) -> None:
+    output = call(course)
+    assert len(ran(output)) == 65 and "Not run" not in output
+
+
+def test_the_seed_decides_what_is_drawn(course: Path) -> None:
+    one, again, other = (ran(call(course, "--quick", f"--randomly-seed={seed}")) for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(testing, "_call", lambda command, root, environment: called.append(command[3:]) or 0)
+    assert testing.run_tests(course, ["-x", "-k", "rank"]) == 0
+    (quick,) = called
+    assert quick[0] == "-q" and quick[4:] == ["--quick", "-x", "-k", "rank", "tests"]
+    called.clear()
+    assert testing.run_tests(course, ["--all", "--durations=5"]) == 0
+    assert [command[-1] for command in called] == ["tests", "-q"] and "--quick" not in called[0]
+    assert called[0][-2:] == ["--durations=5", "tests"] and called[1] == ["--nbval", "chapters", "-q"]
+    called.clear()
+    assert testing.run_tests(course, ["tests/test_bank.py::test_wrong", "-p", "no:cacheprovider"]) == 0
+    assert called == [["tests/test_bank.py::test_wrong", "-p", "no:cacheprovider"]]
+    assert "claims.toml is missing" in capsys.readouterr().out
+
+
+def test_the_worst_exit_code_counts(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = iter([1, 0])
+    monkeypatch.setattr(testing, "_call", lambda command, root, environment: next(codes))
+    assert testing.run_tests(course, ["--all"]) == 1
