@@ -161,7 +161,8 @@ def test_starts_the_ranks(grader: Grader) -> None:
             grader.fail("parent-trains", said, at=r"train_ddp\( || def launch_distributed")
         sizes = sorted({one["world_size"] for one in ranks})
         if len({one["pid"] for one in ranks}) != world or sizes != [world]:
-            if launch is not launches[0] and not ranks and equal(launch.get("weights"), launches[0].get("weights")):
+            came = launch.get("weights")
+            if came and not ranks and launch is not launches[0] and equal(came, launches[0].get("weights")):
                 said = "A second launch started no process, and returned the weights of the first."
                 grader.fail("returns-stale-file", said, at=r"load\( || " + RETURN)
             of = f", in groups of {', '.join(map(str, sizes))}" if sizes not in ([world], []) else ""
@@ -222,6 +223,9 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
             at = r"\.join\( || \.get\( || \.wait\( || " + SPAWN
             grader.fail("hang-on-failure", said.strip(), evidence=evidence(run), of=[rank], at=at)
         error = launch.get("error")
+        if error is None and not any(one["what"] == "fails" for one in launch["noted"]):
+            said = f"Rank {rank} of {asked['world_size']} was to fail {MOMENTS[failure['moment']]} of {asked['epochs']} epochs"
+            grader.fail("drops-arguments", f"{said}, and never came to it.", of=[rank], at=SPAWN)
         if error is None:
             said = f"{happened}, and launch_distributed returned as if nothing had happened."
             grader.fail("swallows-failure", said, of=[rank], at=UNSEEN)

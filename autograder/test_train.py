@@ -131,7 +131,7 @@ def test_start(grader: Grader) -> None:
     what = f"Of the first weights, for --seed {seed}, one"
     grader.explain(what, began, model.initial(seed), zero, otherwise="start-not-seeded", at=at)
     learned, at = [[step["rate"] for step in one] for one in steps], r"rate\( || \blr\b || " + TRAIN
-    mistakes, id = model.rate_mistakes(LARGEST), "rate-of-another-step"
+    mistakes, id = model.rate_mistakes(LARGEST, learned[0]), "rate-of-another-step"
     what = "Of the learning rates of all steps, one"
     grader.explain(what, learned, model.rates(LARGEST), mistakes, otherwise=id, at=at)
     wanted, others = model.optimizers(began[0], steps[0][0]["gradient"], model.rates(LARGEST)[0])

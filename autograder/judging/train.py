@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from lockstep.grading import Each, Grader, Hypothesis, Run
+from lockstep.grading import Each, Grader, Hypothesis, Run, factor_of
 
 from .resumed import share, together
 
@@ -73,12 +73,18 @@ def device_mistakes(gpus: int, world: int) -> list[Hypothesis]:
     ]
 
 
-def rate_mistakes(largest: float) -> list[Hypothesis]:
-    """The rates of all steps."""
+def rate_mistakes(largest: float, seen: list[float]) -> list[Hypothesis]:
+    """The rates of all steps, where these were `seen`."""
     right = rates(largest)
+    factor = factor_of(seen, right)
     return [
         Hypothesis("ignores-lr", f"That is the largest rate, --lr {largest}, in every step.", [largest] * TOTAL),
         Hypothesis("ignores-lr", f"That goes up to 0.01, the default; --lr {largest} was asked for.", rates(0.01)),
+        *(
+            [Hypothesis("ignores-lr", f"Each is {factor:.3g} of what it should be.", [factor * rate for rate in right])]
+            if factor is not None
+            else []
+        ),
         Hypothesis("rate-of-another-step", "That is the rate of the step after it.", [*right[1:], largest * 0.01]),
         Hypothesis("rate-of-another-step", "That is the rate of the step before it.", [right[0], *right[:-1]]),
     ]

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from multiprocessing import util
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ JOURNAL, FAILURE = "LAUNCH_JOURNAL", "LAUNCH_FAILURE"
 PATIENCE_SECONDS = 5.0
 """How long a launcher may stand still when a rank has failed: it may give the others time to say what they saw."""
 GONE_SECONDS = 2.0
+STILL_LOOKS = 10
 
 _make_group, _destroy = c10d._new_process_group_helper, dist.destroy_process_group
 
@@ -58,6 +60,7 @@ class Classifier(nn.Module):
 def _new_process_group_helper(*arguments, **options):
     """Every way to make a group comes through here, after the ranks' meeting and before their first connection."""
     _note("joins", arguments[1], arguments[0])
+    util.Finalize(None, _let_the_cause_come_first, (arguments[1],), exitpriority=0)
     _fail("joining", arguments[1])
     return _make_group(*arguments, **options)
 
@@ -91,11 +94,42 @@ def _fail(moment: str | int, rank: int) -> None:
     failure = json.loads(os.environ.get(FAILURE, "{}"))
     if (failure.get("moment"), failure.get("rank")) != (moment, rank):
         return
+    _note("fails", rank, dist.get_world_size() if dist.is_initialized() else 1)
     if failure["how"] == "raise":
         raise ValueError(f"rank {rank} ran out of luck ({failure['word']})")
     if failure["how"] == "exit":
         os._exit(3)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _let_the_cause_come_first(rank: int) -> None:
+    """At the end of a rank to which another's failure was only an echo: `mp.spawn` takes any one of those that have ended
+    when it looks, and on a busy machine it looks late. So wait until it has seen the cause and ends this process, or is
+    found asleep, waiting for something else.
+    """
+    failure = json.loads(os.environ.get(FAILURE, "{}"))
+    if failure.get("rank", rank) == rank or JOURNAL not in os.environ:
+        return
+    causes = [one["pid"] for one in _read(Path(os.environ[JOURNAL])) if one["what"] == "fails"]
+    give_up, still, before = time.monotonic() + GONE_SECONDS, 0, []
+    while causes and still < STILL_LOOKS and time.monotonic() < give_up:
+        time.sleep(0.02)
+        now = [_standing(pid) for pid in (failure["launcher"], os.getppid())]
+        quiet = now == before and not any(_runs(pid) for pid in causes) and all(" S " in stands for stands in now)
+        still, before = (still + 1 if quiet else 0), now
+
+
+def _standing(pid: int) -> str:
+    """A process's state, and how often it gave up the processor; empty when it is gone."""
+    try:
+        counters = Path(f"/proc/{pid}/status").read_text().partition("voluntary_ctxt_switches:")[2]
+        return f" {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]} {counters.split()[:1]}"
+    except OSError:
+        return " S "
+
+
+def _read(journal: Path) -> list[dict]:
+    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
 
 
 # One launch after the other ----------------------------------------------------------------------------------------
@@ -136,7 +170,7 @@ def _launch(submission, number: int, launch: dict, x: torch.Tensor, y: torch.Ten
         seen["error"] = f"{type(error).__name__}: {error}"
         seen["is_exception"] = isinstance(error, Exception)
     seen["changed"] = sorted(n for n in {*before, *os.environ} if before.get(n) != os.environ.get(n))
-    seen["noted"] = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    seen["noted"] = _read(journal)
     journal.unlink(missing_ok=True)
     seen["running"] = _still_running({one["pid"] for one in seen["noted"]} - {os.getpid()})
     return seen
@@ -176,7 +210,7 @@ def at_once(submission, launches: list[dict], x: torch.Tensor, y: torch.Tensor) 
         if not pid:
             status = 1
             try:
-                os.environ[FAILURE] = json.dumps(launch["failure"])
+                os.environ[FAILURE] = json.dumps(launch["failure"] | {"launcher": os.getpid()})
                 torch.save(_launch(submission, number, launch | {"caught": True}, x, y), f"launch-{number}")
                 status = 0
             finally:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions" / "right"
 # The bank's authors wrote these from one another; a person who reads them sees the same helpers, line by line.
 WRITTEN_FROM_EACH_OTHER = {
+    "checkpoint": {"checksum_in_the_name", "next_save_overwrites"},
     "preflight": {"roll_call_by_keys", "store_waits", "compares_in_the_group"},
     "find_divergence": {"hash_of_bytes", "two_vectors", "broadcast_and_vote"},
     "exact_resume": {"throwaway_step", "buckets_never_rebuilt"},
@@ -79,7 +80,8 @@ def test_independent_right_solutions_are_no_pair(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["average_gradients", "ring_all_reduce", "mini_ddp", "train_ddp", "checkpoint"])
 def test_a_disguised_copy_is_found_and_nobody_else(name: str) -> None:
-    everybody = right(name)
+    one_of_each = sorted(WRITTEN_FROM_EACH_OTHER.get(name, ()))[1:]
+    everybody = {learner: text for learner, text in right(name).items() if learner not in one_of_each}
     for learner, text in everybody.items():
         found = pairs({**everybody, "zoe": disguised(text)}, given(name), exercise=name)
         assert [(pair.one, pair.other) for pair in found] == [(learner, "zoe")], learner

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..authoring import claims
 from ..course import CourseError
+from ..ranks.processes import cores
 
 PYTEST = [sys.executable, "-m", "pytest"]
 
@@ -32,8 +33,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     if not (root / "tests").is_dir():
         print("This is a learner's copy, without the course's own tests. ./lockstep check --all grades your exercises.")
         return 2
-    processes = len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
-    spread = ["-q", f"--numprocesses={processes}", "--dist=loadgroup"]
+    spread = ["-q", f"--numprocesses={cores() + 1}", "--dist=loadgroup"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
         options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]

@@ -15,7 +15,7 @@ from .. import ranks
 from ..course import Course, leaf
 from ..ranks.words import names
 from . import diagnose
-from .hypotheses import ROUNDING, Hypothesis, Predicted, Tolerance, difference, fitting, on_ranks, wrong_ranks
+from .hypotheses import ROUNDING, Each, Hypothesis, Predicted, Tolerance, difference, fitting, on_ranks, wrong_ranks
 from .isolation import Tier
 from .submission import Submission
 from .text import cut, harmless
@@ -229,11 +229,12 @@ class Grader:
         hypothesis that predicts what all wrong ranks saw. `otherwise` is the id if none does, `at` the line of those
         hypotheses that name none. `right` is for every rank, or `Each`.
         """
-        wrong = wrong_ranks(seen, right, tolerance)
+        values = on_ranks(right, len(seen))
+        wrong = wrong_ranks(seen, Each(values), tolerance)
         if not wrong:
             return
         first = wrong[0]
-        where = difference(seen[first], on_ranks(right, len(seen))[first])
+        where = difference(seen[first], values[first])
         others = f" (wrong on {names(wrong)})" if len(wrong) > 1 else ""
         found = fitting(seen, hypotheses, tolerance, wrong) or Hypothesis(otherwise, "", None)
         message = f"{what} on rank {first} is {where}{others}. {found.says}".rstrip()

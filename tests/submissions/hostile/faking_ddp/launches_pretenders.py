@@ -1,6 +1,6 @@
 # exercise: launch_distributed
 # family: faking ddp
-# verdict: no-communication
+# verdict: parent-trains
 # without: stub
 # protection: judge
 # why: the weights are computed by the caller; processes show themselves for the record and train nothing
