@@ -125,9 +125,11 @@ def judge_mean(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: to
     """The gradients of every step on every rank, against the mean and each other."""
     for step, given in enumerate(steps):
         seen = [every[step] for every in run.observed("seen")]
-        mistakes = means_of_mistakes(given, seen, collectives(run, 0, "compressed", step))
+        sent = collectives(run, 0, "compressed", step)
+        mistakes = means_of_mistakes(given, seen, sent)
+        coarsest = torch.bfloat16 if any(call.dtype == "bfloat16" for call in sent) else dtype  # judged by its own check
         what = f"In step {step} the mean gradient"
-        right, tolerance = mean_of(given), rounding(dtype)
+        right, tolerance = mean_of(given), rounding(coarsest)
         grader.explain(what, seen, right, mistakes, otherwise="hook-wrong-mean", at=REDUCE, tolerance=tolerance)
         for rank in range(1, WORLD):
             if apart := difference(seen[rank], seen[0]):
