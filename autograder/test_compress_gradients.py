@@ -127,7 +127,9 @@ def judge_mean(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: to
         seen = [every[step] for every in run.observed("seen")]
         sent = collectives(run, 0, "compressed", step)
         mistakes = means_of_mistakes(given, seen, sent)
-        coarsest = torch.bfloat16 if any(call.dtype == "bfloat16" for call in sent) else dtype  # judged by its own check
+        coarsest = (
+            torch.bfloat16 if any(call.dtype == "bfloat16" for call in sent) else dtype
+        )  # judged by its own check
         what = f"In step {step} the mean gradient"
         right, tolerance = mean_of(given), rounding(coarsest)
         grader.explain(what, seen, right, mistakes, otherwise="hook-wrong-mean", at=REDUCE, tolerance=tolerance)

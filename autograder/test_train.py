@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from judging import train as model
 from judging.checkpoint import DURABLE, durability, in_order, several_writers
-from judging.judge_batch import Judge
+from judging.judge_batch import Judge, begun
 from judging.resumed import Job, Lines, read_loading, share, together
 from judging.train import (
     AN_EPOCH,
@@ -36,8 +36,8 @@ from judging.train import (
     arguments,
     data,
     drawn_seed,
-)
-from judging.train_batch import Batch, OneJob, Refused
+)  # fmt: skip
+from judging.train_batch import Batch
 
 from lockstep.grading import Diagnosis, Each, Failed, Grader, Hypothesis, Outcome, Run, Tolerance, cluster
 
@@ -367,15 +367,6 @@ def batch(grader: Grader) -> Iterator[Batch]:
     one.close()
 
 
-def begun(batch: Batch) -> tuple[OneJob, OneJob, OneJob]:
-    """The job and the array's two tasks, as far as they came undisturbed."""
-    batch.require()
-    try:
-        return batch.begun
-    except Refused as refusal:
-        Judge(batch.grader).refused(refusal)
-
-
 def test_batch_nodes(grader: Grader, batch: Batch) -> None:
     """train.sbatch: on a SLURM cluster it starts one torchrun on each of two nodes, and all ranks meet"""
     job = begun(batch)[0]
@@ -398,3 +389,9 @@ def test_batch_signal(grader: Grader, batch: Batch) -> None:
 def test_batch_node_dies(grader: Grader, batch: Batch) -> None:
     """train.sbatch: when a node dies the job begins again, and goes on from its checkpoint"""
     Judge(grader).died(batch.disturbed[1])
+
+
+@pytest.mark.needs("test_batch_array")
+def test_batch_cancelled(grader: Grader, batch: Batch) -> None:
+    """train.sbatch: a job that is cancelled ends, and stays ended"""
+    Judge(grader).cancelled(batch.disturbed[2])

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from lockstep.grading import Grader
 
-from .train_batch import DEAF_STEPS, LOCAL, OneJob, Refused
+from .train_batch import DEAF_STEPS, LOCAL, Batch, OneJob, Refused
 
 RANKS_AND_NODES = ["node0", "node1"]
 SRUN = r"\bsrun\b || \btorchrun\b || \bpython"
@@ -179,6 +179,14 @@ class Judge:
             one, f"One of its nodes died. The last save was behind step {saved[-1]['step']}.", saved[-1]["step"]
         )
 
+    def cancelled(self, one: OneJob) -> None:
+        """It was cancelled, and that was its end."""
+        if one.job.restarts or one.of("begins", 1):
+            what = f"scancel put the job back into the queue ({one.job.restarts} restarts) instead of ending it."
+            self.fail("cancel-requeues", what, r"^\s*trap\b.*TERM || ^\s*trap\b || " + REQUEUE, one.said)
+        if not one.job.ended or one.cut_off:
+            self.stopped_early(one, "scancel was called, and the job did not end.")
+
     def _went_on(self, one: OneJob, what: str, step: int) -> None:
         again = [event for event in one.of("begins") if event["start"] > 0]
         if one.job.restarts == 0 and not again:
@@ -211,3 +219,12 @@ class Judge:
                 r"#SBATCH.*--open-mode || #SBATCH.*--output || ^#SBATCH",
                 one.said,
             )
+
+
+def begun(batch: Batch) -> tuple[OneJob, OneJob, OneJob]:
+    """The job and the array's two tasks, as far as they came undisturbed."""
+    batch.require()
+    try:
+        return batch.begun
+    except Refused as refusal:
+        Judge(batch.grader).refused(refusal)

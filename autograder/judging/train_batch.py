@@ -3,8 +3,8 @@
 Four nodes. The script is submitted twice: as a job on the first two nodes, and as an array of two on the other two,
 both tasks at the same time. In place of `train.py` it finds `scenarios/train_job.py`, whose ranks need no torch;
 torchrun is the real one. When all are under way, a more urgent job takes the first two nodes, which sends the first
-job the signal that it has asked for; and one of the array's nodes dies. The cluster's jobs go back into the queue
-only if they say so.
+job the signal that it has asked for; one of the array's tasks is cancelled, and then a node of the other dies. The
+cluster's jobs go back into the queue only if they say so.
 """
 
 from __future__ import annotations
@@ -195,16 +195,17 @@ class Batch:
         return plain, tasks[0], tasks[1]
 
     @cached_property
-    def disturbed(self) -> tuple[OneJob, OneJob]:
-        """The job that had to make room for an urgent one, and the task whose node has died, up to where both have
-        ended or will not.
+    def disturbed(self) -> tuple[OneJob, OneJob, OneJob]:
+        """The job that had to make room for an urgent one, the task whose node has died, and the one that was cancelled,
+        up to where all have ended or will not.
         """
         plain, first, second = self.begun
         slurm = self.slurm
-        lines = [f"{one.id} {start}" for one in (plain, first) for start in range(1, 9)]
-        (self.folder / "finish").write_text("\n".join([*lines, *(f"{second.id} {start}" for start in range(9))]))
-        both = [one for one in (plain, first) if not one.job.ended]
-        self.watch([plain, first, second], lambda: all(one.of("saved") or one.job.ended for one in both))
+        everyone = [plain, first, second]
+        (self.folder / "finish").write_text("\n".join(f"{one.id} {start}" for one in everyone for start in range(1, 9)))
+        self.watch(everyone, lambda: all(one.of("saved") or one.job.ended for one in everyone))
+        if not second.job.ended:
+            slurm.scancel(second.id)
         urgent = ("--partition=urgent", "--nodes=2", "--exclusive", f"--nodelist={FIRST}", "--output=/dev/null")
         slurm.sbatch("#!/bin/bash\ntrue", *urgent)
         node = "up"
@@ -232,10 +233,10 @@ class Batch:
                 with contextlib.suppress(cluster.ClusterError):  # It is refused where the node has come back already.
                     slurm.run("scontrol", "update", "nodename=node3", "state=resume")
                 node = "booted"
-            return plain.job.ended and first.job.ended
+            return all(one.job.ended for one in everyone)
 
-        self.watch([plain, first, second], over)
-        return plain, first
+        self.watch(everyone, over)
+        return plain, first, second
 
     def submit(self, *arguments: str) -> list[OneJob]:
         """Submit the script; an array's tasks are as many jobs. Raises Refused."""
