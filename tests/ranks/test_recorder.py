@@ -170,3 +170,36 @@ layer(t).sum().backward()
 def test_many_calls_are_kept_in_order() -> None:
     run = recorded("for _ in range(3000): dist.all_reduce(t)")
     assert [call.group_number for call in run.collectives[1]] == list(range(1, 3001))
+
+
+def test_no_garbage_is_collected_while_a_rank_is_asked_where_it_stands() -> None:
+    """Before Python 3.12 a collection there can wait for a lock, and the rank with it for ever (CPython gh-106883)."""
+    text = """
+import gc, sys, threading, time
+from lockstep.ranks import recorder
+own, asked = recorder.current(), []
+stack = own.stack
+def look():
+    found = stack()
+    asked.append(len(found.innermost))
+    return found
+own.stack = look
+def note(phase, info):
+    frame, inside = sys._getframe(), []
+    while frame is not None:
+        inside.append(frame.f_code.co_name)
+        frame = frame.f_back
+    if phase == "start" and "listen" in inside:
+        collected.append("look" in inside)
+collected = []
+gc.callbacks.append(note)
+gc.set_threshold(1)
+while not asked:  # The other rank waits, so it is asked again and again.
+    time.sleep(0.3)
+dist.all_reduce(t)
+assert gc.isenabled()
+from lockstep.ranks import observe
+observe("collected while it was asked", any(collected))
+"""
+    run = recorded(text)
+    assert run.observed("collected while it was asked") == [False, False]

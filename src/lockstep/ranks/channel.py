@@ -155,7 +155,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may send while this thread does
         self._buffer = bytearray()
         self.messages = 0
         self.header_bytes = 0
@@ -169,8 +169,9 @@ class Channel:
         header = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
         if len(header) > MAX_HEADER or len(blob) > MAX_BLOB:
             raise ChannelError(f"a message of {len(header) + len(blob):,} bytes is too large to send")
+        data = HEADER.pack(len(header), len(blob)) + header + blob
         with self._lock:
-            self.socket.sendall(HEADER.pack(len(header), len(blob)) + header + blob)
+            self.socket.sendall(data)
 
     def receive(self) -> list[tuple[dict[str, Any], bytes]] | None:
         """Read once from the socket and return the messages that are complete now; None at the end of the stream."""

@@ -13,13 +13,14 @@ inside a collective, since that wait releases the interpreter lock.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -81,7 +82,7 @@ class Recorder:
         self.reduced: Callable[[list[torch.Tensor]], None] | None = None  # told what DDP's backward reduces
         self.leave = threading.Event()
         self._hidden = (*hidden, _TORCH, _HERE)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler or a finalizer may communicate while this thread records
         self._number = 0
         self._in_group: dict[str, int] = {}
         self._of_kind: dict[tuple[str, str], int] = {}
@@ -205,7 +206,7 @@ class Recorder:
         return None, inside, reduce_op
 
     def stack(self) -> StackReport:
-        """Where the main thread stands now; see `report.Stack`."""
+        """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
         frame = sys._current_frames().get(self._main or 0)
         call = ""
         operation = None
@@ -298,10 +299,34 @@ class Recorder:
                 self.leave.set()
                 continue
             try:
-                stack = self.stack()
+                with without_collections():
+                    stack = self.stack()
             except Exception as error:
                 stack = StackReport(detail={"error": repr(error)})
             self.send(Sample(asked.id, stack))
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collection starts within: the only safe way to look at the frames of another thread.
+
+    To look makes frame objects, and before Python 3.12 whatever makes objects may collect garbage there and then. What
+    that finalizes can wait for a lock, and another thread runs. `sys._current_frames` would hold the interpreter's own
+    list of threads meanwhile, so that a thread which is born waits for it, with the interpreter lock in its hand: a
+    deadlock (CPython gh-106883). And a frame that is being made would belong to a call that has returned.
+
+    The switch counts for all threads, and none is to see it. A thread that has just got the interpreter lock keeps it for
+    5 ms (`sys.getswitchinterval`) unless it lets go, so the sleep comes first, and a look takes a fraction of one.
+    """
+    time.sleep(0)
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _flatten(value: Any) -> list[torch.Tensor]:
