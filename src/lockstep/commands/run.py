@@ -5,82 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from .. import cluster, ranks
 from ..ranks import text
 from ..ranks.line_buffer import LineBuffer
+from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
 COLOURS = (36, 33, 35, 32, 34, 31)
-IGNORED = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--log-dir", "--tee", "-t",
-           "--redirects", "-r", "--start-method", "--monitor-interval", "--role", "--local-addr", "--master-addr",
-           "--master-port", "--node-rank")  # fmt: skip
-FLAGS_ONLY = ("--standalone",)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\nAll options: {self.prog} --help\n")
-
-
-def parser(program: str) -> argparse.ArgumentParser:
-    """torchrun's flags that mean something on one machine, and ours."""
-    options = _Parser(
-        prog=program,
-        description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
-        epilog="torchrun's other flags (rendezvous, logging) are accepted and have no effect here.",
-    )
-    options.add_argument(
-        "-n",
-        "--nproc-per-node",
-        "--nproc_per_node",
-        default="2",
-        metavar="N",
-        help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)",
-    )
-    options.add_argument(
-        "--nnodes", default="1", metavar="K", help="tell the ranks that they are on K nodes of N ranks each"
-    )
-    options.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as with python -m")
-    options.add_argument(
-        "--max-restarts",
-        "--max_restarts",
-        type=int,
-        default=0,
-        metavar="R",
-        help="start all ranks again after a failure, at most R times",
-    )
-    options.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default=None,
-        help="cpu hides the GPUs from the ranks (default: what the machine has)",
-    )
-    options.add_argument(
-        "--bandwidth",
-        metavar="RATE",
-        default=None,
-        help="let the ranks share a link this slow, such as 1gbit; with --hosts, each node has its own",
-    )
-    options.add_argument(
-        "--hosts", action="store_true", help="make each node of --nnodes a host with its own name and address"
-    )
-    options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
-    options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
-    options.add_argument(
-        "--watch-replicas",
-        action="store_true",
-        help="compare the models of all ranks after every optimizer step, and report the first that differs",
-    )
-    options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
-    options.add_argument("script", help="the Python file to run")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
-    return options
 
 
 def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program: str = "lockstep run") -> int:
@@ -90,18 +25,26 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     fault, 4 not run because this machine lacks something, 130 Ctrl-C.
     """
     usage = parser(program)
-    options = usage.parse_args(_without_ignored(list(arguments)))
+    options = usage.parse_args(list(arguments))
     try:
-        per_node, nodes = _count(options.nproc_per_node), _nodes(options.nnodes)
+        nodes = nodes_of(options.nnodes)
+        if why := refusal(options, nodes):
+            raise ValueError(why)
+        per_node = _count(options.nproc_per_node)
+        shown = filtered(options.local_ranks_filter, per_node)
         network = _network(options)
     except ValueError as error:
         usage.error(str(error))
-    if not options.module and not os.path.isfile(options.script):
+    if options.no_python and shutil.which(options.script) is None:
+        usage.error(f"there is no program {options.script}")
+    if not options.module and not options.no_python and not os.path.isfile(options.script):
         usage.error(f"there is no file {options.script}")
-    print(f"As torchrun: {torchrun(options, per_node, nodes)}", file=sys.stderr)
+    print(f"As torchrun: {torchrun(options, per_node, nodes.count)}", file=sys.stderr)
+    for remark in remarks(options, nodes):
+        print(remark, file=sys.stderr)
     for restart in range(options.max_restarts + 1):
         try:
-            result = _once(options, per_node, nodes, network, restart)
+            result = _once(options, per_node, nodes, network, restart, shown)
         except ranks.NotRun as missing:
             print(f"not run: {missing}", file=sys.stderr)
             return NOT_RUN
@@ -121,13 +64,21 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
 
 
 def _once(
-    options: argparse.Namespace, per_node: int, nodes: int, network: ranks.Function | None, restart: int
+    options: argparse.Namespace,
+    per_node: int,
+    nodes: Nodes,
+    network: ranks.Function | None,
+    restart: int,
+    shown: frozenset[int] | None,
 ) -> ranks.Run:
-    printer = Printer(per_node * nodes, prefix=not options.no_prefix)
+    printer = Printer(prefix=not options.no_prefix, shown=shown, per_node=per_node)
+    target: ranks.Target = ranks.Script(options.script, tuple(options.arguments), module=options.module)
+    if options.no_python and not options.run_path:
+        target = ranks.Program(options.script, tuple(options.arguments))
     result = ranks.run(
-        ranks.Script(options.script, tuple(options.arguments), module=options.module),
-        per_node * nodes,
-        nodes=nodes,
+        target,
+        per_node * nodes.count,
+        nodes=nodes.count,
         network=network,
         device=options.device or ("cuda" if gpu_count() else "cpu"),
         deadline=options.deadline,
@@ -136,6 +87,9 @@ def _once(
         output_limit=None,
         restart=restart,
         max_restarts=options.max_restarts,
+        role=options.role,
+        run_id=options.rdzv_id or ranks.Job.run_id,
+        virtual_local_rank=options.virtual_local_rank,
         watch_replicas=options.watch_replicas,
         on_output=printer.take,
     )
@@ -158,8 +112,12 @@ def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
     )
     if options.max_restarts:
         parts.append(f"--max-restarts={options.max_restarts}")
-    if options.module:
-        parts.append("-m")
+    parts += [f"--role={options.role}"] if options.role != "default" else []
+    parts += [f"--rdzv-id={options.rdzv_id}"] if options.rdzv_id and nodes > 1 else []
+    parts += [f"--local-ranks-filter={options.local_ranks_filter}"] if options.local_ranks_filter else []
+    parts += ["--virtual-local-rank"] if options.virtual_local_rank else []
+    parts += ["--no-python"] if options.no_python and not options.run_path else []
+    parts += ["-m"] if options.module else []
     command = shlex.join([*parts, options.script, *options.arguments])
     return command + ("   (on every node)" if nodes > 1 else "")
 
@@ -167,12 +125,15 @@ def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
 class Printer:
     """Shows whole lines as they come, each with its rank, on the stream that the rank wrote them to."""
 
-    def __init__(self, world_size: int, prefix: bool) -> None:
-        self.world_size, self.prefix = world_size, prefix
+    def __init__(self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1) -> None:
+        """`shown` are the local ranks, of `per_node` on each node, that are shown; None is all."""
+        self.prefix, self.shown, self.per_node = prefix, shown, per_node
         self.lines = LineBuffer()
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
         """Called with each piece of text."""
+        if self.shown is not None and rank % self.per_node not in self.shown:
+            return
         for line in self.lines.take(rank, stream, chunk):
             self._show(rank, stream, line)
 
@@ -212,32 +173,3 @@ def _count(text_: str) -> int:
     if not text_.isdigit() or int(text_) < 1:
         raise ValueError(f"--nproc-per-node is {text_!r}; it must be a number from 1 on")
     return int(text_)
-
-
-def _nodes(text_: str) -> int:
-    first = text_.split(":")[0]
-    if not first.isdigit() or int(first) < 1:
-        raise ValueError(f"--nnodes is {text_!r}; it must be a number from 1 on")
-    return int(first)
-
-
-def _without_ignored(arguments: list[str]) -> list[str]:
-    """Take torchrun's flags away that say how to rendezvous or log, up to the script's name."""
-    kept: list[str] = []
-    at = 0
-    takes_value = {"-n", "--nproc-per-node", "--nproc_per_node", "--nnodes", "--max-restarts", "--max_restarts", "--device",
-                   "--deadline", "--memory", "--bandwidth"}  # fmt: skip
-    while at < len(arguments):
-        argument = arguments[at]
-        name = argument.split("=")[0].replace("_", "-")
-        if not argument.startswith("-"):
-            return kept + arguments[at:]
-        if name in IGNORED:
-            at += 1 if "=" in argument or name in FLAGS_ONLY else 2
-            continue
-        kept.append(argument)
-        at += 1
-        if argument in takes_value and at < len(arguments):
-            kept.append(arguments[at])
-            at += 1
-    return kept

@@ -248,6 +248,9 @@ def run(
     watch_replicas: bool = Job.watch_replicas,
     restart: int = Job.restart,
     max_restarts: int = Job.max_restarts,
+    role: str = Job.role,
+    run_id: str = Job.run_id,
+    virtual_local_rank: bool = Job.virtual_local_rank,
     on_output: OnOutput | None = None,
     on_interrupt: str = "report",
     sources: Iterable[str] | None = None,
@@ -283,6 +286,7 @@ def run(
         environment=dict(os.environ) if environment is None else dict(environment),
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
+        role=role, run_id=run_id, virtual_local_rank=virtual_local_rank,
     )  # fmt: skip
     channel = Channel(_connect())
     try:

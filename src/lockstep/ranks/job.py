@@ -36,6 +36,14 @@ class Script:
 
 
 @dataclass(frozen=True)
+class Program:
+    """Run the program `path`, looked up as a shell does, in every rank's place. What it does is not recorded."""
+
+    path: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Source:
     """Run source text on every rank as `__main__`. `filename` is how tracebacks and reports call it."""
 
@@ -44,7 +52,7 @@ class Source:
     arguments: tuple[str, ...] = ()
 
 
-Target = Function | Script | Source
+Target = Function | Script | Source | Program
 
 
 class TargetKind(str, Enum):
@@ -54,6 +62,7 @@ class TargetKind(str, Enum):
     SCRIPT = "script"
     MODULE = "module"
     SOURCE = "source"
+    PROGRAM = "program"
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,8 @@ class Job:
     `directory` is where the ranks start; empty for a new one of the run's own. `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one
     process without torchrun's variables; the ranks are those that it starts itself through `torch.multiprocessing`.
     `nodes` tells the ranks that they are spread over so many nodes, in equal parts. `network` names the function that
-    makes the network they stand in (see `network`); None is this machine's own.
+    makes the network they stand in (see `network`); None is this machine's own. `run_id` and `role` are what the ranks are
+    told of; with `virtual_local_rank` each has LOCAL_RANK 0 and sees one GPU, its own.
     """
 
     world_size: int
@@ -122,6 +132,8 @@ class Job:
     restart: int = 0
     max_restarts: int = 0
     run_id: str = "none"
+    role: str = "default"
+    virtual_local_rank: bool = False
 
     @property
     def is_function(self) -> bool:
@@ -150,7 +162,7 @@ class Job:
             GROUP_WORLD_SIZE=str(self.nodes),
             ROLE_RANK=str(rank),
             ROLE_WORLD_SIZE=str(self.world_size),
-            ROLE_NAME="default",
+            ROLE_NAME=self.role,
             MASTER_ADDR=host,
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",
@@ -158,7 +170,16 @@ class Job:
             TORCHELASTIC_MAX_RESTARTS=str(self.max_restarts),
             TORCHELASTIC_RUN_ID=self.run_id,
         )
+        if self.virtual_local_rank:
+            environment["LOCAL_RANK"] = "0"
+            environment["CUDA_VISIBLE_DEVICES"] = _own_gpu(environment.get("CUDA_VISIBLE_DEVICES"), rank % per_node)
         return environment
+
+
+def _own_gpu(visible: str | None, local_rank: int) -> str:
+    """The one GPU of a rank, of those that are visible (None: all); empty when there is none for it."""
+    gpus = visible.split(",") if visible is not None else [str(number) for number in range(local_rank + 1)]
+    return gpus[local_rank].strip() if local_rank < len(gpus) else ""
 
 
 def describe(target: Target) -> tuple[Described, dict[str, Any]]:
@@ -172,9 +193,11 @@ def describe(target: Target) -> tuple[Described, dict[str, Any]]:
             return Described(TargetKind.MODULE, str(target.path), arguments=tuple(target.arguments)), {}
         case Script():
             return Described(TargetKind.SCRIPT, _existing(target.path), arguments=tuple(target.arguments)), {}
+        case Program():
+            return Described(TargetKind.PROGRAM, target.path, arguments=tuple(target.arguments)), {}
         case Source():
             return Described(TargetKind.SOURCE, target.filename, "", target.text, tuple(target.arguments)), {}
-    raise TypeError(f"a target is a Function, a Script or a Source, not {type(target).__name__}")
+    raise TypeError(f"a target is a Function, a Script, a Source or a Program, not {type(target).__name__}")
 
 
 def _existing(path: str | os.PathLike[str]) -> str:

@@ -46,6 +46,8 @@ def main(directory: str, rank: int) -> None:
         from . import fork_server
 
         fork_server.open_fork_server(channel, directory, job)
+    if job.target.kind is TargetKind.PROGRAM:
+        _become(job.target)
     recorder = reporting.record(channel, job)
     try:
         _run(recorder, job.target, decode(go.kwargs, order[1]))
@@ -75,6 +77,17 @@ def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
         torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
     reporting.open_streams()
     reporting.fault_file(directory)
+
+
+def _become(program: Described) -> None:
+    """Run another program in this process's place; 127 is a shell's status for one that cannot be run."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it starts would inherit that.
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(program.file, [program.file, *program.arguments])
+    except OSError as error:
+        print(f"{program.file}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
 
 
 def forget_exit_functions() -> None:

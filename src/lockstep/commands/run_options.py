@@ -1,0 +1,191 @@
+"""The options of `lockstep run`: torchrun's whole command line and ours.
+
+Each of torchrun's options has its effect, or is refused with a sentence that says what to do instead: none is taken and
+then ignored. As with torchrun, the variable PET_NAME gives an option's default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+ELSEWHERE = (
+    "{given} is for a job on several machines, and lockstep run starts every rank on this one: use torchrun on each machine, "
+    "or leave the option out"
+)
+LOGS = "{given}: lockstep run writes no log files; leave the option out and redirect the output, as in 2>&1 | tee log"
+REFUSED = {
+    "log_dir": LOGS,
+    "redirects": LOGS,
+    "tee": LOGS,
+    "duplicate_stdout_filters": "{given}: lockstep run does not copy lines; leave the option out and filter the output",
+    "duplicate_stderr_filters": "{given}: lockstep run does not copy lines; leave the option out and filter the output",
+    "logs_specs": "{given}: lockstep run writes no log files; leave the option out",
+    "event_log_handler": "{given}: there is no elastic agent here whose events could be logged; leave the option out",
+    "numa_binding": "{given}: lockstep run binds no rank to a processor; leave the option out, or use torchrun",
+    "monitor_interval": "{given}: ranks are watched all the time, without an interval; leave the option out",
+    "rdzv_conf": "{given}: on one machine nobody has to be waited for; leave the option out",
+    "local_addr": ELSEWHERE,
+}
+"""Options of torchrun that can have no effect here, and what to do."""
+HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}
+"""Values that ask for nothing."""
+MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
+"""What several nodes need to find each other."""
+BACKENDS = ("static", "c10d")
+SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\nAll options: {self.prog} --help\n")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How many nodes the job has, and how many it may grow to."""
+
+    count: int
+    most: int
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """torchrun's options and ours."""
+    options = Parser(
+        prog=program,
+        description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
+        epilog="An option of torchrun that can have no effect here is refused, with a sentence that says what to do.",
+    )
+    _add(options, "-n", "--nproc-per-node", default="2", metavar="N",
+         help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")  # fmt: skip
+    _add(options, "--nnodes", default="1", metavar="K",
+         help="tell the ranks that they are on K nodes of N ranks each; all are on this machine")  # fmt: skip
+    _add(options, "--max-restarts", type=int, default=0, metavar="R",
+         help="start all ranks again after a failure, at most R times")  # fmt: skip
+    _add(options, "--shutdown-timeout", type=int, metavar="SECONDS",
+         help="how long ranks that are stopped have for their SIGTERM handlers, as with torchrun (default 30)")  # fmt: skip
+    _add(options, "--role", default="default", help="the ranks' ROLE_NAME")
+    _add(options, "--rdzv-id", default=None, metavar="ID", help="the ranks' TORCHELASTIC_RUN_ID")
+    _add(options, "--local-ranks-filter", default="", metavar="0,1", help="print only what these local ranks print")
+    _flag(options, "--virtual-local-rank", help="LOCAL_RANK is 0 for all ranks, and each sees one GPU, its own")
+    _flag(options, "-m", "--module", help="the script is a module's name, as with python -m")
+    _flag(options, "--no-python",
+          help="the script is any program: how it ends is explained, its collectives are not seen")  # fmt: skip
+    _flag(options, "--run-path", help="accepted: a script always runs inside its rank's interpreter")
+    _flag(options, "--standalone", help="accepted: all ranks are on this machine anyway")
+    # Of a script torchrun starts processes by `exec`, whatever this says.
+    _add(options, "--start-method", default="spawn", choices=("spawn", "fork", "forkserver"), help=argparse.SUPPRESS)
+    _add(options, "--signals-to-handle", default="", help=argparse.SUPPRESS)
+    _add(options, "-r", "--redirects", help=argparse.SUPPRESS)
+    _add(options, "-t", "--tee", help=argparse.SUPPRESS)
+    for name in (*REFUSED, *MEETING):
+        if name not in ("redirects", "tee", "rdzv_id"):
+            _add(options, "--" + name.replace("_", "-"), help=argparse.SUPPRESS)
+    options.add_argument("--device", choices=("cpu", "cuda"), default=None,
+                         help="cpu hides the GPUs from the ranks (default: what the machine has)")  # fmt: skip
+    options.add_argument("--bandwidth", metavar="RATE", default=None,
+                         help="let the ranks share a link this slow, such as 1gbit; with --hosts, each node has its own")  # fmt: skip
+    options.add_argument("--hosts", action="store_true",
+                         help="make each node of --nnodes a host with its own name and address")  # fmt: skip
+    options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
+    options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
+    options.add_argument("--watch-replicas", action="store_true",
+                         help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
+    options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
+    options.add_argument("script", help="the Python file to run")
+    options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    return options
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    """With the spelling that has underscores too."""
+    return list(dict.fromkeys(spelled for name in names for spelled in (name, "--" + name[2:].replace("-", "_")
+                              if name.startswith("--") else name)))  # fmt: skip
+
+
+def _add(options: argparse.ArgumentParser, *names: str, default: str | int | None = None, **more: Any) -> None:
+    variable = "PET_" + names[-1].lstrip("-").replace("-", "_").upper()
+    options.add_argument(*_names(names), default=os.environ.get(variable, default), **more)
+
+
+def _flag(options: argparse.ArgumentParser, *names: str, help: str) -> None:
+    variable = "PET_" + names[-1].lstrip("-").replace("-", "_").upper()
+    default = os.environ.get(variable, "0") not in ("", "0")
+    options.add_argument(*_names(names), action="store_true", default=default, help=help)
+
+
+def refusal(options: argparse.Namespace, nodes: Nodes) -> str:
+    """Why this command line cannot be carried out here, and what to do instead; empty when it can."""
+    for name, why in REFUSED.items():
+        value = getattr(options, name)
+        if value is not None and value not in HARMLESS.get(name, ()):
+            return why.format(given=_given(name, value))
+    for name in MEETING:
+        value = getattr(options, name)
+        if value is not None and not _is_here(name, str(value), nodes, options.standalone):
+            return ELSEWHERE.format(given=_given(name, value))
+    if options.signals_to_handle and set(options.signals_to_handle.split(",")) != SIGNALS:
+        return (
+            f"{_given('signals_to_handle', options.signals_to_handle)}: lockstep run passes on SIGTERM, SIGINT, SIGHUP and "
+            "SIGQUIT; leave the option out"
+        )
+    if options.no_python and options.module:
+        return "--no-python and --module exclude each other: leave one of them out"
+    return ""
+
+
+def _given(name: str, value: object) -> str:
+    return f"--{name.replace('_', '-')} {value}"
+
+
+def _is_here(name: str, value: str, nodes: Nodes, standalone: bool) -> bool:
+    """True when the option asks for nothing but one node on this machine."""
+    if standalone and name.startswith("rdzv"):  # torchrun does not look at it then
+        return True
+    if nodes.most > 1:
+        return False
+    if name == "node_rank":
+        return value == "0"
+    if name == "rdzv_backend":
+        return value in BACKENDS
+    if name in ("rdzv_endpoint", "master_addr"):
+        host = value if name == "master_addr" else value.rpartition(":")[0] or value
+        return host.strip("[]") in ("", "localhost", "127.0.0.1", "::1", "0:0:0:0:0:0:0:1", socket.gethostname())
+    return True
+
+
+def remarks(options: argparse.Namespace, nodes: Nodes) -> list[str]:
+    """What the user should know of how the command line is read."""
+    said = []
+    endpoint = "" if options.standalone else options.rdzv_endpoint or ""
+    if options.master_port is not None or endpoint.rpartition(":")[2] not in ("", "0"):
+        said.append("The ranks meet at a free port of this machine: MASTER_PORT tells them which.")
+    if nodes.count > 1 and not options.hosts:
+        said.append(f"All {nodes.count} nodes are on this machine; torchrun starts them on machines of their own.")
+    if options.no_python:
+        said.append(f"{options.script} runs as it is: its collectives are not seen, only how it ends.")
+    return said
+
+
+def nodes_of(text: str) -> Nodes:
+    """`2`, or `1:2`, of which the smaller number counts on one machine. Raises ValueError for anything else."""
+    few, colon, most = text.partition(":")
+    if not few.isdigit() or int(few) < 1 or (colon and not (most.isdigit() and int(most) >= int(few))):
+        raise ValueError(f"--nnodes is {text!r}; it must be a number from 1 on, or MIN:MAX")
+    return Nodes(int(few), int(most) if colon else int(few))
+
+
+def filtered(text: str, per_node: int) -> frozenset[int] | None:
+    """The local ranks whose output is shown; None for all. Raises ValueError for what is no list of them."""
+    if not text:
+        return None
+    numbers = [item.strip() for item in text.split(",")]
+    if not all(number.isdigit() and int(number) < per_node for number in numbers):
+        raise ValueError(f"--local-ranks-filter is {text!r}; it must be numbers from 0 to {per_node - 1} with commas")
+    return frozenset(map(int, numbers))

@@ -1,0 +1,150 @@
+"""torchrun's command line: each option has its effect in `lockstep run`, or is refused with what to do instead."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep.commands import run
+from lockstep.commands.run_options import REFUSED, parser
+
+ENVIRONMENT = """
+import os
+names = "RANK LOCAL_RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME TORCHELASTIC_RUN_ID CUDA_VISIBLE_DEVICES"
+print(*(f"{name}={os.environ.get(name)}" for name in names.split()))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "shows.py"
+    path.write_text(ENVIRONMENT)
+    return str(path)
+
+
+def test_every_option_of_torchrun_is_known() -> None:
+    from torch.distributed.run import get_args_parser
+
+    theirs = {name for action in get_args_parser()._actions for name in action.option_strings}
+    ours = {name for action in parser("lockstep run")._actions for name in action.option_strings}
+    assert not theirs - ours
+
+
+REFUSALS = [
+    ["--nnodes=2", "--node-rank=0"],
+    ["--nnodes", "2", "--node_rank", "1"],
+    ["--node-rank=1"],
+    ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29500"],
+    ["--nnodes=1:2", "--rdzv-id=job"],
+    ["--rdzv-endpoint", "node0:29500"],
+    ["--rdzv-backend=etcd-v2"],
+    ["--master-addr=10.0.0.7"],
+    ["--nnodes=2", "--master-port=29501"],
+    ["--local-addr=10.0.0.7"],
+    ["--rdzv-conf=timeout=3"],
+    ["--log-dir=/tmp/logs"],
+    ["--tee", "3"],
+    ["-t3"],
+    ["-r", "1"],
+    ["--logs-specs=mine"],
+    ["--event-log-handler=console"],
+    ["--numa-binding=node"],
+    ["--monitor-interval=5"],
+    ["--duplicate-stdout-filters=loss"],
+    ["--signals-to-handle=SIGUSR1"],
+    ["--no-python", "-m"],
+    ["--local-ranks-filter=2"],
+    ["--nnodes=2:1"],
+]
+
+
+@pytest.mark.parametrize("options", REFUSALS, ids=" ".join)
+def test_what_can_have_no_effect_is_refused_and_nothing_runs(
+    options: list[str], script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run.main(["-n", "2", *options, script])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert not said.out
+    first, rest = said.err.split("\n", 1)
+    assert first.startswith("lockstep run: ") and re.search("leave|must be", first), first
+    assert rest == "All options: lockstep run --help\n"
+    assert "As torchrun" not in said.err
+
+
+def test_a_variable_of_torchruns_counts_as_its_option(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+    with pytest.raises(SystemExit):
+        run.main([script])
+    assert "--node-rank 1 is for a job on several machines" in capsys.readouterr().err
+
+
+ONE_NODE = [
+    [],
+    ["--standalone"],
+    ["--nnodes=1"],
+    ["--nnodes=1:1"],
+    ["--nnodes=1:2"],
+    ["--standalone", "--rdzv-endpoint=node0:29500"],
+    ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+    ["--node-rank=0", "--master-addr=127.0.0.1", "--master_port=29501"],
+    ["--redirects=0", "--start-method=spawn", "--run-path"],
+]
+
+
+@pytest.mark.parametrize("options", ONE_NODE, ids=" ".join)
+def test_one_node_on_this_machine_runs(options: list[str], script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["-n", "1", *options, script]) == 0
+    said = capsys.readouterr()
+    assert "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1" in said.out
+    assert ("MASTER_PORT" in said.err) == any("port=" in option for option in options)
+
+
+EFFECTS = {
+    "--role trainer": "ROLE_NAME=trainer",
+    "--rdzv-id job7": "TORCHELASTIC_RUN_ID=job7",
+    "--nnodes 2": "GROUP_RANK=1 GROUP_WORLD_SIZE=2",
+    "--local-ranks-filter 1": "RANK=1",
+}
+
+
+@pytest.mark.parametrize("options", EFFECTS)
+def test_an_option_has_its_effect(options: str, script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["-n", "2", *options.split(), script]) == 0
+    said = capsys.readouterr()
+    assert EFFECTS[options] in said.out
+    assert ("[rank 0] " in said.out) == ("filter" not in options)
+    assert ("2 nodes are on this machine" in said.err) == ("nnodes" in options)
+
+
+def test_with_virtual_local_ranks_each_rank_sees_its_own_gpu(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert run.main(["-n", "2", "--virtual-local-rank", "--device", "cuda", script]) == 0
+    lines = sorted(capsys.readouterr().out.splitlines())
+    for line, rank, gpu in zip(lines, (0, 1), (5, 7), strict=True):
+        assert f" RANK={rank} LOCAL_RANK=0 " in " " + line.partition("] ")[2]
+        assert line.endswith(f"CUDA_VISIBLE_DEVICES={gpu}")
+
+
+def test_any_program_can_be_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["-n", "2", "--no-python", "sh", "-c", "echo I am $RANK"]) == 0
+    said = capsys.readouterr()
+    assert sorted(said.out.splitlines()) == ["[rank 0] I am 0", "[rank 1] I am 1"]
+    assert "its collectives are not seen" in said.err
+    assert run.main(["-n", "2", "--no-python", "sh", "-c", "exit $((RANK * 3))"]) == 1
+    assert "rank 1 left with status 3" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--no-python", str(tmp_path / "nothing")])
+    assert ended.value.code == 2
+
+
+def test_each_refused_option_says_what_to_do() -> None:
+    for name, why in REFUSED.items():
+        assert "leave" in why, name
+    assert isinstance(parser("x"), argparse.ArgumentParser)
