@@ -153,3 +153,16 @@ def test_a_long_transfer() -> None:
     """As before: everybody is inside the same call for seconds, while bytes flow."""
     run = ranks.run(ranks.Source(PRELUDE + "big = torch.ones(200 << 20)\ndist.broadcast(big, 0)"), 3)
     assert run.ok, run.cause
+
+
+def test_a_checkpoint_on_slow_storage() -> None:
+    """To write files is no communication, though torch's own code for it lies among that for communication."""
+    text = """
+import ctypes, functools, tempfile
+import torch.distributed.checkpoint as dcp
+os.fsync = functools.partial(ctypes.CDLL(None).poll, None, 0, 2500)  # a file system that takes 2.5 s
+dcp.save({"weight": torch.ones(4)}, checkpoint_id=f"{tempfile.gettempdir()}/{rank * alone}", no_dist=alone)
+"""
+    for alone in (False, True):
+        run = ranks.run(ranks.Source(PRELUDE + f"alone = {alone}\n" + text), 2)
+        assert run.ok, run.cause

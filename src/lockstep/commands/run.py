@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text
-from ..ranks.line_buffer import LineBuffer
 from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
@@ -22,7 +25,7 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     """Run and explain; `read_on` is where the reader of an explanation finds more, `program` what this is called here.
 
     Exit codes: 0 all ranks ended well, 1 one did not or replicas drifted apart, 2 usage, 3 our own
-    fault, 4 not run because this machine lacks something, 130 Ctrl-C.
+    fault, 4 not run because this machine lacks something, 130 Ctrl-C, 143 SIGTERM.
     """
     usage = parser(program)
     options = usage.parse_args(list(arguments))
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
             return 1 if result.replicas and result.replicas.drift else 0
         print("\n" + text.describe(result, read_on), file=sys.stderr)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
-            return 130
+            return 128 + (result.signal or signal.SIGINT)
         if restart < options.max_restarts:
             print(f"\nRestart {restart + 1} of {options.max_restarts}: all ranks begin again.", file=sys.stderr)
     return 1
@@ -91,10 +94,19 @@ def _once(
         run_id=options.rdzv_id or ranks.Job.run_id,
         virtual_local_rank=options.virtual_local_rank,
         watch_replicas=options.watch_replicas,
+        grace=_grace(options),
+        own_temporary=False,
         on_output=printer.take,
+        on_notice=printer.say,
     )
     printer.close()
     return result
+
+
+def _grace(options: argparse.Namespace) -> float:
+    """torchrun's: the option, else the variable, else 30 s."""
+    seconds = options.shutdown_timeout
+    return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30") if seconds is None else seconds)
 
 
 def _network(options: argparse.Namespace) -> ranks.Function | None:
@@ -123,34 +135,92 @@ def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
 
 
 class Printer:
-    """Shows whole lines as they come, each with its rank, on the stream that the rank wrote them to."""
+    """Shows whole lines as they come, each with its rank, on the stream that the rank wrote them to.
+
+    A progress bar, which a carriage return rewrites, is shown as it is written. The bars of several ranks share a line of
+    the terminal, as they do under torchrun; a whole line puts them aside.
+    """
 
     def __init__(self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1) -> None:
         """`shown` are the local ranks, of `per_node` on each node, that are shown; None is all."""
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
-        self.lines = LineBuffer()
+        self.lines: dict[tuple[int, str], _Line] = {}
+        self.bar: tuple[int, str] | None = None
+        """Whose bar is on the terminal's last line."""
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
         """Called with each piece of text."""
         if self.shown is not None and rank % self.per_node not in self.shown:
             return
-        for line in self.lines.take(rank, stream, chunk):
-            self._show(rank, stream, line)
+        line = self.lines.setdefault((rank, stream), _Line())
+        for piece, end in _PIECE.findall(chunk):
+            if piece:
+                line.text = piece if line.returned else line.text + piece
+                line.returned = False
+            if end == "\n":
+                self._show(rank, stream, line.text)
+                line = self.lines[rank, stream] = _Line()
+            elif end:
+                line.returned = line.is_bar = True
+        if line.is_bar and line.text:
+            self._show_bar(rank, stream, line.text)
 
     def close(self) -> None:
         """Show unfinished lines too."""
-        for rank, stream, rest in self.lines.rest():
-            self._show(rank, stream, rest)
+        for (rank, stream), line in sorted(self.lines.items()):
+            if line.text:
+                self._show(rank, stream, line.text)
+        self.lines.clear()
 
-    def _show(self, rank: int, stream: str, line: str) -> None:
-        out = sys.stdout if stream == "stdout" else sys.stderr
+    def say(self, text: str) -> None:
+        """Show what is no rank's on stderr."""
+        self._put_bar_aside(None)
+        print(text, file=sys.stderr, flush=True)
+
+    def _show(self, rank: int, stream: str, text: str) -> None:
+        self._put_bar_aside((rank, stream))
+        self._write(rank, stream, text, "\n")
+
+    def _show_bar(self, rank: int, stream: str, text: str) -> None:
+        if self.bar is not None and self.bar[1] != stream:
+            self._put_bar_aside(None)
+        self._write(rank, stream, text, "", again=self.bar is not None)
+        self.bar = (rank, stream)
+
+    def _put_bar_aside(self, owner: tuple[int, str] | None) -> None:
+        """Make room for a whole line: a bar of `owner`'s becomes it, another's is wiped off a terminal, or kept in a file."""
+        if self.bar is None:
+            return
+        out = _stream(self.bar[1])
+        out.write("\r\x1b[K" if out.isatty() else "\r" if self.bar == owner else "\n")
+        self.bar = None
+
+    def _write(self, rank: int, stream: str, text: str, end: str, again: bool = False) -> None:
+        out = _stream(stream)
         mark = f"[rank {rank}] " if self.prefix else ""
         if mark and out.isatty():
             mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
+        start = "" if not again else "\r\x1b[K" if out.isatty() else "\r"
         try:
-            print(mark + line, file=out, flush=True)
+            print(start + mark + text, file=out, end=end, flush=True)
         except BrokenPipeError:
             sys.exit(141)
+
+
+_PIECE = re.compile(r"([^\r\n]*)(\n|\r|\Z)")
+
+
+@dataclass
+class _Line:
+    """What a rank has written since its last newline: the visible text, and whether a carriage return came after it."""
+
+    text: str = ""
+    returned: bool = False
+    is_bar: bool = False
+
+
+def _stream(name: str) -> TextIO:
+    return sys.stdout if name == "stdout" else sys.stderr
 
 
 def gpu_count() -> int:

@@ -30,6 +30,7 @@ from .messages import (
     Events,
     Finished,
     MemberReport,
+    Notice,
     Observed,
     Order,
     Output,
@@ -47,11 +48,14 @@ from .result import Run
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
 KILL_SECONDS = 3.0
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What torchrun, too, passes on to its ranks, besides SIGINT."""
 SILENT_SECONDS = 30.0
 """Without a word from a supervisor that speaks every second: one of its ranks has seen to that."""
 STOPPED_SECONDS = 3.0
 """... or that is seen to be held by a signal."""
 OnOutput = Callable[[int, str, str], None]
+OnNotice = Callable[[str], None]
 
 
 class RanksError(Exception):
@@ -251,13 +255,17 @@ def run(
     role: str = Job.role,
     run_id: str = Job.run_id,
     virtual_local_rank: bool = Job.virtual_local_rank,
+    grace: float = Job.grace,
+    own_temporary: bool = Job.own_temporary,
     on_output: OnOutput | None = None,
+    on_notice: OnNotice | None = None,
     on_interrupt: str = "report",
     sources: Iterable[str] | None = None,
 ) -> Run:
     """Run `target` on `world_size` ranks of this machine and wait until all have ended.
 
-    `on_output(rank, stream, text)` is called as the ranks print. A KeyboardInterrupt ends the ranks and comes back as
+    `on_output(rank, stream, text)` is called as the ranks print, `on_notice(text)` when the user should know something of
+    them. With a `grace`, SIGTERM, SIGHUP and SIGQUIT end the ranks as an interrupt does. A KeyboardInterrupt ends the ranks and comes back as
     outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
     The ranks start in `directory` (this process's, when None), or with `own_directory` in an empty one of the run's own,
     whose files are named in `Run.left_files` and then removed. `sources` are the folders whose files the report may
@@ -286,7 +294,8 @@ def run(
         environment=dict(os.environ) if environment is None else dict(environment),
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
-        role=role, run_id=run_id, virtual_local_rank=virtual_local_rank,
+        role=role, run_id=run_id, virtual_local_rank=virtual_local_rank, grace=grace,
+        own_temporary=own_temporary,
     )  # fmt: skip
     channel = Channel(_connect())
     try:
@@ -294,7 +303,7 @@ def run(
         for tree, blob in arguments:
             channel.send(Arguments(tree), blob)
         with only_places_below(sources):
-            return _Listener(channel, job, on_output, on_interrupt).listen()
+            return _Listener(channel, job, on_output, on_notice, on_interrupt).listen()
     except (BrokenPipeError, ConnectionResetError) as error:
         raise RanksError(f"the run's supervisor is gone: {error}") from None
     finally:
@@ -304,12 +313,15 @@ def run(
 class _Listener:
     """Collects what a supervisor sends until its last word."""
 
-    def __init__(self, channel: Channel, job: Job, on_output: OnOutput | None, on_interrupt: str) -> None:
-        self.channel, self.job, self.on_output, self.on_interrupt = channel, job, on_output, on_interrupt
+    def __init__(
+        self, channel: Channel, job: Job, on_output: OnOutput | None, on_notice: OnNotice | None, on_interrupt: str
+    ) -> None:
+        self.channel, self.job = channel, job
+        self.on_output, self.on_notice, self.on_interrupt = on_output, on_notice, on_interrupt
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
         self.events: dict[int, list[Begin | End | messages.Mark]] = {}
-        self.interrupts = 0
+        self.interrupts: list[int] = []
 
     def listen(self) -> Run:
         """Take messages until the supervisor's last. Ctrl-C stops the run; the third is one too many for patience."""
@@ -325,18 +337,22 @@ class _Listener:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        usual = signal.getsignal(signal.SIGINT)
+        heeded = [signal.SIGINT, *(ENDING if self.job.grace else ())]
+        usual = {number: found for number in heeded if (found := signal.getsignal(number)) is not signal.SIG_IGN}
 
         def note(number: int, frame: Any) -> None:
-            self.interrupts += 1
-            if self.interrupts > 2 and callable(usual):
-                usual(number, frame)
+            self.interrupts.append(number)
+            then = usual[signal.Signals(number)]
+            if len(self.interrupts) > 2 and callable(then):
+                then(number, frame)
 
-        signal.signal(signal.SIGINT, note)
+        for number in usual:
+            signal.signal(number, note)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, usual)
+            for number, handler in usual.items():
+                signal.signal(number, handler)
 
     def _listen(self) -> Run:
         said = supervisor = 0
@@ -345,9 +361,9 @@ class _Listener:
         selector.register(self.channel, selectors.EVENT_READ)
         with selector:
             while True:
-                if self.interrupts > said:
-                    said = self.interrupts
-                    self.channel.send(Stop())
+                while len(self.interrupts) > said:
+                    self.channel.send(Stop(self.interrupts[said]))
+                    said += 1
                 if not selector.select(0.1):
                     silent = time.monotonic() - heard
                     stopped = silent > STOPPED_SECONDS and _server.is_stopped(supervisor)
@@ -371,12 +387,15 @@ class _Listener:
                     raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
                 heard = time.monotonic()
 
-    def _take(self, message: Output | Observed | Events | Refused, blob: bytes) -> None:
+    def _take(self, message: Output | Notice | Observed | Events | Refused, blob: bytes) -> None:
         match message:
             case Output(rank, stream, text):
                 self.output.setdefault((rank, stream), []).append(text)
                 if self.on_output is not None:
                     self.on_output(rank, stream, text)
+            case Notice(text):
+                if self.on_notice is not None:
+                    self.on_notice(text)
             case Observed(member, name, tree):
                 with contextlib.suppress(ChannelError):
                     self.observations.setdefault(member, {})[name] = decode(tree, blob)
@@ -392,7 +411,7 @@ class _Listener:
             (ranks if member.role is Role.RANK else workers).append(self._report(index, member, told.began))
         run = Run(
             self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds, quiet_seconds=told.still,
-            began=told.began, left_running=[*told.stray, *map(str, told.immortal)], left_files=told.temporary,
+            began=told.began, signal=self.interrupts[0] if self.interrupts else None, left_running=[*told.stray, *map(str, told.immortal)], left_files=told.temporary,
         )  # fmt: skip
         if told.replicas is not None:
             with contextlib.suppress(TypeError, ValueError, LookupError):

@@ -4,6 +4,9 @@ Two kinds of evidence are needed. The operating system says how often each threa
 bytes each process has moved: nothing has happened for a while. The ranks say where they stand: each is inside a
 communication call or has finished, and the same again a moment later. Either alone proves nothing, on a loaded machine
 or for somebody who sleeps; both together, with nothing on its way between them, leave nobody who could move the others.
+
+Of an accelerator's work the system tells nothing. There it takes a long time, and the ranks' own proof: each waits for a
+call that another has not begun.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 from . import processes
 from .member import Member, RunState
-from .messages import Role, StackReport
+from .messages import Begin, Role, StackReport
 
 TICK = 0.1
 LAUNCHER_STILL = 1.0
@@ -135,6 +138,8 @@ class HangDetector:
             return None
         if not self.clock.settled or self.clock.seconds() < self._needed():
             return None
+        if self.clock.before is None and not each_waits_for_another(waiting, self.run.members):
+            return None
         return Hang(waiting, self.clock.seconds())
 
     def _look_at_rendezvous(self, now: float) -> Hang | None:
@@ -187,7 +192,7 @@ class HangDetector:
         operations = [member.operations for member in self.run.members]
         same_operations, self.operations = operations == self.operations, operations
         movement = processes.movement(everybody, ignore)
-        if movement is None or self.job.device != "cpu":
+        if movement is None or any(member.accelerated for member in self.run.members):
             self.everyone.guess(same_operations, now)
             return self.clock.guess(same_operations, now)
         self.everyone.look(movement, now)
@@ -197,7 +202,7 @@ class HangDetector:
     def _needed(self) -> float:
         """For how long nothing may move before it is a hang."""
         job = self.job
-        if self.clock.before is None or job.device != "cpu":
+        if self.clock.before is None:
             return max(job.patience, UNPROVEN_STILL)
         pids = [member.pid for member in self.run.members if not member.gone]
         needed = max(job.patience, IN_FLIGHT_STILL[processes.in_flight([*pids, os.getpid()])])
@@ -216,3 +221,41 @@ class HangDetector:
         launcher = self.run.ranks[0]
         asleep = self.everyone.before is None or launcher.pid not in self.everyone.before.awake
         return launcher.done or (asleep and launcher.sample is not None and bool(launcher.sample.innermost))
+
+
+def each_waits_for_another(waiting: list[Member], members: list[Member]) -> bool:
+    """True when each of these has an operation open that another member, which belongs to it, has not begun."""
+    begun = {
+        member.rank: {_identity(one, member.rank) for one in member.events if isinstance(one, Begin)}
+        for member in members
+    }
+    return all(_waits_for_another(member, begun) for member in waiting)
+
+
+def _waits_for_another(member: Member, begun: dict[int | None, set[tuple[object, ...]]]) -> bool:
+    sample = member.sample or StackReport()
+    if sample.call in ("init_process_group", "monitored_barrier"):  # They end when all have come.
+        return True
+    open_ = {*sample.pending, sample.operation}
+    return any(
+        _identity(one, member.rank) not in begun.get(other, set())
+        for one in member.events
+        if isinstance(one, Begin) and one.number in open_
+        for other in _others(one, member.rank)
+    )
+
+
+def _others(call: Begin, rank: int | None) -> list[int]:
+    """The ranks that have to make this rank's call too."""
+    if call.kind in ("send", "recv"):
+        peer = call.peer
+        return [call.members[peer]] if peer is not None and 0 <= peer < len(call.members) else []
+    return [other for other in call.members if other != rank]
+
+
+def _identity(call: Begin, rank: int | None) -> tuple[object, ...]:
+    """The same for the calls that belong together on different ranks."""
+    if call.kind not in ("send", "recv"):
+        return call.group, call.group_number, call.kind
+    ends = (rank, *_others(call, rank))
+    return call.group, "message", call.group_number, ends if call.kind == "send" else ends[::-1]

@@ -108,6 +108,9 @@ class Job:
     `nodes` tells the ranks that they are spread over so many nodes, in equal parts. `network` names the function that
     makes the network they stand in (see `network`); None is this machine's own. `run_id` and `role` are what the ranks are
     told of; with `virtual_local_rank` each has LOCAL_RANK 0 and sees one GPU, its own.
+    `grace` is what ranks that are stopped have for handlers and `finally` blocks, from a signal on until they are killed; a
+    hang leaves nobody who could use it. `own_temporary` gives them a folder for temporary files that goes with the run; else
+    they have the environment's.
     """
 
     world_size: int
@@ -134,6 +137,8 @@ class Job:
     run_id: str = "none"
     role: str = "default"
     virtual_local_rank: bool = False
+    grace: float = 0.0
+    own_temporary: bool = True
 
     @property
     def is_function(self) -> bool:

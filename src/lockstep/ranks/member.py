@@ -40,6 +40,8 @@ class Member:
     gone: bool = False
     sample: StackReport | None = None
     operations: int = 0
+    accelerated: bool = False
+    """It communicates from an accelerator, whose work the operating system does not see."""
     stopped: bool = False
 
     @property

@@ -59,6 +59,7 @@ class Begin(msgspec.Struct, tag_field="event", tag="begin"):
     reduce_op: str = ""
     peer: int | None = None
     frame: Place = None
+    device: str = ""
 
 
 class End(msgspec.Struct, tag_field="event", tag="end"):
@@ -200,7 +201,9 @@ class Arguments(msgspec.Struct, tag_field="event", tag="arguments"):
 
 
 class Stop(msgspec.Struct, tag_field="event", tag="stop"):
-    """End the run."""
+    """End the run. Ranks that have time for their own ending are told by this signal. A second `Stop` ends that time."""
+
+    signal: int = 0
 
 
 # From the supervisor to the client -------------------------------------------------------------------------------
@@ -217,6 +220,12 @@ class Output(msgspec.Struct, tag_field="event", tag="output"):
 
     rank: int
     stream: str
+    text: str
+
+
+class Notice(msgspec.Struct, tag_field="event", tag="notice"):
+    """What the user should know while the run goes on."""
+
     text: str
 
 
@@ -287,4 +296,4 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     members: list[MemberReport]
 
 
-ToClient = Alive | Output | Observed | Events | Refused | Finished
+ToClient = Alive | Output | Notice | Observed | Events | Refused | Finished

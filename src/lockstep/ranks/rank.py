@@ -62,7 +62,8 @@ def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
 
     os.environ.clear()
     os.environ.update(environment)
-    os.environ["TMPDIR"] = os.path.join(directory, "tmp")
+    if job.own_temporary:
+        os.environ["TMPDIR"] = os.path.join(directory, "tmp")
     tempfile.tempdir = None  # It may have been asked for, and kept, before the fork.
     if sys.platform.startswith("linux"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -66,6 +66,8 @@ _PEER = {
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_FILES = os.path.join(_TORCH, "distributed", "checkpoint") + os.sep
+"""Torch's code that reads and writes checkpoints: what it says to other ranks it says through `distributed_c10d`."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _current: Recorder | None = None
@@ -125,6 +127,7 @@ class Recorder:
                 nbytes=0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
                 shape=list(first.shape) if first is not None and not barrier else [],
                 dtype=str(first.dtype).removeprefix("torch.") if first is not None and not barrier else "",
+                device=first.device.type if first is not None else "",
                 time=time.monotonic_ns(), inside=inside, reduce_op=reduce_op,
                 peer=int(peer) if isinstance(peer, int) else None, frame=frame,
             ))  # fmt: skip
@@ -236,7 +239,9 @@ class Recorder:
                 if public and name not in ("wrapper", "wait") and call != "backward":
                     call = _CALLS.get(name, name)
                 detail |= _detail(name, frame)
-            elif not code.co_filename.startswith((_HERE, _TORCH)) and communicating is None:
+            elif communicating is None and (
+                code.co_filename.startswith(_FILES) or not code.co_filename.startswith((_HERE, _TORCH))
+            ):
                 communicating = False
             inside = _inside(code.co_filename, name)
             if inside == "DDP()":
@@ -379,7 +384,9 @@ def _is_passive(filename: str, frame: FrameType) -> bool:
 
 def _communicates(filename: str, name: str) -> bool:
     return name == "_engine_run_backward" or (
-        filename.startswith(_TORCH) and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]
+        filename.startswith(_TORCH)
+        and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]
+        and not filename.startswith(_FILES)
     )
 
 

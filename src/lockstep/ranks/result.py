@@ -21,6 +21,7 @@ class Run:
 
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
     `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
+    `signal` is what this process was told to end by.
     `began` is the start of the run by `time.monotonic()`, from which the times of collectives and marks count.
     """
 
@@ -33,6 +34,7 @@ class Run:
     seconds: float = 0.0
     quiet_seconds: float | None = None
     began: float | None = None
+    signal: int | None = None
     left_running: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
 

@@ -9,6 +9,7 @@ detach comes back to it.
   grace to tell their own story, and are then stopped.
 - A hang is found, not waited for: see `hang_detector`.
 - Deadlines stand behind that for everything else: processor time for loops, stillness for sleepers, wall time for all.
+- Ranks that are stopped are killed, after a signal and the job's grace when it has one: their handlers run as under torchrun.
 - When the client goes away, or this process is told to go (SIGTERM), the run ends. When it is killed, the kernel kills
   its ranks, and the server, a subreaper too, ends what they had detached and removes the run's folder. A folder whose
   server was killed as well is removed by the next server: the lock on it is free.
@@ -55,6 +56,7 @@ from .messages import (
     IsRank,
     Leave,
     Mark,
+    Notice,
     Observe,
     Observed,
     Order,
@@ -65,6 +67,7 @@ from .messages import (
     Returned,
     Role,
     Sample,
+    Stop,
     ToClient,
     Watcher,
     read,
@@ -72,6 +75,7 @@ from .messages import (
 from .output import OutputPipe
 from .report import Outcome, RunEnd, Why
 from .reporting import FAULT_SIGNAL
+from .words import names, one_or_more
 
 GRACE = 0.8
 ANSWER_SECONDS = 0.7
@@ -81,7 +85,9 @@ MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10
 """Bytes. A rank may tell of any number of collectives, but not of any number of books."""
 ALIVE_SECONDS = 1.0
+NOTICE_SECONDS = 1.0
 WORK = "work"
+ENDED_BY_ITSELF = (Outcome.RETURNED, Outcome.RAISED, Outcome.EXITED, Outcome.CRASHED)
 
 
 class Supervisor:
@@ -103,6 +109,10 @@ class Supervisor:
         self.network = network.Network()
         self.said_alive = 0.0
         self.asked = 0
+        self.stops: list[int] = []
+        """The signals by which the client has been told to end the run."""
+        self.leaving = False
+        """The ranks have been told to go, and what they say of their end is no outcome of the run."""
         self.still_for: float | None = None
         self.comparison = Comparison(job.world_size)
         self.hang_detector = HangDetector(self.run, self.ask)
@@ -309,7 +319,7 @@ class Supervisor:
                     member.channel.send(Ask(self.asked))
 
         def silent() -> list[Member]:
-            return [member for member in members if member.sample is None and not member.done]
+            return [one for one in members if one.sample is None and not one.gone and (self.leaving or not one.done)]
 
         give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up and silent():
@@ -405,10 +415,13 @@ class Supervisor:
             member.watcher = message.thread
             return
         self._moved()
+        if self.leaving and isinstance(message, (Returned, Raised, Exit)):
+            return
         match message:
             case Begin() | Mark() | End() if not member.says_too_much:
                 member.events.append(message)
                 member.operations += isinstance(message, Begin)
+                member.accelerated |= isinstance(message, Begin) and message.device not in ("", "cpu")
             case Replica():
                 if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
@@ -438,6 +451,7 @@ class Supervisor:
             self.selector.unregister(self.client)
             self._end_run(Why.CLIENT_GONE)
         elif messages:  # a client has nothing else to say
+            self.stops += [read(Stop, message).signal for message, _ in messages]
             self._end_run(Why.INTERRUPTED)
 
     def tell(self, message: ToClient, blob: bytes = b"") -> None:
@@ -502,9 +516,11 @@ class Supervisor:
         known = {member.pid for member in run.members}
         mapped = processes.shared_memory_files(left)
         stray = [text for pid in left if pid not in known and (text := _describe_stray(pid))]
+        working = [member for member in run.ranks if member.outcome not in ENDED_BY_ITSELF and not member.gone]
         for member in run.ranks:
             if not member.done:
                 member.outcome = Outcome.STOPPED
+        self._give_grace(working)
         immortal = processes.end_all(os.getpid(), self.statuses)
         self.said_alive = 0.0
         self._say_alive()
@@ -529,12 +545,51 @@ class Supervisor:
                     os.unlink(path)
         self._report(seconds, faults, stray, temporary, immortal)
 
-    def _let_leave(self) -> None:
-        """Give the ranks leave to go, and a moment for what they clean up themselves."""
+    def _give_grace(self, working: list[Member]) -> None:
+        """Tell these ranks by a signal that they are to end, and give them the job's grace for it, as torchrun does.
+
+        Those whose code had ended leave at once, so that who waits for them in a collective fails and can end, too. The
+        grace is over early when all are gone, when all that are left wait for each other, and when the user asks again.
+        """
+        end, stops = self.run.end, len(self.stops)
+        if not self.job.grace or not working or end is None or end.why in (Why.HANG, Why.CLIENT_GONE):
+            return
+        self.leaving = True
+        self._say_leave()
+        number = self.stops[0] if self.stops and self.stops[0] else signal.SIGTERM
+        for member in working:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, number)
+        began = time.monotonic()
+        said = False
+        while time.monotonic() < began + self.job.grace and len(self.stops) == stops and end is self.run.end:
+            self.hear(TICK)
+            self._say_alive()
+            self._look_at_ends()
+            left = [member for member in working if not member.gone]
+            if not left or (self.hang_detector.for_now() and self._all_wait(left)):
+                return
+            if not said and time.monotonic() > began + NOTICE_SECONDS:
+                said = True
+                who, name = names(member.rank or 0 for member in left), signal.Signals(number).name
+                self.tell(Notice(
+                    f"{who.capitalize()} got {name} and {one_or_more(left, 'has', 'have')} {self.job.grace:g} s to end. "
+                    "A second Ctrl-C ends the run at once."
+                ))  # fmt: skip
+
+    def _all_wait(self, members: list[Member]) -> bool:
+        """True when each of these is inside a communication call, where no handler of Python's runs."""
+        return self.ask(members) is not None and all(member.sample and member.sample.call for member in members)
+
+    def _say_leave(self) -> None:
         for member in self.run.members:
             if member.channel is not None and not member.gone:
                 with contextlib.suppress(OSError):
                     member.channel.send(Leave())
+
+    def _let_leave(self) -> None:
+        """Give the ranks leave to go, and a moment for what they clean up themselves."""
+        self._say_leave()
         patience = time.monotonic() + 1.0
         while time.monotonic() < patience and not all(member.gone for member in self.run.ranks):
             self.hear(0.005)
