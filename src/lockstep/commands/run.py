@@ -18,6 +18,8 @@ from ..ranks import text
 from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
+LATE_SECONDS = 5.0
+"""Ranks that have waited so long for one that does something else are told of."""
 COLOURS = (36, 33, 35, 32, 34, 31)
 
 
@@ -96,6 +98,7 @@ def _once(
         watch_replicas=options.watch_replicas,
         grace=_grace(options),
         own_temporary=False,
+        late_after=LATE_SECONDS,
         on_output=printer.take,
         on_notice=printer.say,
     )

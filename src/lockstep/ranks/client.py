@@ -257,6 +257,7 @@ def run(
     virtual_local_rank: bool = Job.virtual_local_rank,
     grace: float = Job.grace,
     own_temporary: bool = Job.own_temporary,
+    late_after: float | None = Job.late_after,
     on_output: OnOutput | None = None,
     on_notice: OnNotice | None = None,
     on_interrupt: str = "report",
@@ -295,7 +296,7 @@ def run(
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
         role=role, run_id=run_id, virtual_local_rank=virtual_local_rank, grace=grace,
-        own_temporary=own_temporary,
+        own_temporary=own_temporary, late_after=late_after,
     )  # fmt: skip
     channel = Channel(_connect())
     try:

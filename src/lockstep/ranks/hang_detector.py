@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import processes
-from .member import Member, RunState
+from .member import Member, RunState, others
 from .messages import Begin, Role, StackReport
 
 TICK = 0.1
@@ -241,21 +241,13 @@ def _waits_for_another(member: Member, begun: dict[int | None, set[tuple[object,
         _identity(one, member.rank) not in begun.get(other, set())
         for one in member.events
         if isinstance(one, Begin) and one.number in open_
-        for other in _others(one, member.rank)
+        for other in others(one, member.rank)
     )
-
-
-def _others(call: Begin, rank: int | None) -> list[int]:
-    """The ranks that have to make this rank's call too."""
-    if call.kind in ("send", "recv"):
-        peer = call.peer
-        return [call.members[peer]] if peer is not None and 0 <= peer < len(call.members) else []
-    return [other for other in call.members if other != rank]
 
 
 def _identity(call: Begin, rank: int | None) -> tuple[object, ...]:
     """The same for the calls that belong together on different ranks."""
     if call.kind not in ("send", "recv"):
         return call.group, call.group_number, call.kind
-    ends = (rank, *_others(call, rank))
+    ends = (rank, *others(call, rank))
     return call.group, "message", call.group_number, ends if call.kind == "send" else ends[::-1]

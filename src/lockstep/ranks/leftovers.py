@@ -15,13 +15,22 @@ MAX_TEXT = 100_000
 """Characters of an error's parts; a rank that cuts them itself keeps far below."""
 
 
-def text_of(path: str) -> str:
-    """The beginning of a file; empty when it is no file: a rank may have put a link or a pipe in its place."""
+def text_of(path: str, start: int = 0) -> str:
+    """What a file has from its byte `start` on, as far as a report can hold it; empty when it is no file: a rank may have put a link or a pipe in its place."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, errors="replace") as file:
+            if start:
+                file.seek(start)
             return file.read(MAX_FAULT) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
     return ""
+
+
+def size_of(path: str) -> int:
+    """Bytes of a file; 0 when it is not there."""
+    with contextlib.suppress(OSError):
+        return os.lstat(path).st_size
+    return 0
 
 
 def files(folder: str) -> list[str]:

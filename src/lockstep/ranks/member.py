@@ -40,6 +40,10 @@ class Member:
     gone: bool = False
     sample: StackReport | None = None
     operations: int = 0
+    last: Begin | None = None
+    last_at: float = 0.0
+    reached: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """How far it has come: the number of its latest call, for each group and for each direction between two ranks."""
     accelerated: bool = False
     """It communicates from an accelerator, whose work the operating system does not see."""
     stopped: bool = False
@@ -89,3 +93,25 @@ class RunState:
     def elapsed(self) -> float:
         """Seconds since the ranks were started."""
         return time.monotonic() - self.began
+
+
+def others(call: Begin, rank: int | None) -> list[int]:
+    """The ranks that have to make this rank's call too."""
+    if call.kind not in ("send", "recv"):
+        return [other for other in call.members if other != rank]
+    peer = call.peer
+    return [call.members[peer]] if peer is not None and 0 <= peer < len(call.members) else []
+
+
+def line_of(call: Begin, rank: int | None) -> tuple[object, ...]:
+    """What a rank's calls are counted in: a group's collectives, or the messages from one rank to another."""
+    if call.kind not in ("send", "recv"):
+        return (call.group,)
+    return (call.group, call.kind, rank, *others(call, rank))
+
+
+def counterpart(call: Begin, rank: int | None) -> tuple[object, ...]:
+    """The line in which the others count their part of the call."""
+    if call.kind not in ("send", "recv"):
+        return (call.group,)
+    return (call.group, "recv" if call.kind == "send" else "send", *others(call, rank), rank)

@@ -165,6 +165,17 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def signal_main_thread(pid: int, number: int) -> None:
+    """Send a signal to the process's main thread, where any thread of it might be chosen otherwise; if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            sent = ctypes.CDLL(None, use_errno=True).tgkill(pid, pid, number) == 0
+        except (OSError, AttributeError):
+            sent = False
+        if not sent:
+            os.kill(pid, number)
+
+
 def is_stopped(pid: int) -> bool:
     """True when a signal (SIGSTOP, Ctrl-Z) holds the process until another lets it go on."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -178,6 +189,16 @@ def catches(pid: int, number: int) -> bool:
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
         return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
+    return False
+
+
+def has_open(pid: int, path: str) -> bool:
+    """True when the process has this file open."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path) == path:
+                    return True
     return False
 
 

@@ -38,8 +38,9 @@ from .comparison import Comparison
 from .folder import make_folder, remove_run_folder
 from .hang_detector import TICK, Hang, HangDetector, Stacks
 from .job import Job
+from .latecomers import Latecomers
 from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
-from .member import Member, RunState
+from .member import Member, RunState, line_of
 from .messages import (
     Alive,
     Arguments,
@@ -85,6 +86,9 @@ MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10
 """Bytes. A rank may tell of any number of collectives, but not of any number of books."""
 ALIVE_SECONDS = 1.0
+DUMPED = 8
+"""Processes of a late rank that are asked for their stack."""
+DUMP_SECONDS = 0.3
 NOTICE_SECONDS = 1.0
 WORK = "work"
 ENDED_BY_ITSELF = (Outcome.RETURNED, Outcome.RAISED, Outcome.EXITED, Outcome.CRASHED)
@@ -116,6 +120,9 @@ class Supervisor:
         self.still_for: float | None = None
         self.comparison = Comparison(job.world_size)
         self.hang_detector = HangDetector(self.run, self.ask)
+        self.latecomers = Latecomers(self.run, self.ask, self.dump)
+        self.dumped: dict[int, int] = {}
+        """How much of a member's fault file was written on demand."""
         self.limits = Limits(self.run)
 
     # From start to end -----------------------------------------------------------------------------------------
@@ -242,8 +249,15 @@ class Supervisor:
                 continue
             if run.failed_at is None:
                 self._end_in(self.hang_detector.look())
+                if run.end is None:
+                    self._notice(self.latecomers.look())
             elif self._others_have_spoken(run.failed_at):
                 self._end_run(Why.FAILED)
+        self._notice(self.latecomers.look() if run.end is None else "")
+
+    def _notice(self, text: str) -> None:
+        if text:
+            self.tell(Notice(text))
 
     def _decide(self, decision: Decision) -> None:
         """Do what a limit asks for."""
@@ -330,6 +344,24 @@ class Supervisor:
         if any(member.sample is None for member in members):
             return None
         return [(member.pid, member.sample) for member in members]
+
+    def dump(self, member: Member) -> list[tuple[int, str]]:
+        """See `latecomers.Dump`. Only processes that have the fault handler answer: a rank's forks have its own."""
+        path = os.path.join(self.directory, f"fault-{member.pid}")
+        pids = [member.pid] if member.sample is None else []
+        found: list[tuple[int, str]] = []
+        for pid in [*pids, *processes.descendants(member.pid)][:DUMPED]:
+            if FAULT_SIGNAL is None or not processes.has_open(pid, path) or not processes.catches(pid, FAULT_SIGNAL):
+                continue  # another program, which may understand the signal in its own way
+            before = leftovers.size_of(path)
+            processes.signal_main_thread(pid, FAULT_SIGNAL)
+            give_up = time.monotonic() + DUMP_SECONDS
+            while time.monotonic() < give_up and leftovers.size_of(path) == before:
+                self.hear(0.02)
+            self.hear(0.02)
+            found.append((pid, leftovers.text_of(path, before)))
+            self.dumped[member.pid] = leftovers.size_of(path)
+        return found
 
     def _moved(self) -> None:
         """Something arrived, so the run moves."""
@@ -421,6 +453,8 @@ class Supervisor:
             case Begin() | Mark() | End() if not member.says_too_much:
                 member.events.append(message)
                 member.operations += isinstance(message, Begin)
+                if isinstance(message, Begin):
+                    self._note_call(member, message)
                 member.accelerated |= isinstance(message, Begin) and message.device not in ("", "cpu")
             case Replica():
                 if member.rank is not None and self.job.watch_replicas:
@@ -444,6 +478,10 @@ class Supervisor:
                 member.frames = leftovers.frames(message.frames)
                 member.error = leftovers.cut(Raised("", message.message, message.frames)) if message.message else None
                 self.end(member, Outcome.EXITED, message.code)
+
+    def _note_call(self, member: Member, call: Begin) -> None:
+        member.last, member.last_at = call, time.monotonic()
+        member.reached[line_of(call, member.rank)] = call.group_number
 
     def _hear_client(self) -> None:
         messages = self.client.receive()
@@ -532,7 +570,10 @@ class Supervisor:
             self._drain(member)
         self.store = None
         faults = {
-            member.pid: leftovers.text_of(os.path.join(self.directory, f"fault-{member.pid}")) for member in run.members
+            member.pid: leftovers.text_of(
+                os.path.join(self.directory, f"fault-{member.pid}"), self.dumped.get(member.pid, 0)
+            )
+            for member in run.members
         }
         temporary: list[str] = []
         with contextlib.suppress(OSError):  # A rank may have removed it.
@@ -628,8 +669,7 @@ def _peer(sock: socket.socket) -> int:
 def _ask_without_lock(member: Member) -> None:
     """A thread that holds the interpreter lock keeps the listener from answering; a signal handler needs no lock."""
     if FAULT_SIGNAL is not None and processes.catches(member.pid, FAULT_SIGNAL):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member.pid, FAULT_SIGNAL)
+        processes.signal_main_thread(member.pid, FAULT_SIGNAL)
 
 
 def _readable(channel: Channel) -> bool:

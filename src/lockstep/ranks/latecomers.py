@@ -1,0 +1,155 @@
+"""Says, while a run goes on, for whom the others wait: a rank that does something of its own, perhaps for ever.
+
+It is no hang as long as that rank may still come, so the run is left alone. What is known without a question (which calls
+each rank has begun, and when) decides whether the ranks are asked where they are.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .hang_detector import AskMembers
+from .member import Member, RunState, counterpart, others
+from .messages import Begin
+from .places import is_users, said_of
+from .report import Collective, Frame
+from .words import at, names, one_or_more
+
+EVERY = 0.5
+Dump = Callable[[Member], list[tuple[int, str]]]
+"""The stacks of a member and of the processes that it has forked, by process id, as Python's fault handler writes them."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Ranks that wait in one call for others that have not begun it, since `began` by `time.monotonic()`."""
+
+    call: str
+    line: tuple[object, ...]
+    number: int
+    late: tuple[Member, ...]
+    began: float
+    told: bool
+
+    def came(self) -> list[Member]:
+        """The late ones that have begun the call meanwhile."""
+        return [one for one in self.late if one.reached.get(self.line, 0) >= self.number]
+
+    def has_ended(self) -> bool:
+        """True when the late ones have begun the call, or have ended."""
+        return all(one.done or one in self.came() for one in self.late)
+
+
+class Latecomers:
+    """Watches one run for ranks that keep others waiting. It reads the run and changes nothing in it."""
+
+    def __init__(self, run: RunState, ask: AskMembers, dump: Dump) -> None:
+        self.run, self.ask, self.dump = run, ask, dump
+        self.looked = 0.0
+        self.wait: Wait | None = None
+        self.told: set[tuple[object, ...]] = set()
+
+    def look(self) -> str:
+        """What to tell the user now; mostly nothing."""
+        now, after = time.monotonic(), self.run.job.late_after
+        if self.wait is not None:
+            return self._look_for_the_end(self.wait, now)
+        if after is None or now - self.looked < min(EVERY, after / 2):
+            return ""
+        self.looked = now
+        calls = [member for member in self.run.members if self._waits_long(member, now - after)]
+        return self._tell(calls, now) if calls else ""
+
+    def _look_for_the_end(self, wait: Wait, now: float) -> str:
+        if not wait.has_ended():
+            return ""
+        self.wait = None
+        came = [one.rank or 0 for one in wait.came()]
+        if not came or not wait.told:
+            return ""  # how a rank ended is told at the end
+        return f"{names(came).capitalize()} called {wait.call} after {now - wait.began:.0f} s: the wait is over."
+
+    def _waits_long(self, member: Member, since: float) -> bool:
+        """True when its latest call was begun before `since`, and a rank that has to make it too has not begun it."""
+        return not member.done and member.last is not None and member.last_at < since and bool(self._missing(member))
+
+    def _missing(self, member: Member) -> list[Member]:
+        call = member.last
+        assert call is not None
+        line = counterpart(call, member.rank)
+        ranks = others(call, member.rank)
+        return [
+            one
+            for one in self.run.members
+            if one.rank in ranks and not one.done and one.reached.get(line, 0) < call.group_number
+        ]
+
+    def _tell(self, waiting: list[Member], now: float) -> str:
+        late = {id(one): one for member in waiting for one in self._missing(member)}
+        self.ask([*waiting, *(one for one in late.values() if one not in waiting)])
+        first = next(
+            (member for member in waiting if _is_in(member) and any(map(_is_elsewhere, self._missing(member)))), None
+        )
+        if first is None or first.last is None:
+            return ""
+        call = first.last
+        line = counterpart(call, first.rank)
+        missing = [one for one in self._missing(first) if _is_elsewhere(one)]
+        same = [
+            one for one in waiting if _is_in(one) and one.last is not None and counterpart(one.last, one.rank) == line
+        ]
+        called = said_of(_collective(first, call), first.sample.call if first.sample else "")
+        where = [self._place(one) for one in missing]
+        subject = (call.frame, *sorted(where))
+        self.wait = Wait(called, line, call.group_number, tuple(missing), first.last_at, subject not in self.told)
+        if subject in self.told:  # A loop comes here again and again: it was said once.
+            return ""
+        self.told.add(subject)
+        has = one_or_more(same, "has", "have")
+        return "\n".join([
+            f"{names(one.rank or 0 for one in same).capitalize()} {has} waited {now - first.last_at:.0f} s in {called}"
+            f"{at(Frame.of(call.frame))} for {names(one.rank or 0 for one in missing)}. The run goes on.",
+            *(f"  rank {one.rank} is {place}" for one, place in zip(missing, where, strict=True)),
+        ])  # fmt: skip
+
+    def _place(self, member: Member) -> str:
+        """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""
+        own = Frame.of(member.sample.frame) if member.sample is not None else None
+        dumped = [(pid, _frame(text)) for pid, text in self.dump(member)]
+        frame = own or next((frame for pid, frame in dumped if pid == member.pid), None)
+        said = [_at(frame) if frame else "in a library's code"]
+        said += [f"its process {pid} is {_at(frame)}" for pid, frame in dumped if pid != member.pid and frame]
+        return "; ".join(said)
+
+
+def _at(frame: Frame) -> str:
+    return f"at {frame.short}" + (f"   {frame.text}" if frame.text else "")
+
+
+def _frame(dumped: str) -> Frame | None:
+    """The innermost of the user's frames in the last stack of a dump."""
+    found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', dumped.rpartition("(most recent call first)")[2])
+    return next((Frame.of(raw) for raw in found if is_users(raw[0])), None)
+
+
+def _is_in(member: Member) -> bool:
+    """True when it is inside its latest call, or waits for it."""
+    sample, last = member.sample, member.last
+    if sample is None or last is None or not sample.call:
+        return False
+    return last.number == sample.operation or last.number in sample.pending
+
+
+def _is_elsewhere(member: Member) -> bool:
+    """True when it does something other than to communicate, or cannot say what."""
+    return member.sample is None or not member.sample.call
+
+
+def _collective(member: Member, call: Begin) -> Collective:
+    return Collective(
+        member.rank or 0, call.number, call.kind, call.group, call.group_number, call.nbytes, tuple(call.shape), call.dtype,
+        start=0.0, inside=call.inside, of_kind=call.of_kind,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""A rank that does something of its own while others wait for it: they are told where it is, and the run goes on."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from lockstep import ranks
+
+PRELUDE = """\
+import os, sys, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+gate = os.environ["GATE"]
+def leave():
+    while not os.path.exists(gate): time.sleep(0.1)
+    os._exit(3)
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        time.sleep(600)  # LATE
+"""
+STUCK = {
+    "sleep": "time.sleep(600)  # LATE",
+    "lock": "lock = threading.Lock(); lock.acquire()\n    lock.acquire()  # LATE",
+    "socket": "import socket; a, b = socket.socketpair()\n    a.recv(1)  # LATE",
+    "busy loop": "while True: pass  # LATE",
+    "without letting others run": "import re\n    re.match('(a+)+b', 'a' * 60)  # LATE",
+    "its loader's worker": "for batch in torch.utils.data.DataLoader(Slow(), num_workers=1): pass",
+}
+
+
+def line_of(text: str, what: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if what in line)
+
+
+def run(text: str, gate: Path, size: int = 3, **options: object) -> tuple[ranks.Run, list[str]]:
+    said: list[str] = []
+
+    def take(notice: str) -> None:
+        said.append(notice)
+        gate.touch()
+
+    environment = {**os.environ, "GATE": str(gate)}
+    result = ranks.run(
+        ranks.Source(text), size, late_after=1.0, on_notice=take, idle_limit=None, deadline=60, environment=environment, **options,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return result, said
+
+
+@pytest.mark.parametrize("how", STUCK)
+def test_who_is_late_is_told_with_its_line(how: str, tmp_path: Path) -> None:
+    body = f"if rank == 1:\n    threading.Thread(target=leave, daemon=True).start()\n    {STUCK[how]}\ndist.barrier()  # WAIT"
+    if "without" in how:  # No thread of its own can end it, so rank 2 does.
+        body = body.replace("rank == 1:", "rank == 2: threading.Thread(target=leave, daemon=True).start()\nif rank == 1:").replace(
+            "    threading.Thread(target=leave, daemon=True).start()\n    import", "    import")  # fmt: skip
+    text = PRELUDE + body
+    if "loader" not in how:
+        text = text.replace("time.sleep(600)  # LATE\n", "pass\n", 1)
+    result, said = run(text, tmp_path / "gate")
+    assert result.cause is not None and result.cause.kind is not ranks.Kind.TIMED_OUT, said
+    first, place = said[0].splitlines()
+    wait = line_of(text, "# WAIT")
+    assert re.fullmatch(
+        rf"Ranks 0 and 2 have waited \d+ s in barrier #1 at cell line {wait} for rank 1\. The run goes on\.", first
+    )
+    assert f"is at cell line {line_of(text, '# LATE')}" in place
+    assert place.startswith("  rank 1 is at cell line")
+    assert ("its process" in place) == ("loader" in how)
+
+
+def test_when_it_moves_on_that_is_said_and_the_run_ends_well(tmp_path: Path) -> None:
+    text = PRELUDE + "if rank == 1:\n    while not os.path.exists(gate): time.sleep(0.1)\ndist.barrier()"
+    result, said = run(text, tmp_path / "gate")
+    assert result.ok, result.cause
+    assert len(said) == 2
+    assert re.fullmatch(r"Rank 1 called barrier #1 after \d+ s: the wait is over\.", said[1])
+
+
+def test_a_rank_that_never_receives(tmp_path: Path) -> None:
+    text = PRELUDE + "t = torch.ones(1 << 20)\nif rank == 0: dist.send(t, 1)\n"
+    text += "else:\n    while not os.path.exists(gate): time.sleep(0.1)\n    dist.recv(t, 0)"
+    result, said = run(text, tmp_path / "gate", 2)
+    assert result.ok, result.cause
+    assert said[0].startswith("Rank 0 has waited ") and " in send #1 at cell line " in said[0]
+
+
+def test_nothing_is_said_of_ranks_that_all_compute(tmp_path: Path) -> None:
+    text = (
+        PRELUDE + "dist.barrier()\ntime.sleep(2.5)\nwork = dist.all_reduce(torch.ones(1), async_op=True)\nwork.wait()"
+    )
+    result, said = run(text, tmp_path / "gate", 2)
+    assert result.ok and not said
+
+
+def test_the_same_wait_is_told_once(tmp_path: Path) -> None:
+    text = PRELUDE + "for step in range(2):\n    if rank == 1: time.sleep(2.2)\n    dist.barrier()"
+    result, said = run(text, tmp_path / "gate", 2)
+    assert result.ok and len(said) == 2, said
