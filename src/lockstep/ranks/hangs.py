@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .job import Job
 from .mismatch import SAME_TENSORS, first_mismatch, odd_ones, say_mismatch
-from .places import call, detail, pending, rows, said_of, what
+from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic
 from .result import Run, latest
 from .words import names, one_or_more
@@ -36,9 +36,11 @@ def hang(run: Run, job: Job) -> Cause:
     if not any(detail(report).get("init_method") for report in waiting):
         said.append(LEFT_ALONE)
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
-    frames = {row.rank: row.frame for row in table}
+    # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
+    frames = {report.rank: row.frame for report, row in zip(members, table, strict=True) if report in waiting}
+    frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
-    frame = frame or next((row.frame for row in table if row.frame), None)
+    frame = frame or next((found for found in frames.values() if found), None)
     return Cause(Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS)
 
 

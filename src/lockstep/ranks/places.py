@@ -28,14 +28,18 @@ def _row(report: RankReport, differs: bool) -> Waiting:
     said = "finished" if has_finished(report) else report.outcome.value
     if report.stopped:
         said = "held by a signal (SIGSTOP)"
-    return Waiting(
-        report.rank, f"{said} after {last.title}" if last else said, "", None, last.frame if last else None, differs
-    )
+    frame = exit_of(report) or (last.frame if last else None)
+    return Waiting(report.rank, f"{said} after {last.title}" if last else said, "", None, frame, differs)
 
 
 def has_finished(report: RankReport) -> bool:
     """Its code came to an orderly end."""
     return report.outcome is Outcome.RETURNED or (report.outcome is Outcome.EXITED and not report.code)
+
+
+def exit_of(report: RankReport) -> Frame | None:
+    """Where its code has left by SystemExit; None when it came to its last line."""
+    return report.error.frame if has_finished(report) and report.error is not None else None
 
 
 def call(report: RankReport) -> str:
