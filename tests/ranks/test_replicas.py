@@ -100,6 +100,44 @@ def test_what_watching_finds(case: Case) -> None:
     assert (drift.amount is not None and drift.amount > 0) == (case.step > 0), drift
 
 
+BLOWUPS = {
+    "loss = (m(x) * (float('nan') if rank == 1 and step == 2 else 1)).sum()": (
+        3, "NaN", (0, 1, 2), "NaN", (1,), r"NaN at step 3 \(cell line \d+\): a.weight on every rank holds NaN after it. "
+        "Its gradient held NaN on rank 1 alone; DDP's average brought it to every rank."),
+    "loss = m(x).sum() * (float('inf') if step == 1 else 1)": (2, "NaN|inf", (0, 1, 2), "NaN|inf", (0, 1, 2), "on every rank before DDP averaged them"),
+    "loss = m(x).sum(); o.param_groups[0]['lr'] = float('inf') if step == 1 else 0.0": (
+        2, "NaN|inf", (0, 1, 2), "", (), "Its gradient was finite: the optimizer made it"),
+    "m.module.b.bias.data.fill_(float('nan')); loss = m(x).sum()": (0, "NaN", (0, 1, 2), "", None, "NaN before the first step .*: b.bias on every rank holds NaN"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BLOWUPS)
+def test_the_first_value_that_is_no_number(how: str) -> None:
+    step, value, odd, gradient, brought, says = BLOWUPS[how]
+    loop = f"m = DDP(Net()); o = sgd(m)\nfor step in range(4):\n    o.zero_grad()\n    {how}\n    loss.backward()\n    o.step()"
+    run = ranks.run(ranks.Source(PRELUDE + loop), 3, watch_replicas=True)
+    said = text.replicas(run).replace("\n", " ")
+    assert run.replicas is not None and run.replicas.blowup is not None, said
+    found = run.replicas.blowup
+    assert (found.step, found.ranks) == (step, odd), said
+    assert step == 0 or found.brought == brought, said
+    assert re.fullmatch(value, found.value) and re.fullmatch(gradient, found.gradient)
+    assert re.search(says, said), said
+    assert "equal bit for bit" not in said
+    assert found.frame is not None and found.frame.text.endswith("o.step()")
+
+
+@pytest.mark.parametrize("body", [
+    "m = Net(); m.mask = nn.Parameter(torch.full((4,), float('-inf')), requires_grad=False); m = DDP(m); train(m, sgd(m))",
+    "m = DDP(Net()); o = sgd(m); train(m, o)\nif rank == 1: m.module.a.weight.grad.fill_(float('inf'))\no.param_groups[0]['lr'] = 0.0\n"
+    "for p in m.parameters(): p.grad.nan_to_num_(0, 0, 0)\no.step()",
+])  # fmt: skip
+def test_what_is_no_number_and_meant_is_no_find(body: str) -> None:
+    run = ranks.run(ranks.Source(PRELUDE + body), 2, watch_replicas=True)
+    assert run.ok and run.replicas is not None and run.replicas.blowup is None
+    assert "equal bit for bit" in text.replicas(run)
+
+
 def test_watching_adds_no_collective_and_changes_no_value() -> None:
     body = (
         PRELUDE

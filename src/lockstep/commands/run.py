@@ -26,7 +26,7 @@ COLOURS = (36, 33, 35, 32, 34, 31)
 def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program: str = "lockstep run") -> int:
     """Run and explain; `read_on` is where the reader of an explanation finds more, `program` what this is called here.
 
-    Exit codes: 0 all ranks ended well, 1 one did not or replicas drifted apart, 2 usage, 3 our own
+    Exit codes: 0 all ranks ended well, 1 one did not, replicas drifted apart or numbers became NaN, 2 usage, 3 our own
     fault, 4 not run because this machine lacks something, 130 Ctrl-C, 143 SIGTERM.
     """
     usage = parser(program)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         if options.watch_replicas:
             print("\n" + text.replicas(result), file=sys.stderr)
         if result.cause is None:
-            return 1 if result.replicas and result.replicas.drift else 0
+            return 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
         print("\n" + text.describe(result, read_on), file=sys.stderr)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
             return 128 + (result.signal or signal.SIGINT)

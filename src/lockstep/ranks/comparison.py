@@ -6,7 +6,7 @@ short one.
 
 from __future__ import annotations
 
-from .messages import Compared, Replica
+from .messages import Compared, NotFinite, Replica
 
 OPEN_STEPS = 1000
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -36,6 +36,7 @@ class Comparison:
         self.statistics: list[str] = []
         self.first: Words | None = None
         self.steps: dict[int, int] = {}
+        self.not_finite: dict[int, NotFinite] = {}
 
     def take(self, rank: int, message: Replica) -> None:
         """One rank's word on one step of one optimizer."""
@@ -52,6 +53,10 @@ class Comparison:
             self._compare(words, step)
         elif len(self.open) > OPEN_STEPS:
             del self.open[min(self.open)]
+
+    def take_not_finite(self, rank: int, message: NotFinite) -> None:
+        """One rank's word that its numbers are no numbers any more, the first time."""
+        self.not_finite.setdefault(rank, message)
 
     def _compare(self, words: Words, step: int) -> None:
         self.compared += step > 0
@@ -73,11 +78,12 @@ class Comparison:
 
     def found(self) -> Compared | None:
         """What the client needs; None when no optimizer was seen."""
-        if not self.steps:
+        if not self.steps and not self.not_finite:
             return None
         ranks = range(self.world_size)
         return Compared(
             self.compared, self.same_work, self.statistics, [self.steps.get(rank, 0) for rank in ranks],
             [self.names.get(rank, []) for rank in ranks],
             [self.first[rank] for rank in sorted(self.first)] if self.first is not None else [],
+            sorted(self.not_finite.items(), key=lambda item: item[0]),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from .comparison import titles
 from .messages import Compared, Replica
-from .report import Drift, Frame, RankReport, Replicas
+from .report import Blowup, Drift, Frame, RankReport, Replicas
 from .words import at, names, one_or_more
 
 
@@ -23,6 +23,24 @@ def read(found: Compared, reports: list[RankReport]) -> Replicas:
         same_work=found.same_work,
         statistics=tuple(found.statistics),
         drift=_drift(found, found.first, reports) if found.first else None,
+        blowup=_blowup(found) if found.not_finite else None,
+    )
+
+
+def _blowup(found: Compared) -> Blowup:
+    step = min(word.step for _, word in found.not_finite)
+    words = {rank: word for rank, word in found.not_finite if word.step == step}
+    first = next(iter(words.values()))
+    brought = tuple(rank for rank, word in words.items() if word.brought)
+    averaged = any(word.averaged for word in words.values())
+    return Blowup(
+        step,
+        first.parameter,
+        first.value,
+        tuple(words),
+        first.gradient,
+        brought if averaged else None,
+        Frame.of(first.frame),
     )
 
 

@@ -152,6 +152,22 @@ class Replica(msgspec.Struct, tag_field="event", tag="replica"):
     wrapped_forward: bool = False
 
 
+class NotFinite(msgspec.Struct, tag_field="event", tag="not finite"):
+    """The first step of a rank after which a parameter held NaN or an infinity; step 0 is before the first.
+
+    `gradient` tells what its gradient held when the step began, `brought` what this rank's gradients held before DDP
+    averaged them. All are NaN, inf, or empty for finite numbers.
+    """
+
+    step: int
+    parameter: str
+    value: str
+    gradient: str = ""
+    brought: str = ""
+    averaged: bool = False
+    frame: Place = None
+
+
 class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     """A launcher's fork server tells how one of its children has ended."""
 
@@ -160,7 +176,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
 
 
 FromRank = (Hello | Begin | End | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
-            | ChildEnded)  # fmt: skip
+            | NotFinite | ChildEnded)  # fmt: skip
 
 
 # From the supervisor to a rank -----------------------------------------------------------------------------------
@@ -271,7 +287,8 @@ class MemberReport(msgspec.Struct):
 class Compared(msgspec.Struct):
     """What comparing the replicas found: `comparison` makes it, `drift` reads it.
 
-    `first` is what the ranks said of the first step at which a parameter differed; it is empty when none did.
+    `first` is what the ranks said of the first step at which a parameter differed; it is empty when none did. `not_finite`
+    is what each rank said of the first step after which a parameter was no finite number.
     """
 
     compared: int
@@ -280,6 +297,7 @@ class Compared(msgspec.Struct):
     steps: list[int]
     names: list[list[str]]
     first: list[Replica]
+    not_finite: list[tuple[int, NotFinite]] = []
 
 
 class Finished(msgspec.Struct, tag_field="event", tag="finished"):

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .messages import Replica
+from .messages import NotFinite, Replica
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -37,6 +37,8 @@ class ReplicaWatch:
         self.optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Followed] = weakref.WeakKeyDictionary()
         self.brought: list[tuple[int, int]] = []
         self.wrapped_forward = False
+        self.brought_value = ""
+        self.told_of_value = False
 
     def start(self) -> None:
         """Follow every optimizer and module of this process, and what DDP reduces, from now on."""
@@ -47,6 +49,7 @@ class ReplicaWatch:
 
     def _reduced(self, tensors: list[torch.Tensor]) -> None:
         """DDP is about to average these gradients: note what this rank brings, and how many bytes."""
+        self.brought_value = self.brought_value or next(filter(None, map(not_finite, tensors)), "")
         print_ = zlib.crc32(repr([sketch(tensor) for tensor in tensors]).encode())
         any_ = any(bool(tensor.any()) for tensor in tensors)  # gradients of zero are equal everywhere and say nothing
         self.brought.append((print_ if any_ else 0, sum(tensor.numel() * tensor.element_size() for tensor in tensors)))
@@ -60,6 +63,8 @@ class ReplicaWatch:
         if followed is None:
             followed = self.optimizers[optimizer] = _Followed(len(self.optimizers), optimizer, list(self.modules))
             self._tell(followed, followed.prints(), names=followed.names)
+            self._look_for_values(followed)
+        followed.values = [_value_or_none(parameter.grad) for parameter in followed.parameters]
         followed.gradients = [_print_or_none(parameter.grad) for parameter in followed.parameters]
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -67,6 +72,7 @@ class ReplicaWatch:
         if followed is None:
             return
         followed.step += 1
+        self._look_for_values(followed)
         self._tell(
             followed,
             followed.prints(),
@@ -77,7 +83,28 @@ class ReplicaWatch:
             brought=self.brought,
             wrapped_forward=self.wrapped_forward,
         )
-        self.brought, self.wrapped_forward = [], False
+        self.brought, self.wrapped_forward, self.brought_value = [], False, ""
+
+    def _look_for_values(self, followed: _Followed) -> None:
+        """Tell of the first parameter that has come to hold what is no finite number.
+
+        Before the first step infinities are left alone: a mask may be made of them. A gradient alone is left alone too: an
+        optimizer may skip it (a fused one with a gradient scaler does).
+        """
+        if self.told_of_value:
+            return
+        for number, parameter in enumerate(followed.parameters):
+            value = not_finite(parameter)
+            if value and not followed.step:
+                followed.infinite.add(number)
+            if value == "NaN" or (value and number not in followed.infinite):
+                self.told_of_value = True
+                frame, _, _ = self.recorder.caller()
+                gradient = followed.values[number] if followed.values else ""
+                self.recorder.send(NotFinite(
+                    followed.step, followed.names[number], value, gradient, self.brought_value, bool(self.brought), frame
+                ))  # fmt: skip
+                return
 
     def _tell(self, followed: _Followed, prints: list[int], **found: Any) -> None:
         frame, _, _ = self.recorder.caller()
@@ -91,6 +118,9 @@ class _Followed:
         self.index = index
         self.step = 0
         self.gradients: list[int | None] = []
+        self.values: list[str] = []
+        """What the gradients held when the step began: NaN, inf, or nothing but numbers."""
+        self.infinite: set[int] = set()
         self.parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if _is_plain(parameter)
         ]
@@ -119,6 +149,22 @@ def fingerprint(tensor: torch.Tensor) -> int:
     if flat.numel() == 0:
         return 0
     return zlib.crc32(flat.view(torch.uint8).cpu().numpy().data)
+
+
+def not_finite(tensor: torch.Tensor) -> str:
+    """`NaN` or `inf` when the tensor holds such a value, else nothing."""
+    flat = tensor.detach()
+    if not (flat.is_floating_point() or flat.is_complex()) or bool(torch.isfinite(flat).all()):
+        return ""
+    return "NaN" if bool(torch.isnan(flat).any()) else "inf"
+
+
+def _value_or_none(tensor: torch.Tensor | None) -> str:
+    return (
+        ""
+        if tensor is None or tensor.layout is not torch.strided or hasattr(tensor, "placements")
+        else not_finite(tensor)
+    )
 
 
 def sketch(tensor: torch.Tensor) -> int:

@@ -307,6 +307,23 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Blowup:
+    """The first optimizer step after which a parameter held NaN or an infinity, on `ranks`; step 0 is before the first.
+
+    `value` and `gradient` are `NaN` or `inf`; `gradient`, what the parameter's gradient held before the step, is empty when
+    it held numbers. `brought` are the ranks that brought such a value to DDP's average; None when DDP averaged nothing.
+    """
+
+    step: int
+    tensor: str
+    value: str
+    ranks: tuple[int, ...]
+    gradient: str
+    brought: tuple[int, ...] | None
+    frame: Frame | None = None
+
+
+@dataclass(frozen=True)
 class Replicas:
     """What watching the replicas found. `steps` are the optimizer steps that each rank took, `compared` those that all
     took. `same_work` counts the compared steps at which all ranks brought the same gradients to DDP's average, though
@@ -318,3 +335,4 @@ class Replicas:
     same_work: int
     statistics: tuple[str, ...]
     drift: Drift | None = None
+    blowup: Blowup | None = None

@@ -57,6 +57,7 @@ from .messages import (
     IsRank,
     Leave,
     Mark,
+    NotFinite,
     Notice,
     Observe,
     Observed,
@@ -459,6 +460,9 @@ class Supervisor:
             case Replica():
                 if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
+            case NotFinite():
+                if member.rank is not None and self.job.watch_replicas:
+                    self.comparison.take_not_finite(member.rank, message)
             case IsRank():
                 if member.role is Role.WORKER:
                     member.rank = message.rank

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .report import Frame, Kind, Topic, Waiting
+from .report import Blowup, Frame, Kind, Topic, Waiting
 from .result import Run
 from .words import names
 
@@ -84,9 +84,11 @@ def replicas(run: Run) -> str:
         said = [f"DRIFT {when}{at}: {drift.tensor} {where}{amount}: {drift.reason}."]
         if drift.tensors > 1:
             said.append(f"{drift.tensors} of {drift.of} parameters differed then.")
-    elif found.same_work and found.same_work == found.compared:
+    elif found.blowup is None and found.same_work and found.same_work == found.compared:
         said = [f"SAME WORK: at all {found.compared} steps every rank brought the same gradients to DDP's average. They are fed "
                 "the same samples: together they do what one rank does alone."]  # fmt: skip
+    if found.blowup is not None:
+        said = [*_blowup(run, found.blowup), *([] if found.drift is None else said)]
     if found.statistics and found.drift is None:
         said.append(f"{', '.join(found.statistics[:3])} differed between ranks: running statistics are of each rank's own "
                     "batches until DDP copies rank 0's before the next forward.")  # fmt: skip
@@ -94,6 +96,30 @@ def replicas(run: Run) -> str:
         taken = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(found.steps))
         said.append(f"The ranks did not take equally many steps: {taken}.")
     return "\n".join(_wrapped(line) for line in said)
+
+
+def _blowup(run: Run, found: Blowup) -> list[str]:
+    """The first NaN or infinity: when, where and on which ranks, and where it came from."""
+    at_line = f" ({found.frame.short})" if found.frame else ""
+    who = "every rank" if len(found.ranks) == run.world_size > 1 else names(found.ranks)
+    if not found.step:
+        return [f"{found.value} before the first step{at_line}: {found.tensor} on {who} holds {found.value}."]
+    said = [f"{found.value} at step {found.step}{at_line}: {found.tensor} on {who} holds {found.value} after it."]
+    if not found.gradient:
+        said.append("Its gradient was finite: the optimizer made it (the learning rate, its state?).")
+    elif found.brought is None:
+        said.append(f"Its gradient held {found.gradient} when the step began.")
+    elif not found.brought:
+        said.append(
+            f"Its gradient held {found.gradient}, though every rank had brought finite gradients to DDP's average."
+        )
+    elif len(found.brought) == run.world_size:
+        said.append(f"Its gradient held {found.gradient} on every rank before DDP averaged them.")
+    else:
+        said.append(
+            f"Its gradient held {found.gradient} on {names(found.brought)} alone; DDP's average brought it to every rank."
+        )
+    return said
 
 
 def table(rows: tuple[Waiting, ...]) -> str:
