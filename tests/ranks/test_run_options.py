@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
 from lockstep.commands import run
 from lockstep.commands.run_options import REFUSED, parser
@@ -29,6 +30,14 @@ def test_every_option_of_torchrun_is_known() -> None:
     theirs = {name for action in get_args_parser()._actions for name in action.option_strings}
     ours = {name for action in parser("lockstep run")._actions for name in action.option_strings}
     assert not theirs - ours
+
+
+def test_every_option_of_torchrun_is_documented() -> None:
+    from torch.distributed.run import get_args_parser
+
+    page = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
+    names = {name for action in get_args_parser()._actions for name in action.option_strings if "-" in name[2:]}
+    assert not [name for name in names if f"`{name}" not in page]
 
 
 REFUSALS = [
