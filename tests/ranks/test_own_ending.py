@@ -46,6 +46,14 @@ def test_who_waits_for_a_failed_rank_fails_and_cleans_up() -> None:
     assert run.cause is not None and run.cause.ranks == (0,)
 
 
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError('broken')", "signal.raise_signal(signal.SIGTERM)"])
+def test_exit_functions_run_however_a_rank_ends(end: str) -> None:
+    text = PRELUDE + "import atexit; atexit.register(lambda: (time.sleep(2), print('at exit', flush=True)))\n"
+    text += f"signal.signal(signal.SIGTERM, save)\ndist.barrier()\n{end}"
+    run = ranks.run(ranks.Source(text), 2, grace=EVER)
+    assert [report.stdout.splitlines()[-1:] for report in run.ranks] == [["at exit"]] * 2
+
+
 def test_the_grace_is_over_when_all_that_are_left_wait_for_each_other() -> None:
     """No handler of theirs would ever run."""
     text = PRELUDE + "signal.signal(signal.SIGTERM, save)\n" + FAILS + "dist.recv(torch.ones(1), 3 - rank)"

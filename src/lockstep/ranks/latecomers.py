@@ -19,6 +19,8 @@ from .report import Collective, Frame
 from .words import at, names, one_or_more
 
 EVERY = 0.5
+SELDOM = 8.0
+"""Seconds between two questions at most and at least: one that leads to nothing is asked again after twice the time."""
 Dump = Callable[[Member], list[tuple[int, str]]]
 """The stacks of a member and of the processes that it has forked, by process id, as Python's fault handler writes them."""
 
@@ -48,7 +50,8 @@ class Latecomers:
 
     def __init__(self, run: RunState, ask: AskMembers, dump: Dump) -> None:
         self.run, self.ask, self.dump = run, ask, dump
-        self.looked = 0.0
+        self.next = 0.0
+        self.pause = EVERY
         self.wait: Wait | None = None
         self.told: set[tuple[object, ...]] = set()
 
@@ -57,11 +60,18 @@ class Latecomers:
         now, after = time.monotonic(), self.run.job.late_after
         if self.wait is not None:
             return self._look_for_the_end(self.wait, now)
-        if after is None or now - self.looked < min(EVERY, after / 2):
+        if after is None or now < self.next:
             return ""
-        self.looked = now
+        self.next = now + min(EVERY, after / 2)
         calls = [member for member in self.run.members if self._waits_long(member, now - after)]
-        return self._tell(calls, now) if calls else ""
+        if not calls:
+            self.pause = EVERY
+            return ""
+        said = self._tell(calls, now)
+        if self.wait is None:
+            self.pause = min(2 * self.pause, SELDOM)
+            self.next = now + self.pause
+        return said
 
     def _look_for_the_end(self, wait: Wait, now: float) -> str:
         if not wait.has_ended():

@@ -52,7 +52,12 @@ def main(directory: str, rank: int) -> None:
     try:
         _run(recorder, job.target, decode(go.kwargs, order[1]))
     except BaseException as error:
+        left = isinstance(error, SystemExit)
+        if job.grace and left:
+            _run_exit_functions()
         reporting.report(recorder, error)
+        if job.grace and not left:  # Why it failed is told first: its threads may never end.
+            _run_exit_functions()
     _leave(recorder)
 
 
@@ -148,6 +153,16 @@ def _run(recorder: Any, target: Described, kwargs: dict[str, Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     recorder.send(Returned())
+
+
+def _run_exit_functions() -> None:
+    """What Python does at the end, after an exception too."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _fresh_main(filename: str) -> None:

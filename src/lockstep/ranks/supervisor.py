@@ -121,7 +121,7 @@ class Supervisor:
         self.still_for: float | None = None
         self.comparison = Comparison(job.world_size)
         self.hang_detector = HangDetector(self.run, self.ask)
-        self.latecomers = Latecomers(self.run, self.ask, self.dump)
+        self.latecomers = Latecomers(self.run, functools.partial(self.ask, insist=False), self.dump)
         self.dumped: dict[int, int] = {}
         """How much of a member's fault file was written on demand."""
         self.limits = Limits(self.run)
@@ -324,8 +324,8 @@ class Supervisor:
         for key, _ in self.selector.select(seconds):
             key.data()
 
-    def ask(self, members: list[Member]) -> Stacks | None:
-        """Ask where these members stand; see `hang_detector.AskMembers`."""
+    def ask(self, members: list[Member], insist: bool = True) -> Stacks | None:
+        """Ask where these members stand; see `hang_detector.AskMembers`. Who stays silent is asked by a signal, to `insist`."""
         self.asked += 1
         for member in members:
             member.sample = None
@@ -339,7 +339,7 @@ class Supervisor:
         give_up = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < give_up and silent():
             self.hear(0.02)
-        for member in silent():
+        for member in silent() if insist else ():
             if not processes.is_stopped(member.pid):
                 _ask_without_lock(member)
         if any(member.sample is None for member in members):
@@ -593,11 +593,13 @@ class Supervisor:
     def _give_grace(self, working: list[Member]) -> None:
         """Tell these ranks by a signal that they are to end, and give them the job's grace for it, as torchrun does.
 
-        Those whose code had ended leave at once, so that who waits for them in a collective fails and can end, too. The
+        Those whose code had ended leave, so that who waits for them in a collective fails and can end, too. The
         grace is over early when all are gone, when all that are left wait for each other, and when the user asks again.
         """
         end, stops = self.run.end, len(self.stops)
-        if not self.job.grace or not working or end is None or end.why in (Why.HANG, Why.CLIENT_GONE):
+        if not self.job.grace or (end is None and self.run.failed_at is None):
+            return
+        if end is not None and end.why in (Why.HANG, Why.CLIENT_GONE):
             return
         self.leaving = True
         self._say_leave()
@@ -611,7 +613,7 @@ class Supervisor:
             self.hear(TICK)
             self._say_alive()
             self._look_at_ends()
-            left = [member for member in working if not member.gone]
+            left = [member for member in self.run.ranks if not member.gone]
             if not left or (self.hang_detector.for_now() and self._all_wait(left)):
                 return
             if not said and time.monotonic() > began + NOTICE_SECONDS:
