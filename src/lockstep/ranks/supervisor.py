@@ -456,7 +456,7 @@ class Supervisor:
                 member.operations += isinstance(message, Begin)
                 if isinstance(message, Begin):
                     self._note_call(member, message)
-                member.accelerated |= isinstance(message, Begin) and message.device not in ("", "cpu")
+                member.accelerated |= isinstance(message, Begin) and message.device not in ("", "cpu", "meta")
             case Replica():
                 if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
