@@ -831,9 +831,9 @@ torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detac
 
 # %% [markdown]
 # Rank 0 alone would have reported its own digits. So **reduce the sum and the count, and divide at the end.** (The
-# last line compares with one process on all the data.) The mean of the ranks' means is right only if all have the same number
 # last line compares with one process on all the data.) The mean of the ranks' means is right only if all have the same
 # number of samples, and here the last rank has fewer. That is why `train_epoch` returns a sum and a count.
+#
 # For evaluation, don't use `DistributedSampler`, which pads and so counts some samples twice. Let every rank take
 # each N-th sample instead:
 
