@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 
 import nbformat
 import pytest
+
+from lockstep.course.toml import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|<code>.*?</code>|<!--.*?-->", re.MULTILINE | re.DOTALL)
@@ -84,7 +85,7 @@ def test_a_tic_is_found_and_its_neighbour_is_not(tic: Tic) -> None:
 
 def test_every_kind_of_text_is_read() -> None:
     places = {where for where, _ in texts()}
-    for start in ("chapters/01", "chapters/quizzes/", "README.md", "docs/", "exercises/clinic/", "autograder/hints/clinic/"):
+    for start in ("chapters/01", "chapters/quizzes/", "README.md", "docs/", "exercises/", "autograder/hints/clinic/"):
         assert any(place.startswith(start) for place in places), start
     catalogue = tomllib.loads((ROOT / "autograder/diagnoses.toml").read_text(encoding="utf-8"))
     assert {f"autograder/diagnoses.toml [{id}]" for id in catalogue} <= places
@@ -118,8 +119,7 @@ def _texts() -> Iterator[tuple[str, str]]:
     for id, entry in catalogue.items():
         yield f"autograder/diagnoses.toml [{id}]", f"{entry['title']}. {entry['why']}"
     for path in sorted((ROOT / "chapters/quizzes").glob("*.toml")):
-        for where, text in _strings(tomllib.loads(path.read_text(encoding="utf-8")), _name(path)):
-            yield where, text
+        yield from _strings(tomllib.loads(path.read_text(encoding="utf-8")), _name(path))
     for path in sorted((ROOT / "autograder").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
