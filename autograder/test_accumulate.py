@@ -298,7 +298,7 @@ def test_uneven_ranks(grader: Grader) -> None:
 
 @pytest.mark.needs("test_loss", "test_uneven_ranks")
 def test_uneven_loss(grader: Grader) -> None:
-    """the loss counts samples, also where ranks hold different numbers of them"""
+    """the loss counts samples, even if ranks hold different numbers of them"""
     judge_losses(grader, uneven_run(grader))
 
 

@@ -265,7 +265,7 @@ def test_warning(grader: Grader) -> None:
 
 @pytest.mark.needs("test_keep")
 def test_same_choice(grader: Grader) -> None:
-    """all ranks load the same checkpoint, also when they see different files"""
+    """all ranks load the same checkpoint, even when they see different files"""
     late, damaged = 1, 2
     run = grader.run("views", WORLD, late=late, damaged=damaged)
     for what, why in (

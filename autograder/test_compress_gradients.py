@@ -321,7 +321,7 @@ def test_group(grader: Grader) -> None:
 
 @pytest.mark.needs("test_bytes")
 def test_no_feedback(grader: Grader) -> None:
-    """without error feedback every step stands for itself"""
+    """without error feedback no step depends on an earlier one"""
     run, _ = reduce(grader)
     apart = [rank for rank, steps in enumerate(run.observed("seen")) if difference(steps[-1], steps[-2])]
     said = (
@@ -333,19 +333,19 @@ def test_no_feedback(grader: Grader) -> None:
 
 @pytest.mark.needs("test_dtype", "test_overflow")
 def test_feedback(grader: Grader) -> None:
-    """with error feedback, what the cast loses comes in the next step"""
+    """with error feedback, the next step sends what the cast lost"""
     judge_feedback(grader, *feed_back(grader, CAP))
 
 
 @pytest.mark.needs("test_feedback")
 def test_rebuilt_order(grader: Grader) -> None:
-    """what is owed stays with its parameter when DDP orders a bucket anew"""
+    """a residual stays with its parameter when DDP reorders a bucket"""
     judge_feedback(grader, *feed_back(grader, ONE_BUCKET))
 
 
 @pytest.mark.needs("test_rebuilt_order")
 def test_digits(grader: Grader) -> None:
-    """training on digits gets as far as plain DDP, also when gradients overflow or are NaN in some steps"""
+    """training on digits gets as far as plain DDP, even when gradients overflow or are NaN in some steps"""
     pixels, classes = digits()
     each = [{"pixels": pixels[rank::2], "classes": classes[rank::2]} for rank in range(2)]
     options = {"steps": EPOCHS, "scale": SCALE, "nan_step": NAN_STEP, "dtype": "float16", "error_feedback": True}

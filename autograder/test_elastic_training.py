@@ -241,7 +241,7 @@ def test_other_world_size(grader: Grader) -> None:
 
 @pytest.mark.needs("test_trains")
 def test_refuses(grader: Grader) -> None:
-    """a batch that cannot be dealt out evenly is refused"""
+    """a batch that cannot be divided evenly is refused"""
     refused = grader.run("refuses", WORLD, **given(grader, batch_size=9)).observed("refused")
     at = r"batch_size.*world || raise || " + TRAIN
     what = f"batch_size=9 on {WORLD} ranks: what was raised"

@@ -339,5 +339,5 @@ def judge_watch(grader: Grader, run: Run, rank: int, step: int, told: int | None
 
 @pytest.mark.needs("test_agree")
 def test_one_rank(grader: Grader) -> None:
-    """one rank alone has nobody to differ from"""
+    """one rank alone finds no difference"""
     judge(grader, found(compared(grader, "alone", [], world=1)), [])

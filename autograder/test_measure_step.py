@@ -165,7 +165,7 @@ def test_alternates(grader: Grader) -> None:
 
 @pytest.mark.needs("test_repeats")
 def test_together(grader: Grader) -> None:
-    """ranks begin every step together"""
+    """the ranks start every step together"""
     for rank, report in enumerate(noisy(grader).run.ranks):
         marks = sorted(report.marks, key=lambda mark: mark.number)
         begins = [mark.number for mark in marks if mark.name in KINDS]
@@ -188,7 +188,7 @@ def test_together(grader: Grader) -> None:
 
 @pytest.mark.needs("test_slowest_rank")
 def test_clean_steps(grader: Grader) -> None:
-    """every step begins without the gradients of the one before"""
+    """every step starts without the gradients of the one before"""
     for rank, dirty in enumerate(noisy(grader).run.observed("dirty")):
         count = sum(dirty[-2 * REPEATS :])
         if count:
@@ -282,7 +282,7 @@ def test_efficiency(grader: Grader) -> None:
 
 @pytest.mark.needs("test_efficiency")
 def test_fewest_ranks(grader: Grader) -> None:
-    """the run on the fewest ranks is the base, also when none was on a single one"""
+    """the run on the fewest ranks is the baseline, even without a run on one rank"""
     judge_efficiency(grader, [*drawn_runs(grader, [8, 2, 6]), *drawn_runs(grader, [4])])
 
 

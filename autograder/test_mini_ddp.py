@@ -172,7 +172,7 @@ def test_construction(grader: Grader) -> None:
 
 @pytest.mark.needs("test_construction")
 def test_matches_ddp(grader: Grader) -> None:
-    """gradients and parameters are those of torch's DDP, to the last bit"""
+    """gradients and parameters equal those of torch's DDP, bit for bit"""
     trained = main_run(grader)
     judge_gradients(grader, trained)
     judge_parameters(grader, trained.run)

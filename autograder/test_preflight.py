@@ -239,7 +239,7 @@ def test_address(grader: Grader) -> None:
 
 @pytest.mark.needs("test_variables")
 def test_ports(grader: Grader) -> None:
-    """names a port where nobody listens, and one that is taken"""
+    """names a port where nothing listens, and one that is taken"""
     for kind in ("nobody", "taken", "foreign"):
         run = grader.run("ports", 1, kind=kind, timeout=SECONDS)
         port = run.observed("port")[0]
@@ -283,7 +283,7 @@ def test_devices(grader: Grader) -> None:
 
 @pytest.mark.needs("test_well")
 def test_missing_rank(grader: Grader) -> None:
-    """names the rank that never came, on all the others"""
+    """names the missing rank, on all the others"""
     run = together(grader, "missing", 1, TOGETHER)
     lines = everybody(grader, run, situation("missing"), absent=1, at=ROLL)
     silent = [rank for rank, own in lines.items() if not mentions_rank(1, own)]

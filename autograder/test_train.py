@@ -324,7 +324,7 @@ def test_two_nodes(grader: Grader) -> None:
 
 @pytest.mark.needs("test_speaks", "test_two_nodes")
 def test_two_hosts(grader: Grader) -> None:
-    """on two hosts with names and addresses of their own it trains as on one, and one rank of all speaks and writes"""
+    """on two hosts with different names and addresses it trains as on one, and one rank of all prints and writes"""
     world, given = 4, {"arguments": arguments(grader), **data(grader)}
     run = grader.run("on_hosts", world, nodes=2, network=cluster.own_hosts(), **given)
     where = "Ranks 0 and 1 are on {}, 2 and 3 on {}. {{ranks}}".format(*run.observed("host")[::2])
@@ -339,7 +339,7 @@ def test_two_hosts(grader: Grader) -> None:
 
 @pytest.mark.needs("test_samples")
 def test_refuses(grader: Grader) -> None:
-    """a batch that cannot be dealt out evenly is refused"""
+    """a batch that cannot be divided evenly is refused"""
     run = grader.run("refuses", WORLD, arguments=arguments(grader, "--accumulate", "5"))
     bad = [rank for rank, said in enumerate(run.observed("refused")) if said == "nothing"]
     what = f"--batch-size {BATCH} and --accumulate 5 on {WORLD} ranks: {{ranks}} trained instead of raising ValueError."
@@ -368,7 +368,7 @@ def batch(grader: Grader) -> Iterator[Batch]:
 
 
 def test_batch_nodes(grader: Grader, batch: Batch) -> None:
-    """train.sbatch: on a SLURM cluster it starts one torchrun on each of two nodes, and all ranks meet"""
+    """train.sbatch: on a SLURM cluster it starts one torchrun on each of two nodes, and all ranks form one group"""
     job = begun(batch)[0]
     Judge(grader).started(job, ["node0", "node1"])
 
@@ -387,7 +387,7 @@ def test_batch_signal(grader: Grader, batch: Batch) -> None:
 
 @pytest.mark.needs("test_batch_array")
 def test_batch_node_dies(grader: Grader, batch: Batch) -> None:
-    """train.sbatch: when a node dies the job begins again, and goes on from its checkpoint"""
+    """train.sbatch: when a node dies the job starts again, and resumes from its checkpoint"""
     Judge(grader).died(batch.disturbed[1])
 
 

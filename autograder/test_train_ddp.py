@@ -117,7 +117,7 @@ def test_trains_on_every_rank(grader: Grader) -> None:
 
 @pytest.mark.needs("test_trains_on_every_rank")
 def test_each_sample_on_one_rank(grader: Grader) -> None:
-    """each sample is seen by one rank only, and every sample by somebody"""
+    """every sample is seen, each by one rank only"""
     training = main_run(grader)
     judge_amount(grader, training)
     a_node = WORLD // NODES
@@ -183,7 +183,7 @@ def test_batch_size(grader: Grader) -> None:
 
 @pytest.mark.needs("test_each_sample_on_one_rank")
 def test_reshuffles(grader: Grader) -> None:
-    """every epoch is shuffled anew"""
+    """every epoch has a new order"""
     orders = main_run(grader).orders[0]
     first = show(orders[0])
     unshuffled, repeated = all(own == sorted(own) for own in orders), all(own == orders[0] for own in orders)
@@ -349,7 +349,7 @@ def test_leaves_the_group(grader: Grader) -> None:
 
 @pytest.mark.needs("test_leaves_the_group")
 def test_leaves_the_group_after_an_error(grader: Grader) -> None:
-    """an error in training reaches the caller, and the group is closed all the same"""
+    """an error in training reaches the caller, and the group is closed too"""
     run = broken_run(grader)
     for rank, error in enumerate(run.observed("error")):
         said = f"The model raised RuntimeError in its second step, and on rank {rank} {error or 'nothing'} came out."

@@ -69,7 +69,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 
 def test_it_ends(grader: Grader) -> None:
-    """the job ends, whoever has the odd line, and on 2 ranks too"""
+    """the job ends, whichever rank has the odd line, and on 2 ranks too"""
     treat_widely(grader, CASE, 2)
 
 

@@ -52,7 +52,7 @@ def test_it_starts(grader: Grader) -> None:
 
 @pytest.mark.needs("test_it_starts")
 def test_meeting_place(grader: Grader) -> None:
-    """the ranks meet where their launcher says"""
+    """the ranks connect where their launcher says"""
     for world_size in (CASE.ranks, 2):
         run = treat(grader, CASE, other_ticket(grader, CASE, world_size), world_size)
         told, met = run.observed("launchers_address"), run.observed("meeting")

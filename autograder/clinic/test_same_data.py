@@ -78,7 +78,7 @@ def test_parts(grader: Grader) -> None:
 
 @pytest.mark.needs("test_parts")
 def test_equal(grader: Grader) -> None:
-    """all ranks end with the same model, and every epoch is shuffled anew"""
+    """all ranks end with the same model, and every epoch has a new order"""
     run = treat(grader, CASE, other_ticket(grader, CASE, CASE.ranks), CASE.ranks)
     different = unequal(run)
     if different:

@@ -26,7 +26,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 
 def test_masks(grader: Grader) -> None:
-    """each rank drops units of its own, in every step others"""
+    """each rank drops different units, and others in every step"""
     run = treat(grader, CASE, other_ticket(grader, CASE, WORLD), WORLD)
     kept = [(returned or {}).get("kept") for returned in run.observed("result")]
     for rank, mask in enumerate(kept):

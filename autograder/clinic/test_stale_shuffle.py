@@ -24,7 +24,7 @@ def test_diagnosis(grader: Grader) -> None:
 
 
 def test_order(grader: Grader) -> None:
-    """every epoch is shuffled anew, across the ranks"""
+    """every epoch has a new order, across the ranks"""
     run = treat(grader, CASE, other_ticket(grader, CASE, WORLD), WORLD)
     length = RECORDS // WORLD
     read = [[index for _, index in seen] for seen in samples(run)]

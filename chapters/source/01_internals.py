@@ -375,7 +375,7 @@ dist.barrier()
 # %% [markdown]
 # It isn't. The rule that works:
 #
-# - If *some* rank has a gradient, every rank takes part. A rank without one contributes zeros and receives the mean.
+# - If *some* rank has a gradient, every rank joins the all-reduce. A rank without one contributes zeros and receives the mean.
 # - If *no* rank has one, leave `None` everywhere. An optimizer skips `None`; zeros would still be moved by momentum
 #   and weight decay.
 # - A frozen parameter (`requires_grad=False`) isn't trained: every rank skips it.
@@ -764,7 +764,7 @@ for cap in ("None", "25", "1", "0.5"):
 
 # %% [markdown]
 # **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB
-# with a first bucket of 1 MiB. A number of your own holds for the first bucket too, so with 25 this small network has
+# with a first bucket of 1 MiB. A number that you pass holds for the first bucket too, so with 25 this small network has
 # one bucket.
 
 # %%
@@ -918,7 +918,7 @@ story(accumulated)
 #
 # ### A branch that a rank doesn't use
 #
-# You met this in "The mean". With `find_unused_parameters=True` DDP handles it: a rank without a gradient contributes
+# You saw this in "The mean". With `find_unused_parameters=True` DDP handles it: a rank without a gradient contributes
 # zeros and receives the mean. A parameter that *no* rank used keeps `None`, so that the optimizer leaves it alone.
 
 # %%
@@ -1491,7 +1491,7 @@ quiz("01_internals/fsdp_or_ddp")
 # - DDP copies **values once**, at construction, from rank 0; **buffers** in forward, from rank 0; **gradients** in
 #   backward, as a mean. `optimizer.step()` sends nothing.
 # - Many small messages pay latency, one large one can't overlap. Buckets lie between: one in the first step, then 1
-#   MiB and 25 MiB. A size of your own drops the small first one.
+#   MiB and 25 MiB. A size that you pass drops the small first one.
 # - Overlap is a matter of order. The last bucket is always exposed.
 # - Multiply by 1/N first, then sum. The mean is the joined batch's gradient for equal counts, a mean loss and no
 #   BatchNorm.

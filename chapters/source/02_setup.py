@@ -324,7 +324,7 @@ quiz("02_setup/missing_rank")
 # %% [markdown]
 # ### Groups within the group
 #
-# `new_group` makes a group of some of the ranks, with a timeout of its own. **Every** rank calls it, in the same
+# `new_group` makes a group of some of the ranks, with its own timeout. **Every** rank calls it, in the same
 # order, including ranks that won't be members. Two halves of two ranks each:
 
 # %%
@@ -418,8 +418,7 @@ print("with two GPUs a node:", *local_device())
 #   runs in between opens a context on GPU 0 for each rank.
 # - **Name the device to the group**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`
 #   connects at once and tells collectives such as `barrier` which device is meant. It doesn't replace `set_device`.
-# - **Move inputs and targets too**, as `train_epoch` does. A loss function only needs moving if it holds tensors of
-#   its own:
+# - **Move inputs and targets too**, as `train_epoch` does. A loss function only needs moving if it holds tensors:
 
 # %%
 plain, weighted = torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(weight=torch.ones(10))
@@ -832,8 +831,8 @@ torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detac
 
 # %% [markdown]
 # Rank 0 alone would have reported its own digits. So **reduce the sum and the count, and divide at the end.** (The
-# last line compares with one process on all the data.) The mean of the ranks' means is right only if all have equally
-# many samples, and here the last rank has fewer. That is why `train_epoch` returns a sum and a count.
+# last line compares with one process on all the data.) The mean of the ranks' means is right only if all have the same
+# number of samples, and here the last rank has fewer. That is why `train_epoch` returns a sum and a count.
 #
 # For evaluation, don't use `DistributedSampler`, which pads and so counts some samples twice. Let every rank take
 # each N-th sample instead:
@@ -1069,7 +1068,7 @@ contract("train_ddp")
 # Is there a collective under an <code>if</code> that only some ranks enter?
 # </details>
 #
-# <details><summary>"the returned module's names begin with module."</summary>
+# <details><summary>"the returned module's names start with module."</summary>
 # You returned the wrapper. The model is its <code>.module</code>.
 # </details>
 #
@@ -1145,7 +1144,7 @@ except dist.DistNetworkError as error:
     print(type(error).__name__, "with EADDRINUSE" if "EADDRINUSE" in str(error) else error)
 
 # %% [markdown]
-# The parent opens the store and keeps it, so nobody can take the port in between. `TORCHELASTIC_USE_AGENT_STORE` in
+# The parent opens the store and keeps it, so no other program can take the port in between. `TORCHELASTIC_USE_AGENT_STORE` in
 # `work` tells rank 0 to join it like the others. torchrun does the same on one node, so two jobs don't clash:
 
 # %%
@@ -1309,7 +1308,7 @@ print("when it is gone:      ", reach(port))
 #
 # ### Under SLURM
 #
-# `srun` starts tasks and sets variables of its own. The simple way is one task, a torchrun, for each node; chapter 5
+# `srun` starts tasks and sets its own variables. The simple way is one task, a torchrun, for each node; chapter 5
 # does that on a small SLURM cluster. The other way is one task for each rank, and a translation:
 #
 # | torchrun sets | from SLURM, with one task for each rank |

@@ -84,7 +84,7 @@ def lockstep_run(*arguments):
 lockstep_run("-n", "1", "suspect.py")
 
 # %% [markdown]
-# It works, which says little: a single process waits for nobody. **One rank tests the arithmetic; two test the
+# It works, which says little: a single process never waits for another. **One rank tests the arithmetic; two test the
 # communication.**
 
 # %%
@@ -799,7 +799,7 @@ contract("find_divergence")
 # </details>
 #
 # <details><summary>It hangs when a gradient is missing on one rank</summary>
-# All ranks must pass tensors of the same size. Give a missing gradient a checksum of its own, such as a fixed number.
+# All ranks must pass tensors of the same size. Give a missing gradient its own checksum, such as a fixed number.
 # </details>
 #
 # <details><summary>It reports that NaN differs from NaN</summary>
@@ -1038,7 +1038,7 @@ quiz("03_debugging/open_port")
 # Which rank do you investigate, and what do you already know about it? Decide before you open the answer.
 #
 # <details><summary>Answer</summary>
-# Rank 1, the only one without a timeout of its own. Write down last enqueued and last completed for each rank. Ranks 0, 2
+# Rank 1, the only one without its own timeout. Write down last enqueued and last completed for each rank. Ranks 0, 2
 # and 3 have 1582 and 1579: #1580 never completed, and they ran ahead by two more. Rank 1 has 1579 and 1579: it completed
 # everything it called and never called #1580. So its GPU and the network work. #1580 has 6,553,600 elements, 25 MiB of
 # float32: a bucket, so the others are in backward. Rank 1 is elsewhere in Python. Its stack says where.
@@ -1166,7 +1166,7 @@ contract("preflight")
 
 # %% [markdown]
 # <details><summary>"… still waited after the time was over"</summary>
-# Every wait needs a timeout of its own: the store's, the group's, the barrier's. The default of each is minutes.
+# Every wait needs its own timeout: the store's, the group's, the barrier's. The default of each is minutes.
 # </details>
 #
 # <details><summary>A rank is missing, and the others do not say which</summary>
@@ -1244,7 +1244,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# Measure one process in a run of its own, and compare samples per second.
+# Measure one process in a separate run, and compare samples per second.
 #
 # **4. Is NCCL there?** The check is `torch.cuda.is_available() and torch.cuda.nccl.is_available()`. On a machine without
 # a GPU it raises nothing, because the second call is never made. Make it:
@@ -1274,7 +1274,7 @@ dist.init_process_group("gloo")
 test_communication()
 
 # %% [markdown]
-# All five have one thing in common: nobody ran them on a correct job *and* on one that was broken in the way they look
+# All five have one thing in common: they were never run on a correct job *and* on one that was broken in the way they look
 # for. Do both with every check that you write.
 
 # %%

@@ -164,7 +164,7 @@ def measure(one_step, model, optimizer, batch, tokens):
         "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
 
 # %% [markdown]
-# On one machine the network is too fast to matter. `--bandwidth 1gbit` puts the ranks into a network of their own, whose
+# On one machine the network is too fast to matter. `--bandwidth 1gbit` puts the ranks into their own network, whose
 # only link the kernel slows down to 1 Gbit/s, the speed of plain Ethernet. First, DDP with its defaults:
 
 # %% tags=["needs-bandwidth"]
@@ -1599,7 +1599,7 @@ for event in in_order(skipped.ranks[0]):
 # %% [markdown]
 # ### NCCL's levers
 #
-# *GPU.* NCCL chooses its own rings and trees, and is seldom improved by hand. Worth knowing: `NCCL_SOCKET_IFNAME` (which
+# *GPU.* NCCL chooses its own rings and trees, and is rarely improved by hand. Worth knowing: `NCCL_SOCKET_IFNAME` (which
 # network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a channel), and for
 # experiments `NCCL_ALGO` and `NCCL_PROTO`. Run `nccl-tests` first, then your step. Change one thing at a time.
 #

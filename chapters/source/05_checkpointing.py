@@ -21,7 +21,7 @@
 # - **save** so that a kill at any instant leaves a complete checkpoint, and all ranks load the same one;
 # - **resume** in the middle of an epoch, bit for bit, and say when equal bits are impossible;
 # - **choose** a format: one file, safetensors, shards, asynchronous saving;
-# - **restart** a job under torchrun, also with fewer nodes, and stop it cleanly when a scheduler asks;
+# - **restart** a job under torchrun, even with fewer nodes, and stop it cleanly when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
 # About 210 minutes: 60 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for the
@@ -645,7 +645,7 @@ for name, value in candidates.items():
 
 # %% [markdown]
 # Saving accepts everything; the refusal comes on the day of the restart. Save `vars(arguments)`, `float(score)`,
-# `str(path)` and NumPy's state with its array as a list. For a class of your own that you trust, there is
+# `str(path)` and NumPy's state with its array as a list. For your own class, if you trust it, there is
 # `torch.serialization.add_safe_globals([MyClass])`. Load one checkpoint while the job is young.
 
 # %%
@@ -846,7 +846,7 @@ if dist.get_rank() == 0:
 # %% [markdown]
 # ### Saving beside the training
 #
-# The job stands still while it saves. `async_save` copies the state to memory, returns, and writes in the background. This
+# The job waits while it saves. `async_save` copies the state to memory, returns, and writes in the background. This
 # disk takes half a second longer than yours:
 
 # %%

@@ -133,7 +133,7 @@ def test_plain_is_one_line() -> None:
 def test_a_check_that_was_not_run_takes_one_line_and_a_reason_of_its_own_is_whole() -> None:
     """What a check waits for is cut to the width; why a machine cannot run it never is."""
     premise = "needs “a step sends the gradients once, however many micro-batches it has”"
-    long = "the loss counts samples, also where ranks hold different numbers of them"
+    long = "the loss counts samples, even if ranks hold different numbers of them"
     lacking = "a stranger's batch script is not run: the SLURM cluster stands outside of the sandbox, where it would be let in"
 
     def shown(name: str, reason: str) -> list[str]:
