@@ -27,7 +27,6 @@ WITHOUT = {
     "find_divergence",
     "launch_distributed",
     "measure_step",
-    "mini_ddp",
     "mixed_precision",
     "preflight",
     "ring_all_reduce",
