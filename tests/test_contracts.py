@@ -25,7 +25,6 @@ WITHOUT = {
     "elastic_training",
     "exact_resume",
     "find_divergence",
-    "launch_distributed",
     "measure_step",
     "mixed_precision",
     "preflight",
