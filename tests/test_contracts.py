@@ -26,7 +26,6 @@ WITHOUT = {
     "exact_resume",
     "find_divergence",
     "measure_step",
-    "mixed_precision",
     "preflight",
     "ring_all_reduce",
     "setup_ddp",
