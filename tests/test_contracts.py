@@ -23,7 +23,6 @@ WITHOUT = {
     "device_report",
     "elastic_training",
     "exact_resume",
-    "find_divergence",
     "measure_step",
     "preflight",
     "ring_all_reduce",
