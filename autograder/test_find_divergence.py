@@ -18,7 +18,7 @@ from lockstep.grading import Diagnosis, Grader, Run, evidence, names
 
 EVERY, STEPS = 2, 7
 FIRST = 4  # the step at which the watch has to see a difference: made at step 3, and it looks at every second one
-TENSORS = 60  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
+TENSORS = 64  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
 BYTES = 64 + 16 * TENSORS
 
 FUNCTION = r"def find_divergence"
@@ -79,14 +79,21 @@ def judge(
     """All ranks must have found this and nothing else. `missed` is the diagnosis when something was not found."""
     judge_agreement(grader, each)
     seen = {one.key: one for one in each[0]}
+    right, told = {want.key: want for want in expected}, set()
     for want in (want for want in expected if want.key not in seen):
         wrapper = next((name for _, name in seen if name.endswith(f".{want.name}")), None)
         if wrapper is not None:
             said = f"{want.name} was reported as {wrapper}: the name that it has inside DDP."
             grader.fail("wrapper-in-names", said, at=r"\.module || " + WALK)
+        spare = [
+            one for one in each[0] if one.key not in right and (one.kind, one.ranks) == (want.kind, want.ranks)
+            and math.isclose(one.largest, want.largest, rel_tol=1e-3)
+        ]  # fmt: skip
+        if spare and missed is None:
+            said = f"{want.name} ({want.kind}) differs on {names(want.ranks)}, and was reported as {spare[0].name}."
+            grader.fail("other-names", said, of=want.ranks, at=WALK)
         id, at = missed or MISSED[want.kind]
         grader.fail(id, f"{why}: {want}. Found: {say(each[0])}.", of=want.ranks, at=at)
-    right, told = {want.key: want for want in expected}, set()
     for one in each[0]:
         what = f"{one.name} ({one.kind})"
         if one.key not in right:
@@ -97,6 +104,14 @@ def judge(
         told.add(one.key)
     for key, want in right.items():
         judge_one(grader, seen[key], want, len(each), missed, why)
+    order = sorted(each[0], key=lambda one: one.place)
+    if order != each[0]:
+        first, second = (
+            next(one for one, other in zip(a, b, strict=True) if one != other)
+            for a, b in ((order, each[0]), (each[0], order))
+        )
+        said = f"{first.name} ({first.kind}) comes before {second.name} ({second.kind}), and was reported after it."
+        grader.fail("order-of-the-list", said, at=r"sort || " + WALK)
 
 
 def judge_agreement(grader: Grader, each: list[list[Found]]) -> None:
@@ -332,6 +347,8 @@ def judge_watch(grader: Grader, run: Run, rank: int, step: int, told: int | None
          f"With every={EVERY} the ranks were seen to differ at step {FIRST} for the first time; at step {step} rank {rank} was told {was}.", WATCH),
         (not early and agreed != FIRST - EVERY, "not-the-first-step",
          f"The last time that all agreed was step {FIRST - EVERY}; rank {rank} was told {agreed}.", r"= Divergence\( || Divergence\(self || " + WATCH),
+        (step > FIRST and calls, "looks-too-often",
+         f"At step {FIRST} the ranks were seen to differ, and at step {step} rank {rank} called {len(calls)} collectives more.", WATCH),
     ]  # fmt: skip
     for is_so, id, said, at in mistakes:
         grader.fail_on([rank] if is_so else [], id, said, at=at)

@@ -123,7 +123,7 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
         said = "launch_distributed returned None. mp.spawn returns nothing: the weights lived in processes that have ended."
         grader.fail("returns-none", said, at=RETURN)
     if not weights or launch["others"]:
-        others = f"what is no tensor: {', '.join(launch['others'])}" if weights else "no tensor"
+        others = f"what is no tensor on the CPU: {', '.join(launch['others'])}" if weights else "no tensor on the CPU"
         grader.fail("wrong-return", f"launch_distributed returned a {kind} with {others}.", at=RETURN)
     if any(name.startswith("module.") for name in weights):
         keys = ", ".join(map(repr, list(weights)[:2]))

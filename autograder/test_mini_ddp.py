@@ -11,7 +11,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from judging.mini_ddp import ASKS, BUFFERS, FROZEN, STEPS, WORLD, Step, Trained, events, name_of, sent, train
+from judging.mini_ddp import (
+    ASKS,
+    BUFFERS,
+    CAP,
+    FLAGS,
+    FROZEN,
+    LARGE,
+    STEPS,
+    WORLD,
+    Step,
+    Trained,
+    events,
+    name_of,
+    sent,
+    train,
+)
 
 from lockstep.grading import (
     EXACT,
@@ -229,6 +244,10 @@ def test_buckets(grader: Grader) -> None:
         ]  # fmt: skip
         for is_so, id, says, at in mistakes:
             grader.fail_on([rank] * is_so, id, what + says, at=at)
+    for rank in range(WORLD):  # a model with parameters that are larger than the cap
+        most = max(one.nbytes for one in sent(events(main_run(grader).run, rank)))
+        said = f"A parameter of {LARGE} bytes is above the bucket_cap_mb of {CAP}, and rank {rank} sent it with others: {most} bytes."
+        grader.fail_on([rank] * (most > LARGE + FLAGS), "wrong-bucket-size", said, at=BUCKET)
 
 
 @pytest.mark.needs("test_matches_ddp")

@@ -110,10 +110,13 @@ def judge_precision(grader: Grader, played: Played) -> None:
         mistakes = [
             ("casts-the-model", "the parameters of {ranks} came as float32, and are " + " and ".join(seen[0]["parameters"]) + " after it.",
              HALF, [one["parameters"] != ["float32"] for one in seen]),
+            ("half-state", "the optimizer of {ranks} keeps a state of " + " and ".join(seen[0]["state"]) + ".",
+             r"\.state\b || " + HALF, [any(kind != "float32" for kind in one["state"]) for one in seen]),
             ("no-autocast", "the layers of {ranks} computed in float32. Autocast was off, or on for another type of device than the batch is on.",
              AUTOCAST, [one["first"] == one["last"] == "float32" for one in types]),
             *(("dtype-hard-coded", f"the {layer} layer of {{ranks}} computed in {types[0][layer]}.",
                hard_coded, [one[layer] != wanted for one in types]) for layer in ("first", "last")),
+            ("ignores-loss-fn", "{ranks} never called loss_fn.", r"cross_entropy || " + BACKWARD, [not one["loss"] for one in types]),
             ("loss-in-half", f"the loss of {{ranks}} is a {types[0]['loss']}: with an output in {wanted}, loss_fn was called where autocast "
              "no longer looked after it.", r"loss_fn\( || " + AUTOCAST, [one["loss"] != "float32" for one in types]),
             ("backward-under-autocast", f"autocast was still on in the backward of {{ranks}}. The model has a layer that computes in float32, "
@@ -132,6 +135,9 @@ def judge_traffic(grader: Grader, played: Played, step: int) -> None:
         if not marks and total < PAYLOAD / 2:
             said = f"Rank {rank} ran the model, and never through the DDP wrapper: none of its {PAYLOAD} bytes of gradients was sent."
             grader.fail("bypasses-ddp", said, of=[rank], at=r"\.module || " + FORWARD)
+        narrow = [one for one in carried if one.dtype != "float32"]
+        said = f"In step {step} rank {rank} put gradients of {narrow[0].dtype} into a collective." if narrow else ""
+        grader.fail_on([rank] * bool(narrow), "sends-half", said, at=r"comm_hook || " + HALF)
         if total > 1.5 * PAYLOAD:
             said = (
                 f"In step {step} rank {rank} put {total} bytes into {len(carried)} gradient collectives; its gradients have "

@@ -9,6 +9,22 @@ from lockstep.grading import Collective, Grader, Run, names
 
 WORLD = 3  # with two ranks there is no majority
 
+PARAMETERS = [
+    "brief", "scale", "empty", "frozen", "unused", "encoder.weight", "encoder.bias", "norm.weight", "norm.bias",
+    "decoder.weight",
+]  # fmt: skip
+BUFFERS = [
+    "ids",
+    "mask",
+    "odd",
+    "zeros",
+    "precise",
+    "norm.running_mean",
+    "norm.running_var",
+    "norm.num_batches_tracked",
+]
+FOREIGN = "param_groups[0].params[9]"  # of the optimizer, and not of the model
+
 Change = dict[str, Any]
 
 
@@ -27,6 +43,12 @@ class Found(NamedTuple):
     def key(self) -> tuple[str, str]:
         """What names a tensor."""
         return self.kind, self.name
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it comes in the list: by kind, and within it by the model's order; what is the optimizer's, in any order."""
+        kinds = {"parameter": PARAMETERS, "buffer": BUFFERS, "gradient": PARAMETERS, "optimizer": []}
+        return list(kinds).index(self.kind), kinds[self.kind].index(self.name) if kinds[self.kind] else 0
 
 
 def found(run: Run) -> list[list[Found]]:
@@ -61,6 +83,8 @@ def one_of_each_kind(grader: Grader) -> list[tuple[Change, Found]]:
         add(grader, 1, "gradient", "decoder.weight", 12),
         add(grader, 2, "optimizer", "encoder.bias.exp_avg", 3),
         add(grader, 1, "optimizer", "scale.step", 1),
+        add(grader, 2, "optimizer", "scale.turns", 1),
+        add(grader, 1, "optimizer", f"{FOREIGN}.exp_avg", 3),
     ]
 
 

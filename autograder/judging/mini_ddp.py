@@ -23,6 +23,7 @@ PARAMETERS = {
     "back.weight": (6, 300), "back.bias": (6,), "frozen.weight": (6, 6), "frozen.bias": (6,), "side.weight": (6, 6),
     "side.bias": (6,),
 }  # fmt: skip
+LARGE = 4 * 300 * 6  # bytes of the largest parameter, above the cap
 FROZEN = {name for name in PARAMETERS if name.startswith("frozen.")}
 BUFFERS = {"offset", "unsaved", "count"}
 

@@ -48,13 +48,16 @@ def build(seed: int) -> tuple[Zoo, torch.optim.Optimizer]:
     with torch.no_grad():
         model.norm.running_mean.copy_(torch.randn(3))
     model = model.to(device)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    foreign = nn.Parameter(torch.ones(3, device=device))  # the optimizer has it, the model has not
+    optimizer = torch.optim.AdamW([*(p for p in model.parameters() if p.requires_grad), foreign], lr=0.01)
+    foreign.grad = torch.ones_like(foreign)
     for _ in range(2):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and name != "unused":
                 parameter.grad = torch.randn(parameter.shape).to(parameter)
         if not optimizer.state:
             optimizer.step()
+    optimizer.state[model.scale]["turns"] = 7.0  # a number, as optimizers of one's own have it
     with torch.no_grad():
         model.brief.fill_(1.0)
     torch.manual_seed(seed + 1 + rank())
@@ -82,7 +85,12 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
         tensor = parameters[name].grad
     else:
         parameter, _, entry = name.rpartition(".")
-        tensor = optimizer.state[parameters[parameter]][entry]
+        foreign = optimizer.param_groups[0]["params"][-1]
+        state = optimizer.state[parameters.get(parameter, foreign)]
+        if not isinstance(state[entry], torch.Tensor):
+            state[entry] += what["by"]
+            return
+        tensor = state[entry]
     flat = tensor.detach().view(-1)
     one, other = what.get("at", 0), what.get("other", 0)
     match what["do"]:
@@ -103,7 +111,7 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Ten
     """A copy of everything, to see what has changed."""
     values = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
     values += [value for entry in optimizer.state.values() for value in entry.values()]
-    return [value.detach().clone() for value in values]
+    return [torch.as_tensor(value).detach().clone() for value in values]
 
 
 def _same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:

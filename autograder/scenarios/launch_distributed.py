@@ -162,7 +162,9 @@ def _launch(submission, number: int, launch: dict, x: torch.Tensor, y: torch.Ten
         returned = submission.launch_distributed(launch["world_size"], Classifier, data, launch["epochs"])
         seen["type"] = type(returned).__name__
         if isinstance(returned, dict):
-            tensors = {str(name): value for name, value in returned.items() if isinstance(value, torch.Tensor)}
+            tensors = {
+                str(name): value for name, value in returned.items() if isinstance(value, torch.Tensor) and value.is_cpu
+            }
             seen |= {"weights": tensors, "others": sorted(str(name) for name in returned if str(name) not in tensors)}
     except BaseException as error:
         if not launch.get("caught"):

@@ -93,7 +93,7 @@ def trains(
     device = join()
     model = Awkward(initial).to(device)
     wrapped = submission.MiniDDP(copy.deepcopy(model), bucket_cap_mb=cap)
-    inner = wrapped.module if isinstance(getattr(wrapped, "module", None), nn.Module) else wrapped
+    inner = wrapped.module
     observe("constructed", state(inner))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -112,7 +112,9 @@ def steps(
     inner = Noting(initial).to(device)
     wrapped = DDP(inner)
     every = list(wrapped.parameters())
-    optimizer = torch.optim.SGD([{"params": every[:first_group]}, {"params": every[first_group:]}], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [{"params": every[:first_group]}, {"params": every[first_group:]}], lr=0.1, momentum=0.01
+    )
     scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, growth_interval=2, enabled=bool(scale))
     used: list[State] = []
     optimizer.register_step_pre_hook(
@@ -136,6 +138,7 @@ def steps(
             "start": start, "used": list(used), "end": parameters(inner),
             "types": {**inner.types, "loss": loss_fn.type},
             "parameters": sorted({say(p.dtype) for p in inner.parameters()}),
+            "state": sorted({say(t.dtype) for state in optimizer.state.values() for t in state.values() if t is not None}),
             "autocast_in_backward": inner.autocast_in_backward,
             "factor": loss_fn.factor,
             "scale_before": before_scale, "scale": scaler.get_scale(),
