@@ -8,8 +8,6 @@ and with every usual mistake (`judging.train_ddp`): the one that gives the submi
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from judging.train_ddp import (
     BACKWARD,
@@ -82,7 +80,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             said = (
                 f"{headline} Line {guarded[0]} runs on some ranks only, and a collective is a matter for all of them."
             )
-            at = f"^{re.escape(source.splitlines()[guarded[0] - 1])}$"
+            at = next(row.frame for row in cause.rows if row.frame and row.frame.line == guarded[0])
             return grader.diagnosis("rank-conditional-collective", said, evidence=table, of=cause.ranks, at=at)
         if len(set(steps)) > 1:
             said = (f"The ranks took different numbers of steps (backward passes: {say_counts(steps)}), and the one with more comes "

@@ -75,7 +75,8 @@ class Session:
         remove_folder(str(self.scratch))
 
 
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+EXHAUSTED = (RecursionError, MemoryError)
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """What a check raises when the ranks report something that its scenario never does: the submission has seen to that.
 Breaking a check must not be better than failing it."""
 BROKEN = "this check of ours broke"
@@ -194,6 +195,8 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
 
 def _is_ours(error: BaseException) -> bool:
     """True when the error came from starting a run or writing a diagnosis, not from looking at what was seen."""
+    if isinstance(error, EXHAUSTED):  # by what was read, wherever that was
+        return False
     ours = {Grader._attempt.__code__, Grader.diagnosis.__code__}
     return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
