@@ -69,6 +69,14 @@ class Training:
         each = [len(samples) // EPOCHS for samples in flat]
         return [[all[n * e : (n + 1) * e] for n in range(EPOCHS)] for all, e in zip(flat, each, strict=True)]
 
+    def batch_sets(self, epoch: int) -> set[frozenset[int]]:
+        """The batches of all ranks in this epoch, whatever their order and the order in them."""
+        found: set[frozenset[int]] = set()
+        for batches in self.batches:
+            each = len(batches) // EPOCHS
+            found |= {frozenset(batch) for batch in batches[each * epoch : each * (epoch + 1)]}
+        return found
+
     def owners(self, epoch: int) -> dict[int, list[int]]:
         """The ranks that saw a sample in this epoch, for each sample in order."""
         seen = [set(order[epoch]) for order in self.orders]
