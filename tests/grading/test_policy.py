@@ -382,3 +382,15 @@ def test_a_bad_policy_is_told_before_anything_is_graded(lockstep: CommandLine, t
     said = "lockstep: mine.toml:2: late.percent_a_day is 120: give a number from 0 to 100\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_late_policy_warns_when_no_time_is_known(lockstep: CommandLine) -> None:
+    """Nothing can be taken off then, and the teacher has to know it; who is not late anyway is no matter."""
+    some = graded(*(learner(name, exercise("mini_ddp", 8, 8)) for name in ("ada", "bob", "cy", "di")),
+                  learner("eve", exercise("mini_ddp", 8, 8), late=timedelta(0)),
+                  learner("fay", exercise("mini_ddp", 8, 8), marked=True))  # fmt: skip
+    (remark,) = apply(parse(LATE + "[learner.di]\nlate = false\n", NAMES), some).remarks
+    assert remark.endswith("so nothing was taken off for lateness: ada, bob, cy")
+    assert apply(parse(LATE.replace("10", "0"), NAMES), some).remarks == ()
+    done = lockstep("grade", "x", "--late", "3")
+    assert done.returncode == 2 and "No such option" in done.stderr and "slice" not in done.stderr

@@ -139,6 +139,20 @@ def apply(policy: Policy, graded: ClassResult) -> Grades:
         for name in sorted(policy.learners)
         if name not in known
     ]
+    if policy.late.deadline is not None and policy.late.percent_a_day:
+        timeless = [
+            one.id
+            for one in graded.learners
+            if one.exercises
+            and one.handed.handed_in is None
+            and not one.handed.marked_late
+            and policy.learners.get(one.id, Accommodation()).late
+        ]
+        if timeless:
+            shown = ", ".join(timeless[:3]) + (f" and {len(timeless) - 3} more" if len(timeless) > 3 else "")
+            remarks.append(
+                f"the download does not say when these handed in, so nothing was taken off for lateness: {shown}"
+            )
     return Grades({learner.id: _grade(policy, graded, learner) for learner in graded.learners}, tuple(remarks))
 
 
