@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import subprocess
@@ -54,6 +55,34 @@ def test_paths_of_runs_are_taken_out() -> None:
         "a=/t/lockstep-run-x/work/b/t/lockstep-run-y/work/c": "a=bc",
     }.items():
         assert without_path(text, RUN_FOLDER) == left
+
+
+def test_what_a_killed_grader_leaves_goes_at_the_next_start(tmp_path: Path, course: Course) -> None:
+    """Its folder has the submission and references in it."""
+    code = (
+        "import sys; from pathlib import Path; from lockstep.course import Course; from lockstep.grading.plugin import Session; "
+        "from lockstep.grading.request import GradeRequest; root, given = sys.argv[1:]; "
+        "session = Session(Course(Path(root)), GradeRequest(('setup_ddp',), Path(given))); session.grader('setup_ddp'); "
+        "print(session.scratch, flush=True); input()"
+    )
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(ROOT), str(course.solutions)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)},
+        )  # fmt: skip
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    killed, left = start()
+    assert list(left.rglob("setup_ddp.py"))
+    killed.kill()
+    killed.communicate()
+    assert left.exists()
+    following, own = start()
+    assert not left.exists() and own.exists()
+    following.kill()
+    following.communicate()
 
 
 @pytest.mark.parametrize("name", ["minus", "a great number"])

@@ -50,7 +50,7 @@ LINES = 12  # of what is said of one learner
 METADATA_BYTES = 64 << 20
 MOST_NEAR = 8  # files of one learner whose names are nearly an exercise's
 _ADDED = re.compile(
-    r"(copy_of|my)_+|_+(final|new|last|latest|fixed|done|submission|solution|copy|edited|updated|v?\d{1,4})(?=_|$)"
+    r"^(copy_of|my)_|_(final|new|last|latest|fixed|done|submission|solution|copy|edited|updated|v?\d{1,4})(?=_|$)"
 )
 """What people put around a file's name."""
 Parts = tuple[str, ...]  # of a path
