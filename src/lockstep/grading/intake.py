@@ -63,7 +63,7 @@ class Handed:
 
     `id` is stable, unique and safe as a file name; `shown` is the name in the download, made printable. `folder` holds
     `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what could not be
-    taken, `notes` what was left out or chosen. No files and a refusal: nothing can be graded.
+    taken, `notes` what was left out or chosen. `account` is the LMS and its number of the learner (`moodle 123`), if known. No files and a refusal: nothing can be graded.
     """
 
     id: str
@@ -74,6 +74,7 @@ class Handed:
     marked_late: bool = False
     refused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -320,7 +321,9 @@ class _Gathering:
         files = tuple(file for file in self.expected.files if file in self.taken)
         self.folder.mkdir(parents=True, exist_ok=True)
         refused, notes = _lines(self.refused), _lines(self.notes)
-        return Handed(self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes)
+        return Handed(
+            self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes, self.owner.account
+        )
 
     def _ask(self, beside: list[str]) -> None:
         """Where a file is missing and another's name is like its name, ask."""

@@ -34,13 +34,16 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(?![a-z0-9])")
 
 @dataclass(frozen=True)
 class Owner:
-    """A learner as the download names them. `key` is the same for everything that one learner handed in."""
+    """A learner as the download names them. `key` is the same for everything that one learner handed in. `account` is
+    the LMS and its number of them (`moodle 123`), as far as that is known.
+    """
 
     key: str
     shown: str
     id: str
     late: bool = False
     handed_in: datetime | None = None
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,15 @@ def claim(parts: tuple[str, ...], is_file: bool, leaves: tuple[str, ...], contai
     # in their own name is still somebody else.
     if moodle := (_MOODLE if alone else _MOODLE_FOLDER).fullmatch(first) or _MOODLE.fullmatch(first):
         name, number = moodle["name"], moodle["id"]
-        owner = Owner(f"moodle {number} {name}", printable(name), safe_id(name, number))
+        owner = Owner(f"moodle {number} {name}", printable(name), safe_id(name, number), account=f"moodle {number}")
         return Claim(owner, (moodle["rest"], *rest) if moodle["rest"] else rest)
     if alone and (canvas := _CANVAS.fullmatch(first) or _CANVAS_TEXT.fullmatch(first)):
         user, name = canvas["user"], canvas["name"] or canvas["user"]
         # An anonymous id is case-sensitive: keep its mark.
         ident = safe_id(name, user) if user.isdigit() else safe_id(user)
-        owner = Owner(f"canvas {user} {name}", printable(name), ident, canvas["late"] is not None)
+        owner = Owner(
+            f"canvas {user} {name}", printable(name), ident, canvas["late"] is not None, account=f"canvas {user}"
+        )
         return Claim(owner, (canvas["rest"],), int(canvas.groupdict().get("upload", 0)))
     if not alone:
         name = first

@@ -61,7 +61,7 @@ class Late:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a teacher says of one exercise: `points` instead of those of the checks, a comment, or that it is excused."""
+    """What a teacher says of one exercise: `points` instead of the checks', a comment, or that it is excused."""
 
     points: Decimal | None = None
     comment: str = ""
