@@ -63,7 +63,8 @@ class Handed:
 
     `id` is stable, unique and safe as a file name; `shown` is the name in the download, made printable. `folder` holds
     `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what could not be
-    taken, `notes` what was left out or chosen. `account` is the LMS and its number of the learner (`moodle 123`), if known. No files and a refusal: nothing can be graded.
+    taken, `notes` what was left out or chosen. No files and a refusal: nothing can be graded.
+    `account` is the LMS and its number of the learner (`moodle 123`), if known.
     """
 
     id: str

@@ -150,7 +150,19 @@ def _bubblewrap(scratch: Path) -> list[str]:
         command += ["--ro-bind", path, path]
     for device in sorted(glob.glob("/dev/nvidia*")):
         command += ["--dev-bind", device, device]
-    return [*command, "--ro-bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", "/tmp", "--"]
+    return [
+        *command,
+        "--ro-bind",
+        str(scratch),
+        str(scratch),
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/tmp",
+        "--",
+    ]
 
 
 def _python() -> Sequence[str]:
