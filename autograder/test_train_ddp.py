@@ -8,8 +8,6 @@ and with every usual mistake (`judging.train_ddp`): the one that gives the submi
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from judging.train_ddp import (
     BACKWARD,
@@ -82,7 +80,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             said = (
                 f"{headline} Line {guarded[0]} runs on some ranks only, and a collective is a matter for all of them."
             )
-            at = f"^{re.escape(source.splitlines()[guarded[0] - 1])}$"
+            at = next(row.frame for row in cause.rows if row.frame and row.frame.line == guarded[0])
             return grader.diagnosis("rank-conditional-collective", said, evidence=table, of=cause.ranks, at=at)
         if len(set(steps)) > 1:
             said = (f"The ranks took different numbers of steps (backward passes: {say_counts(steps)}), and the one with more comes "
@@ -184,7 +182,8 @@ def test_batch_size(grader: Grader) -> None:
 @pytest.mark.needs("test_each_sample_on_one_rank")
 def test_reshuffles(grader: Grader) -> None:
     """every epoch has a new order"""
-    orders = main_run(grader).orders[0]
+    training = main_run(grader)
+    orders = training.orders[0]
     first = show(orders[0])
     unshuffled, repeated = all(own == sorted(own) for own in orders), all(own == orders[0] for own in orders)
     said = f"Rank 0 saw its samples in order, {first}, in every epoch."
@@ -192,6 +191,20 @@ def test_reshuffles(grader: Grader) -> None:
     said = (f"Rank 0 saw the samples {first} in epoch 0, and the same order in epochs 1 and 2. The sampler shuffles with seed + epoch, "
             "and nobody told it the epoch.")  # fmt: skip
     grader.fail_on([0] * repeated, "missing-set-epoch", said, at=LOOP)
+    if training.sizes == [BATCH]:  # batches of one sample, or of all, are the same however they are drawn
+        judge_repeats(grader, training)
+
+
+def judge_repeats(grader: Grader, training: Training) -> None:
+    """Whether an epoch deals out the batches of the epoch before: in another order, from another rank, or permuted in
+    themselves. A permutation of all samples repeats next to none.
+    """
+    for epoch in range(1, EPOCHS):
+        before, now = training.batch_sets(epoch - 1), training.batch_sets(epoch)
+        if 2 * len(before & now) > len(now):
+            said = (f"{len(before & now)} of the {len(now)} batches of epoch {epoch} hold the same samples as in epoch {epoch - 1}. Only their "
+                    "order, or the order within them, is new, so the gradients are the same. Permute all samples in each epoch.")  # fmt: skip
+            grader.fail("missing-set-epoch", said, of=EVERYBODY, at=LOOP)
 
 
 # What they were trained to -------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import toml
 
-from lockstep.grading import CheckNotRun, Diagnosis, Failed, Grader, Run, evidence
+from lockstep.grading import CheckNotRun, Diagnosis, Failed, Grader, Run, evidence, parse
 
 HERE = Path(__file__).resolve().parent
 UNANSWERED = "?"
@@ -101,11 +101,8 @@ def learners_ticket(grader: Grader) -> int:
 def answers(source: str) -> dict[str, Any]:
     """The literal values of CAUSE and RANK at the file's top level."""
     found: dict[str, Any] = {}
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return found
-    for node in tree.body:
+    tree = parse(source)
+    for node in tree.body if tree is not None else ():
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )

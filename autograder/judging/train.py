@@ -60,7 +60,7 @@ def initial(seed: int) -> torch.Tensor:
 
 def prints(text: str, value: torch.Tensor) -> bool:
     """Whether a number of at least three decimals in the text is this one."""
-    words = re.findall(r"\d+\.\d{3,}", text)
+    words = re.findall(r"(?<!\d)\d+\.\d{3,}", text)
     return any(abs(float(word) - value.item()) < 10.0 ** -len(word.partition(".")[2]) for word in words)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference
+from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference, parse
 
 EPOCHS = 3
 SMALL = 64  # bytes: a collective this small carries no gradients
@@ -26,7 +26,7 @@ SAME = Tolerance(0.0, 1e-6)
 FUNCTION = r"def train_ddp"
 LOOP = r"for epoch in || for .* in range\( || " + FUNCTION
 BACKWARD = r"\.backward\( || " + LOOP
-SCALED_RATE = r"\blr\b.*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
+SCALED_RATE = r"\blr\b[^*]*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
 
 State = dict[str, torch.Tensor]
 When = Literal["step", "epoch", "never"]
@@ -68,6 +68,14 @@ class Training:
         flat = [[sample for batch in batches for sample in batch] for batches in self.batches]
         each = [len(samples) // EPOCHS for samples in flat]
         return [[all[n * e : (n + 1) * e] for n in range(EPOCHS)] for all, e in zip(flat, each, strict=True)]
+
+    def batch_sets(self, epoch: int) -> set[frozenset[int]]:
+        """The batches of all ranks in this epoch, whatever their order and the order in them."""
+        found: set[frozenset[int]] = set()
+        for batches in self.batches:
+            each = len(batches) // EPOCHS
+            found |= {frozenset(batch) for batch in batches[each * epoch : each * (epoch + 1)]}
+        return found
 
     def owners(self, epoch: int) -> dict[int, list[int]]:
         """The ranks that saw a sample in this epoch, for each sample in order."""
@@ -137,11 +145,21 @@ def moved_after_wrapping(run: Run) -> list[int]:
 def under_rank_condition(source: str, line: int) -> bool:
     """Whether the line lies in the body of an `if` that looks at the rank."""
     found = []
-    for node in ast.walk(ast.parse(source)):
-        condition = ast.unparse(node.test) if isinstance(node, ast.If) else ""
+    tree = parse(source)
+    for node in ast.walk(tree) if tree is not None else ():
+        condition = " ".join(words(node.test)) if isinstance(node, ast.If) else ""
         if "rank" in condition and "world_size" not in condition:
             found += [part.lineno <= line <= (part.end_lineno or part.lineno) for part in node.body]
     return any(found)
+
+
+def words(expression: ast.expr) -> list[str]:
+    """The names, attributes and texts in it."""
+    found = []
+    for node in ast.walk(expression):
+        own = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", None)
+        found += [own] if isinstance(own, str) else []
+    return found
 
 
 # One process on the joined batches, right and wrong ----------------------------------------------------------------

@@ -519,3 +519,19 @@ def test_what_keeps_apart_is_used_and_told(grade: Grade, tmp_path: Path, monkeyp
     isolation.tier.cache_clear()
     grade(source, tmp_path / "here")
     assert files(tmp_path / "apart") == files(tmp_path / "here")
+
+
+def test_a_regrade_of_all_can_take_a_new_seed(tmp_path: Path) -> None:
+    """Without --again another seed is refused."""
+    (tmp_path / "class" / "ada").mkdir(parents=True)
+    (tmp_path / "class" / "ada" / "train_ddp.py").write_text("x = 1")
+
+    def kept(**how: int) -> int:
+        request = ClassRequest(("train_ddp",), how.get("seed"), again="again" in how, allow_unisolated=True)
+        with bulk.opened(Course(Path(__file__).parents[2]), tmp_path / "class", tmp_path / "out", request) as grading:
+            return grading.plan.seed
+
+    assert kept(seed=1) == kept() == 1
+    with pytest.raises(CourseError, match="with seed 1"):
+        kept(seed=2)
+    assert kept(seed=2, again=1) == kept() == 2

@@ -587,12 +587,12 @@ def test_printable_is_short_and_plain() -> None:
 
 
 def test_odd_names_of_files(tmp_path: Path, take: TakeIn) -> None:
-    odd = {f"mallory/{name}.py": b"" for name in ODD} | {"mallory/train_ddp.py ": b"", "mallory/Train_DDP.py": b""}
+    odd = {f"mallory/{name}.py": b"" for name in ODD} | {"mallory/train_ddp.py ": b"", "mallory/Trainn_DDP.py": b""}
     found = take(put(tmp_path / "class", {**odd, "bob/train_ddp.py": GOOD}))
     refused = only_bob(found).refused
     assert (
         "expected average_gradients.py" in refused[0]
-        and "nearest found is Train_DDP.py (should it be train_ddp.py?)" in refused[0]
+        and "nearest found is Trainn_DDP.py (should it be train_ddp.py?)" in refused[0]
     )
     assert found["mallory"].notes[0].startswith("ignored, no exercise's file: ") and "more" in found["mallory"].notes[0]
 
@@ -735,3 +735,69 @@ def test_any_tree_gives_the_same_as_folder_zip_and_tar(tmp_path: Path, course: C
                 assert file.removesuffix(".py") in course.names or file == "clinic/ticket.txt"
                 assert (one.folder / file).read_bytes() in files.values()
     assert results[0] == results[1] == results[2]
+
+
+# What a week with a class brings
+
+
+def test_names_in_utf_8_without_the_flag_for_it(tmp_path: Path, take: TakeIn) -> None:
+    """As Info-ZIP and macOS write them; a name of the old code page stays one."""
+    name = "Finn Ó Néill_7_assignsubmission_file_/train_ddp.py".encode()
+    old = "Zoë_8_assignsubmission_file_/train_ddp.py".encode("cp437")
+    (tmp_path / "moodle.zip").write_bytes(raw_zip([(name, GOOD), (old, GOOD)]))
+    found = take(tmp_path / "moodle.zip")
+    assert {one.shown for one in found.values()} == {"Finn Ó Néill", "Zoë"}
+    assert all(one.files == ("train_ddp.py",) for one in found.values())
+
+
+def test_an_empty_archive_is_named_as_such(tmp_path: Path, take: TakeIn) -> None:
+    for archive in (zipped({}), zipped({"folder/": b""}), tarred()):
+        shutil.rmtree(tmp_path / "class", ignore_errors=True)
+        mallory = only_bob(take(beside_bob(tmp_path, archive)))
+        assert mallory.refused[0] == "mallory.zip is an empty archive: there is no file in it"
+
+
+@pytest.mark.parametrize(
+    "name", ["Setup_DDP_final.py", "setup-ddp.PY", "setup_ddp_v2.py", "Copy of setup_ddp.py", "setup_ddp - Copy.py"]
+)
+def test_a_name_that_is_nearly_right_is_taken_and_told(tmp_path: Path, take: TakeIn, name: str) -> None:
+    files = {f"ada/{name}": b"1", "ada/train_ddp.py": GOOD, f"bob/{name}": b"1", "bob/setup_ddp.py": b"2"}
+    for source in (put(tmp_path / "class", files), tmp_path / "class.zip"):
+        (tmp_path / "class.zip").write_bytes(zipped(files))
+        found = take(source)
+        assert (found["ada"].folder / "setup_ddp.py").read_bytes() == b"1"
+        assert found["ada"].notes == (f"{name} was taken for setup_ddp.py: its name should be that",)
+        assert (found["bob"].folder / "setup_ddp.py").read_bytes() == b"2"
+        assert found["bob"].notes == (f"ignored: {name}, since setup_ddp.py is there",)
+
+
+def test_of_several_names_that_are_nearly_right_none_is_taken(tmp_path: Path, take: TakeIn) -> None:
+    files = {"ada/setup_ddp_final.py": b"1", "ada/setup_ddp_new.py": b"2", "ada/train_ddp.py": GOOD}
+    ada = take(put(tmp_path / "class", files))["ada"]
+    assert ada.files == ("train_ddp.py",)
+    assert ada.refused == (
+        "setup_ddp_final.py and setup_ddp_new.py: which of them is setup_ddp.py? Hand in one of that name",
+    )
+
+
+def test_a_name_that_is_like_one_that_is_missing_is_asked_about(tmp_path: Path, course: Course) -> None:
+    source = put(tmp_path / "class", {"ada/setupp_ddpp.py": b"1", "ada/train_ddp.py": GOOD, "ada/helper.py": b""})
+    (ada,) = take_in(source, tmp_path / "scratch", course, ["setup_ddp", "train_ddp"])
+    assert ada.files == ("train_ddp.py",)
+    assert ada.notes[-1] == "setupp_ddpp.py was not taken: should it be setup_ddp.py?"
+
+
+def test_a_number_in_a_name_takes_over_nobodys(tmp_path: Path, take: TakeIn) -> None:
+    """Learners choose their names, in folders and in files."""
+    bob = "Bob_13_assignsubmission_file_"
+    found = take(put(tmp_path / "folders", {
+        f"{bob}/train_ddp.py": GOOD,
+        f"{bob}x_12_assignsubmission_file_/train_ddp.py": b"evil",  # whose name is "Bob_13_assignsubmission_file_x"
+        "Mallory_13_assignsubmission_file_/train_ddp.py": b"evil",
+    }))  # fmt: skip
+    assert len(found) == 3 and (found["bob-13"].folder / "train_ddp.py").read_bytes() == GOOD
+    assert not found["bob-13"].notes + found["bob-13"].refused
+    found = take(
+        put(tmp_path / "canvas", {"lovelaceada_12_500_train_ddp.py": GOOD, "eve_12_501_train_ddp.py": b"evil"})
+    )
+    assert (found["lovelaceada-12"].folder / "train_ddp.py").read_bytes() == GOOD

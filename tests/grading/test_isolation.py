@@ -6,6 +6,7 @@ skipped with what it would need.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -331,3 +332,18 @@ def test_tier_of_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CourseError, match="sandbox, user, none"):
         isolation.tier()
     isolation.tier.cache_clear()
+
+
+def test_dev_of_the_sandbox_cannot_be_written_and_shared_memory_can() -> None:
+    """Else it is memory that no limit counts."""
+    tier = available("sandbox")
+    code = "open('/dev/shm/x', 'w').write('x'); open('/dev/null', 'w').write('x')\ntry: open('/dev/x', 'w')\nexcept OSError as error: print(error.errno)"
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        done = subprocess.run(
+            [*tier.command(Path(scratch)), sys.executable, "-c", code],
+            env=tier.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stdout.strip()) == (0, str(errno.EROFS)), done.stderr

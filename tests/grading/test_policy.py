@@ -19,6 +19,7 @@ from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.exports.classroom50 import Handin, result, scores
 from lockstep.grading.exports.csv_grades import Row, grades_csv
 from lockstep.grading.exports.gradescope import class_results
+from lockstep.grading.exports.html_report import html_report
 from lockstep.grading.intake import Handed
 from lockstep.grading.policy import Classroom50, Grades, Half, Policy, Rounding, apply
 from lockstep.grading.policy_file import PolicyError, load, parse
@@ -382,3 +383,71 @@ def test_a_bad_policy_is_told_before_anything_is_graded(lockstep: CommandLine, t
     said = "lockstep: mine.toml:2: late.percent_a_day is 120: give a number from 0 to 100\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_late_policy_warns_when_no_time_is_known(lockstep: CommandLine) -> None:
+    """Nothing can be taken off then, and the teacher has to know it; who is not late anyway is no matter."""
+    some = graded(*(learner(name, exercise("mini_ddp", 8, 8)) for name in ("ada", "bob", "cy", "di")),
+                  learner("eve", exercise("mini_ddp", 8, 8), late=timedelta(0)),
+                  learner("fay", exercise("mini_ddp", 8, 8), marked=True))  # fmt: skip
+    (remark,) = apply(parse(LATE + "[learner.di]\nlate = false\n", NAMES), some).remarks
+    assert remark.endswith("so nothing was taken off for lateness: ada, bob, cy")
+    assert apply(parse(LATE.replace("10", "0"), NAMES), some).remarks == ()
+    done = lockstep("grade", "x", "--late", "3")
+    assert done.returncode == 2 and "No such option" in done.stderr and "slice" not in done.stderr
+
+
+BY_HAND = """
+[learner.ada]
+comment = "well \\n done <b>"
+[learner.ada.mark.train_ddp]
+points = 12.5
+comment = "a typo"
+[learner.bob.mark.train_ddp]
+excuse = true
+[learner.cy.mark.mini_ddp]
+points = 8
+[learner.di.mark."clinic/subgroup"]
+points = 1
+[learner.di]
+late_days = 2
+"""
+
+
+def test_marks_by_hand() -> None:
+    """They stand in place of the checks' points, say so, and a regrade that finds other points keeps them."""
+    known = policy(LATE + BY_HAND)
+    for points in (7, 3):
+        results = (exercise("mini_ddp", 8, 8), exercise("train_ddp", points, 14))
+        some = graded(learner("ada", *results), learner("bob", *results), learner("cy"), learner("di", *results))
+        grades = apply(known, some)
+        ada, bob, cy, di = (grades[id] for id in ("ada", "bob", "cy", "di"))
+        assert (ada.score, ada.most) == (Decimal("20.5"), 22)
+        assert ada.lines == (
+            f"train_ddp: 12.5 of 14 points, given by hand in place of {points}",
+            "comment on train_ddp: a typo",
+            "comment: well done <b>",
+        )
+        assert (bob.score, bob.most) == (8, 8) and "train_ddp does not count for this learner" in bob.lines
+        assert (cy.score, cy.most) == (8, 22) and cy.lines == ("mini_ddp: 8 of 8 points, given by hand in place of 0",)
+        assert di.late_days == 2 and di.taken_off == Rounding()(Fraction(8 + points, 5))
+        assert di.lines[0].startswith("2 days late: 20 % of the points taken off")
+        assert "di has marks by hand for what was not graded here: clinic/subgroup" in grades.remarks
+        rows = [Row(one.id, one.id, one.report, (), grades[one.id]) for one in some.learners]
+        table = {row["learner"]: row for row in csv.DictReader(io.StringIO(grades_csv(rows, some.exercises)))}
+        assert table["ada"]["score"] == "20.5" and "given by hand" in table["ada"]["remarks"]
+        assert (table["cy"]["score"], table["cy"]["mini_ddp"]) == ("8", "8")
+        assert class_results(some.learners[2], cy)["score"] == 8.0
+        assert "&lt;b&gt;" in html_report(some.learners[0], ada) and "<b>" not in html_report(some.learners[0], ada)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("mark.train_ddp.points = -1", "points is -1: give 0 or more points"), ("mark.train_dpd.points = 1", "did you mean train_ddp?"),
+     ("mark.train_ddp.comment = 3", "comment is 3: write a text"), ("mark.train_ddp.point = 3", "did you mean points?"),
+     ("late_days = -2", "late_days is -2: give whole days"), ("mark = 3", "write a table")],
+)  # fmt: skip
+def test_a_mark_that_is_wrong_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(PolicyError) as error:
+        policy(f"[learner.ada]\n{text}")
+    assert said in str(error.value) and "\n" not in str(error.value)

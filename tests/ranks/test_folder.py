@@ -73,3 +73,22 @@ def test_a_folder_in_use_stays(place: Path) -> None:
     assert os.path.isfile(os.path.join(made, "tmp", "left.txt"))
     folder.remove_run_folder(made)
     assert os.listdir(place) == []
+
+
+def test_a_folder_of_a_killed_process_goes_at_the_next_start_and_one_in_use_stays(place: Path) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        with folder.held_folder() as made:
+            (Path(made) / "submission.py").write_text("x = 1")
+            os.write(writing, b"ready")
+            signal.pause()
+    assert os.read(reading, 5) == b"ready"
+    with folder.held_folder() as mine:
+        folder.remove_left_folders()
+        assert len(os.listdir(place)) == 2
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        folder.remove_left_folders()
+        assert os.listdir(place) == [Path(mine).name]
+    assert os.listdir(place) == []

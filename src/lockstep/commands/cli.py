@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -43,6 +43,7 @@ def _run() -> int:
         return exit.code if isinstance(exit.code, int) else 1
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
+            _keep_hidden(error)
             error.show()
             return int(error.exit_code)
         if os.environ.get("LOCKSTEP_DEBUG"):
@@ -53,6 +54,13 @@ def _run() -> int:
             file=sys.stderr,
         )
         return 3
+
+
+def _keep_hidden(error: Any) -> None:
+    """A mistyped option is answered with those that are near it, except for those that `--help` does not show."""
+    if near := getattr(error, "possibilities", None):
+        hidden = {name for one in error.ctx.command.params if getattr(one, "hidden", False) for name in one.opts}
+        error.possibilities = [name for name in near if name not in hidden]
 
 
 def _program() -> str:

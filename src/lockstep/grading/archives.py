@@ -205,11 +205,23 @@ def _zip_members(file: IO[bytes], budget: Budget) -> Iterator[ArchiveMember]:
         _refuse_overlaps(archive)
         for info in archive.infolist():
             budget.count_member()
-            parts, problem = split(info.orig_filename)
+            parts, problem = split(_name(info))
             kind = Kind.FOLDER if info.is_dir() else _kind(info.external_attr >> 16)
             if problem or 0 < len(parts) <= budget.depth:
                 read = partial(_read_zipped, archive, info, budget)
                 yield ArchiveMember(parts, kind, read, problem)
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """The member's name. Info-ZIP and macOS write UTF-8 without the flag for it, which reads as another alphabet: names
+    that are UTF-8 are taken for it, since hardly any text of the old code page is.
+    """
+    if info.flag_bits & 0x800:
+        return info.orig_filename
+    try:
+        return info.orig_filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return info.orig_filename
 
 
 def _signatures(file: IO[bytes], most: int) -> int:

@@ -48,6 +48,11 @@ EXTRAS = ("clinic/ticket.txt", "train.sbatch")
 NESTING = 2  # a learner's archive, and one in it
 LINES = 12  # of what is said of one learner
 METADATA_BYTES = 64 << 20
+MOST_NEAR = 8  # files of one learner whose names are nearly an exercise's
+_ADDED = re.compile(
+    r"^(copy_of|my)_|_(final|new|last|latest|fixed|done|submission|solution|copy|edited|updated|v?\d{1,4})(?=_|$)"
+)
+"""What people put around a file's name."""
 Parts = tuple[str, ...]  # of a path
 _Known = tuple[str, int]  # an exercise's file, and the number after the name that it was handed in under
 
@@ -59,6 +64,7 @@ class Handed:
     `id` is stable, unique and safe as a file name; `shown` is the name in the download, made printable. `folder` holds
     `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what could not be
     taken, `notes` what was left out or chosen. No files and a refusal: nothing can be graded.
+    `account` is the LMS and its number of the learner (`moodle 123`), if known.
     """
 
     id: str
@@ -69,6 +75,7 @@ class Handed:
     marked_late: bool = False
     refused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,13 @@ class _Expected:
         if grouped in self.files:
             return grouped, number
         return (self.by_leaf[name], number) if name in self.by_leaf else None
+
+    def near(self, name: str) -> str | None:
+        """The Python file that is plainly meant by a name that is not quite right: `Setup_DDP_final.py`."""
+        stem, _, suffix = name.rpartition(".")
+        plain = re.sub(r"[^a-z0-9]+", "_", stem[:100].lower()).strip("_")
+        file = self.by_leaf.get(f"{_ADDED.sub('', plain)}.py") if suffix.lower() == "py" else None
+        return file if file in (self.asked or self.files) else None
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,7 @@ class _Gathering:
     notes: dict[str, None] = field(default_factory=dict)
     beside: dict[str, None] = field(default_factory=dict)
     notebooks: dict[str, str] = field(default_factory=dict)
+    near: dict[str, dict[bytes, tuple[str, bytes]]] = field(default_factory=dict)  # by file and digest: name, content
 
     def offer(self, member: ArchiveMember, found: Claim) -> None:
         """Look at one member of the download that is this learner's."""
@@ -175,8 +190,20 @@ class _Gathering:
             self._open(member, upload, (*within, parts[-1]), shown)
         elif member.kind in (Kind.LINK, Kind.SPECIAL):
             self.notes[f"ignored: {shown}, a {member.kind.value}"] = None
+        elif member.kind is Kind.FILE and (file := self.expected.near(parts[-1])):
+            self._keep_near(file, member, parts[-1], within, shown)
         elif member.kind is Kind.FILE:
             self._pass_by(parts[-1])
+
+    def _keep_near(self, file: str, member: ArchiveMember, name: str, within: Parts, shown: str) -> None:
+        """Keep it until it is known whether there is a file of the right name."""
+        kept = self.near.setdefault(file, {})
+        if sum(map(len, self.near.values())) >= MOST_NEAR:
+            return self._pass_by(name)
+        data = self._read(member, within, shown)
+        if data is not None:
+            kept.setdefault(hashlib.sha256(data).digest(), (printable(name), data))
+        return None
 
     def _pass_by(self, name: str) -> None:
         stem, _, suffix = name.rpartition(".")
@@ -189,17 +216,8 @@ class _Gathering:
         self, known: _Known, member: ArchiveMember, parts: Parts, upload: int, within: Parts, shown: str
     ) -> None:
         file, number = known
-        try:
-            data = member.read(MAX_BYTES)
-        except Overdrawn:
-            raise
-        except Refused as refusal:
-            self.refused[f"{shown} {refusal}"] = None
-            return
-        if not within:  # an archive's members were counted while they were inflated
-            self.budget.count_bytes(len(data))
-        if len(data) > MAX_BYTES:
-            self.refused[f"{shown} has more than 1 MiB; a submission is one Python file"] = None
+        data = self._read(member, within, shown)
+        if data is None:
             return
         digest = hashlib.sha256(data).digest()
         if self.seen.setdefault((str(upload), *within, "", *parts), digest) != digest:
@@ -212,6 +230,39 @@ class _Gathering:
             target = self.folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
+
+    def _read(self, member: ArchiveMember, within: Parts, shown: str) -> bytes | None:
+        """The file's bytes; None, with a line for the learner, when it cannot be read or is too long."""
+        try:
+            data = member.read(MAX_BYTES)
+        except Overdrawn:
+            raise
+        except Refused as refusal:
+            self.refused[f"{shown} {refusal}"] = None
+            return None
+        if not within:  # an archive's members were counted while they were inflated
+            self.budget.count_bytes(len(data))
+        if len(data) > MAX_BYTES:
+            self.refused[f"{shown} has more than 1 MiB; a submission is one Python file"] = None
+            return None
+        return data
+
+    def _take_near(self) -> None:
+        """Take a file whose name is nearly right where there is no other; of several, none, and say so."""
+        for file, kept in sorted(self.near.items()):
+            names = sorted(name for name, _ in kept.values())
+            if file in self.taken or self.hostile:
+                self.notes.update(dict.fromkeys(f"ignored: {name}, since {file} is there" for name in names))
+            elif len(kept) > 1:
+                listed = " and ".join((", ".join(names[:-1]), names[-1]))
+                self.refused[f"{listed}: which of them is {leaf(file)}? Hand in one of that name"] = None
+            else:
+                ((digest, (name, data)),) = kept.items()
+                self.taken[file] = _Candidate((0, 0, 0, 0), name, digest)
+                self.offered[file] = [self.taken[file]]
+                (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / file).write_bytes(data)
+                self.notes[f"{name} was taken for {leaf(file)}: its name should be that"] = None
 
     def _open(self, member: ArchiveMember, upload: int, within: Parts, shown: str) -> None:
         if len(within) > NESTING:
@@ -228,12 +279,16 @@ class _Gathering:
             most = self.budget.archive_bytes >> 20
             self.refused[f"{shown} has more than {most} MiB: hand in the exercises' files alone"] = None
             return
+        left, folders = self.budget.members, 0
         try:
             for inner in members(io.BytesIO(data), self.budget):
+                folders += inner.kind is Kind.FOLDER
                 self._look(inner, inner.parts, upload, within)
         except Refused as refusal:
             text = str(refusal)
             raise Refused(text if text.startswith("in ") else f"in {shown}: it {text}") from None
+        if left - self.budget.members == folders:  # all that was counted
+            self.refused[f"{shown} is an empty archive: there is no file in it"] = None
 
     def finish(self, handed_in: datetime | None) -> Handed:
         """What was gathered, as it will be graded."""
@@ -242,6 +297,7 @@ class _Gathering:
             del self.taken[file]
             why = "with different contents: nobody can tell which is meant"
             self.refused[f"{file} is in the archive twice, {why}"] = None
+        self._take_near()
         for file, best in sorted(self.taken.items()):
             others = sorted((one for one in self.offered[file] if one.digest != best.digest), key=lambda one: one.order)
             if others:
@@ -260,12 +316,22 @@ class _Gathering:
             listed = ", ".join(printable(name, 40) for name in beside[:5])
             more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
             self.notes[f"ignored, no exercise's file: {listed}{more}"] = None
+            self._ask(beside)
         if not self.taken and not self.hostile:
             self.refused[self._nothing()] = None
         files = tuple(file for file in self.expected.files if file in self.taken)
         self.folder.mkdir(parents=True, exist_ok=True)
         refused, notes = _lines(self.refused), _lines(self.notes)
-        return Handed(self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes)
+        return Handed(
+            self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes, self.owner.account
+        )
+
+    def _ask(self, beside: list[str]) -> None:
+        """Where a file is missing and another's name is like its name, ask."""
+        missing = [leaf(file) for file in self.expected.asked if file not in self.taken]
+        for name in beside if self.taken else ():
+            for near in difflib.get_close_matches(name.lower(), missing, 1, 0.7):
+                self.notes[f"{printable(name)} was not taken: should it be {near}?"] = None
 
     def _nothing(self) -> str:
         wanted = [leaf(file) for file in self.expected.asked or self.expected.files]

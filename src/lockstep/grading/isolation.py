@@ -23,7 +23,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +31,7 @@ from pathlib import Path
 from ..course import CourseError
 from ..course.runs import PRELOADED
 from ..ranks.client import SOURCE, Server
+from ..ranks.folder import held_folder
 
 SANDBOX, USER, NONE = "sandbox", "user", "none"
 NOBODY = 65534
@@ -115,7 +115,7 @@ def works(one: Tier) -> bool:
         return True
     if not sys.platform.startswith("linux") or (one.name == USER and os.getuid() != 0):
         return False
-    with tempfile.TemporaryDirectory(prefix="lockstep-trial-") as folder:
+    with held_folder() as folder:
         scratch = Path(folder)
         scratch.chmod(0o755)
         (scratch / "seen").touch()
@@ -150,7 +150,19 @@ def _bubblewrap(scratch: Path) -> list[str]:
         command += ["--ro-bind", path, path]
     for device in sorted(glob.glob("/dev/nvidia*")):
         command += ["--dev-bind", device, device]
-    return [*command, "--ro-bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", "/tmp", "--"]
+    return [
+        *command,
+        "--ro-bind",
+        str(scratch),
+        str(scratch),
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/tmp",
+        "--",
+    ]
 
 
 def _python() -> Sequence[str]:

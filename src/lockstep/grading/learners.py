@@ -23,6 +23,9 @@ from .archives import SUFFIXES, printable
 
 METADATA = "submission_metadata.yml"
 _MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d{1,20})_assignsubmission_(?:file|onlinetext)_?(?P<rest>.*)", re.DOTALL)
+_MOODLE_FOLDER = re.compile(
+    r"(?P<name>.+)_(?P<id>\d{1,20})_assignsubmission_(?:file|onlinetext)_?(?P<rest>)", re.DOTALL
+)
 _CANVAS_USER = r"(?:(?P<name>(?!LATE_)\w{1,200}?)_)?(?:(?P<late>LATE)_)?(?P<user>\d{1,20}|anon_[A-Za-z0-9]{1,20})_"
 _CANVAS = re.compile(_CANVAS_USER + r"(?P<upload>\d{1,20})_(?P<rest>[^_].*)", re.DOTALL)
 _CANVAS_TEXT = re.compile(_CANVAS_USER + r"(?P<rest>text|link)\.html")
@@ -31,13 +34,16 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(?![a-z0-9])")
 
 @dataclass(frozen=True)
 class Owner:
-    """A learner as the download names them. `key` is the same for everything that one learner handed in."""
+    """A learner as the download names them. `key` is the same for everything that one learner handed in. `account` is
+    the LMS and its number of them (`moodle 123`), as far as that is known.
+    """
 
     key: str
     shown: str
     id: str
     late: bool = False
     handed_in: datetime | None = None
+    account: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,15 +78,19 @@ def claim(parts: tuple[str, ...], is_file: bool, leaves: tuple[str, ...], contai
     """
     first, rest = parts[0], parts[1:]
     alone = is_file and not rest
-    if moodle := _MOODLE.fullmatch(first):
+    # Learners choose their names in an LMS. A folder's number is the last one in it, and whoever has another's number
+    # in their own name is still somebody else.
+    if moodle := (_MOODLE if alone else _MOODLE_FOLDER).fullmatch(first) or _MOODLE.fullmatch(first):
         name, number = moodle["name"], moodle["id"]
-        owner = Owner(f"moodle {number}", printable(name), safe_id(name, number))
+        owner = Owner(f"moodle {number} {name}", printable(name), safe_id(name, number), account=f"moodle {number}")
         return Claim(owner, (moodle["rest"], *rest) if moodle["rest"] else rest)
     if alone and (canvas := _CANVAS.fullmatch(first) or _CANVAS_TEXT.fullmatch(first)):
         user, name = canvas["user"], canvas["name"] or canvas["user"]
         # An anonymous id is case-sensitive: keep its mark.
         ident = safe_id(name, user) if user.isdigit() else safe_id(user)
-        owner = Owner(f"canvas {user}", printable(name), ident, canvas["late"] is not None)
+        owner = Owner(
+            f"canvas {user} {name}", printable(name), ident, canvas["late"] is not None, account=f"canvas {user}"
+        )
         return Claim(owner, (canvas["rest"],), int(canvas.groupdict().get("upload", 0)))
     if not alone:
         name = first

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import secrets
-import tempfile
 import time
 import traceback
 from collections.abc import Generator, Iterator
@@ -21,7 +20,7 @@ import pytest
 
 from .. import ranks
 from ..course import Course, CourseError, find
-from ..ranks.folder import remove_folder
+from ..ranks.folder import held_folder, remove_left_folders
 from . import isolation
 from .grader import CheckNotRun, Failed, Grader, Lacking
 from .request import GradeRequest
@@ -37,8 +36,9 @@ class Session:
         self.course, self.request = course, request
         self.seed = secrets.randbelow(1 << 31) if request.seed is None else request.seed
         self.tier = next((tier for tier in isolation.TIERS if tier.name == request.isolation), None)
-        self.scratch = Path(tempfile.mkdtemp(prefix="lockstep-grade-"))
+        remove_left_folders()
         self.own = contextlib.ExitStack()
+        self.scratch = Path(self.own.enter_context(held_folder()))
         if self.tier is not None and self.tier.keeps_apart:
             server = self.tier.server(self.scratch)
             server.start()
@@ -72,10 +72,10 @@ class Session:
     def close(self) -> None:
         """End the processes of this grading, and remove the scratch folder."""
         self.own.close()
-        remove_folder(str(self.scratch))
 
 
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+EXHAUSTED = (RecursionError, MemoryError)
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """What a check raises when the ranks report something that its scenario never does: the submission has seen to that.
 Breaking a check must not be better than failing it."""
 BROKEN = "this check of ours broke"
@@ -194,6 +194,8 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
 
 def _is_ours(error: BaseException) -> bool:
     """True when the error came from starting a run or writing a diagnosis, not from looking at what was seen."""
+    if isinstance(error, EXHAUSTED):  # by what was read, wherever that was
+        return False
     ours = {Grader._attempt.__code__, Grader.diagnosis.__code__}
     return any(frame.f_code in ours for frame, _ in traceback.walk_tb(error.__traceback__))
 
@@ -207,7 +209,7 @@ def _breaks_anyway(item: pytest.Item, session: Session) -> bool:
     reference = session.course.solutions / f"{exercise}.py"
     if not reference.is_file() or not isinstance(item, pytest.Function):
         return False
-    with tempfile.TemporaryDirectory(prefix="lockstep-grade-") as folder, ranks.served_by(ranks.client.Server()):
+    with held_folder() as folder, ranks.served_by(ranks.client.Server()):
         scratch = Path(folder)
         submission = prepare(session.course, exercise, GradeRequest((exercise,), reference), scratch)
         control = Grader(session.course, submission, scratch, session.seed, session.request.device)

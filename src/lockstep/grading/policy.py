@@ -60,13 +60,30 @@ class Late:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """What a teacher says of one exercise: `points` instead of the checks', a comment, or that it is excused."""
+
+    points: Decimal | None = None
+    comment: str = ""
+    excused: bool = False
+
+
+@dataclass(frozen=True)
 class Accommodation:
-    """What is different for one learner."""
+    """What is different for one learner, and what a teacher has entered by hand."""
 
     extra_days: Decimal = Decimal(0)
     deadline: datetime | None = None
     late: bool = True
     exempt: frozenset[str] = frozenset()
+    late_days: int | None = None
+    comment: str = ""
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+
+    @property
+    def uncounted(self) -> frozenset[str]:
+        """The exercises that count for nothing here."""
+        return self.exempt | {name for name, mark in self.marks.items() if mark.excused}
 
 
 @dataclass(frozen=True)
@@ -139,11 +156,34 @@ def apply(policy: Policy, graded: ClassResult) -> Grades:
         for name in sorted(policy.learners)
         if name not in known
     ]
+    for learner in graded.learners:
+        counted = {result.name for result in learner.exercises}
+        marks = policy.learners.get(learner.id, Accommodation()).marks
+        unused = sorted(name for name in marks if name not in counted)
+        if unused and learner.outcome is GradingOutcome.GRADED:
+            remarks.append(f"{learner.id} has marks by hand for what was not graded here: {', '.join(unused)}")
+    if policy.late.deadline is not None and policy.late.percent_a_day:
+        timeless = [
+            one.id
+            for one in graded.learners
+            if one.exercises
+            and one.handed.handed_in is None
+            and not one.handed.marked_late
+            and (own := policy.learners.get(one.id, Accommodation())).late
+            and own.late_days is None
+        ]
+        if timeless:
+            shown = ", ".join(timeless[:3]) + (f" and {len(timeless) - 3} more" if len(timeless) > 3 else "")
+            remarks.append(
+                f"the download does not say when these handed in, so nothing was taken off for lateness: {shown}"
+            )
     return Grades({learner.id: _grade(policy, graded, learner) for learner in graded.learners}, tuple(remarks))
 
 
 def days_late(late: Late, handed_in: datetime | None, marked: bool, own: Accommodation) -> int:
     """How many days late, rounded up; 0 when in time, within the grace period, or when nothing is known."""
+    if own.late_days is not None:
+        return own.late_days
     deadline = own.deadline or late.deadline
     if deadline is None or not own.late:
         return 0
@@ -157,25 +197,41 @@ def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
     own = policy.learners.get(learner.id, Accommodation())
     results = {result.name: result for result in learner.exercises}
     exercises = tuple(
-        _exercise(policy, graded, name, results.get(name))
+        _marked(_exercise(policy, graded, name, results.get(name)), own.marks.get(name, Mark()))
         for name in graded.exercises
-        if name not in own.exempt and (name in results or learner.outcome is not GradingOutcome.GRADED)
+        if name not in own.uncounted and (name in results or learner.outcome is not GradingOutcome.GRADED)
     )
     most = sum((one.most for one in exercises), Decimal(0))
-    lines = [f"{name} does not count for this learner" for name in graded.exercises if name in own.exempt]
-    lines += [f"{one.name}: {one.line}" for one in exercises if one.line and one.name in results]
+    lines = [f"{name} does not count for this learner" for name in graded.exercises if name in own.uncounted]
+    lines += [
+        f"{one.name}: {one.line}"
+        for one in exercises
+        if one.line and (one.name in results or own.marks.get(one.name, Mark()).points is not None)
+    ]
+    comments = {name: mark.comment for name, mark in own.marks.items()} | {"": own.comment}
+    said = [f"comment{f' on {name}' if name else ''}: {text}" for name, text in comments.items() if text]
     if learner.outcome is GradingOutcome.FAULT:
         broke = "the grader broke here, so there is no grade and none is lost"
-        return Grade(learner.id, (), None, most, lines=(broke,))
+        return Grade(learner.id, (), None, most, lines=(broke, *said))
     reached = sum((one.points for one in exercises), Decimal(0))
     days = days_late(policy.late, learner.handed.handed_in, learner.handed.marked_late, own) if reached else 0
     percent = min(days * policy.late.percent_a_day, policy.late.most_percent)
     taken_off = policy.rounding(Fraction(reached) * Fraction(percent) / 100)
     if days:
-        lines.append(_late_line(policy, days, percent, taken_off, learner.handed.handed_in))
+        by_hand = own.late_days is not None
+        lines.append(_late_line(policy, days, percent, taken_off, learner.handed.handed_in is not None or by_hand))
     if own.deadline or own.extra_days:
         lines.append("the deadline is a later one for this learner")
-    return Grade(learner.id, exercises, reached - taken_off, most, days, taken_off, tuple(lines))
+    return Grade(learner.id, exercises, reached - taken_off, most, days, taken_off, (*lines, *said))
+
+
+def _marked(counted: ExerciseGrade, mark: Mark) -> ExerciseGrade:
+    """The points that a teacher has given, in place of those that the checks give, and a line that says so."""
+    if mark.points is None:
+        return counted
+    points = mark.points.normalize() if mark.points % 1 else mark.points.quantize(Decimal(1))
+    line = f"{points} of {counted.most} points, given by hand in place of {counted.points}"
+    return ExerciseGrade(counted.name, points, counted.most, line)
 
 
 def _exercise(policy: Policy, graded: ClassResult, name: str, result: ExerciseResult | None) -> ExerciseGrade:
@@ -201,10 +257,10 @@ def _exercise(policy: Policy, graded: ClassResult, name: str, result: ExerciseRe
     return ExerciseGrade(name, points, most, line)
 
 
-def _late_line(policy: Policy, days: int, percent: Decimal, taken_off: Decimal, when: datetime | None) -> str:
+def _late_line(policy: Policy, days: int, percent: Decimal, taken_off: Decimal, known: bool) -> str:
     count = "1 day" if days == 1 else f"{days} days"
-    known = f"{count} late" if when else "marked as late by the download, which gives no time: counted as 1 day"
+    said = f"{count} late" if known else "marked as late by the download, which gives no time: counted as 1 day"
     if not percent:
-        return f"{known}: nothing taken off"
+        return f"{said}: nothing taken off"
     capped = ", the most that is taken off" if days * policy.late.percent_a_day > policy.late.most_percent else ""
-    return f"{known}: {percent:f} % of the points taken off{capped} (−{taken_off})"
+    return f"{said}: {percent:f} % of the points taken off{capped} (−{taken_off})"

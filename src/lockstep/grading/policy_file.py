@@ -11,7 +11,7 @@ from typing import Any
 
 from ..course import Course, CourseError, nearest
 from ..course.toml import tomllib
-from .policy import Accommodation, Classroom50, Half, Late, Policy, Rounding
+from .policy import Accommodation, Classroom50, Half, Late, Mark, Policy, Rounding
 
 FILE = "policy.toml"
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{1,99}")  # what Classroom 50 takes for a short name
@@ -154,7 +154,7 @@ class _Reader:
         path = ("learner", learner)
         if not isinstance(value, dict):
             raise self.wrong(path, f"is {_shown(value)}: write a table, [learner.{learner}]")
-        self.only(path, value, ("extra_days", "deadline", "late", "exempt"))
+        self.only(path, value, ("extra_days", "deadline", "late", "exempt", "late_days", "comment", "mark"))
         extra = self.number((*path, "extra_days"), value.get("extra_days", 0), "days, 0 or more", 3650)
         deadline = self.moment((*path, "deadline"), value["deadline"]) if "deadline" in value else None
         exempt = value.get("exempt", [])
@@ -163,7 +163,28 @@ class _Reader:
         for one in exempt:
             if one not in self.exercises:
                 raise self.wrong((*path, "exempt"), f"names {one!r}, which is no exercise of this course")
-        return Accommodation(extra, deadline, self.yes((*path, "late"), value.get("late", True)), frozenset(exempt))
+        late = self.yes((*path, "late"), value.get("late", True))
+        days = value.get("late_days")
+        if days is not None and (isinstance(days, bool) or not isinstance(days, int) or not 0 <= days <= 3650):
+            raise self.wrong((*path, "late_days"), f"is {_shown(days)}: give whole days, 0 or more")
+        marks = {name: self.mark((*path, "mark", name), one) for name, one in self.table(value, *path, "mark").items()}
+        comment = self.comment((*path, "comment"), value.get("comment", ""))
+        return Accommodation(extra, deadline, late, frozenset(exempt), days, comment, marks)
+
+    def mark(self, path: tuple[str, ...], value: Any) -> Mark:
+        self.exercise(path, path[-1])
+        if not isinstance(value, dict):
+            raise self.wrong(path, f"is {_shown(value)}: write a table, [{'.'.join(path)}]")
+        self.only(path, value, ("points", "comment", "excuse"))
+        points = self.number((*path, "points"), value["points"], "0 or more points") if "points" in value else None
+        excused = self.yes((*path, "excuse"), value.get("excuse", False))
+        return Mark(points, self.comment((*path, "comment"), value.get("comment", "")), excused)
+
+    def comment(self, path: tuple[str, ...], value: Any) -> str:
+        """Plain text on one line: every report shows it as it is."""
+        if not isinstance(value, str):
+            raise self.wrong(path, f"is {_shown(value)}: write a text in quotes")
+        return " ".join(value.split())
 
 
 def _shown(value: Any) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ..course import Course
 from .classroom import ClassResult
+from .source import parse
 from .submission import MAX_BYTES
 
 GRAM = 18  # symbols in a fingerprint: about three lines
@@ -35,6 +36,7 @@ IDIOM = 8  # what more learners than this and than a quarter of the class have i
 MOST_SYMBOLS = 20_000  # of one file; the rest is not looked at
 MOST_PARSED = 100_000  # characters; a longer file is taken word by word
 MOST_PAIRS = 200  # of one exercise
+LONGEST_NUMBER = 1_000  # bits of one that is told from others
 TICKET = "clinic/ticket.txt"
 PASSAGES = 40  # common fingerprints of a pair from which its longest passage is grown
 
@@ -199,10 +201,8 @@ class _Code:
     @classmethod
     def of(cls, text: str) -> _Code:
         """Never raises: what Python cannot read is taken word by word."""
-        try:
-            found = _symbols(ast.parse(text)) if len(text) <= MOST_PARSED else _words(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            found = _words(text)
+        tree = parse(text) if len(text) <= MOST_PARSED else None
+        found = _symbols(tree) if tree is not None else _words(text)
         return cls(text, tuple(symbol for symbol, _ in zip(found, range(MOST_SYMBOLS), strict=False)))
 
     @cached_property
@@ -262,6 +262,8 @@ def _symbol(node: ast.AST, names: Mapping[str, str]) -> str:
     if isinstance(node, ast.keyword):
         return f"{node.arg}="
     if isinstance(node, ast.Constant):
+        if isinstance(node.value, int) and node.value.bit_length() > LONGEST_NUMBER:
+            return "number"  # Python refuses to write out those of thousands of digits
         return "text" if isinstance(node.value, str | bytes) else repr(node.value)
     if isinstance(node, ast.AnnAssign):
         return "Assign"

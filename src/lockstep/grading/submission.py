@@ -20,10 +20,13 @@ from pathlib import Path
 from ..course import Course, CourseError, leaf
 from ..course.stubs import SCRIPT
 from .request import GradeRequest
+from .source import docstring_lines, parse, searched_lines, without_path
 from .text import cut, harmless
 
 MAX_BYTES = 1 << 20
-RUN_FOLDER = re.compile(r"(/[\w.-]+)*/lockstep-run-[\w-]+/(work|tmp)/?")
+LONGER = 4
+"""How much more of a text is read than is shown: paths and colours are taken out of it."""
+RUN_FOLDER = re.compile(r"/lockstep-run-[\w-]+/(work|tmp)/?")
 """The working folder of a run's ranks, which no learner has seen."""
 
 
@@ -50,32 +53,38 @@ class Submission:
         """The submission's source."""
         return self.file.read_text(encoding="utf-8", errors="replace")
 
+    @cached_property
+    def _lines(self) -> list[str]:
+        return searched_lines(self.text)
+
+    @cached_property
+    def _prose(self) -> set[int]:
+        return docstring_lines(self.text)
+
     def line(self, patterns: str) -> int | None:
         """The first line of code that matches; several patterns, tried in order, are separated by ` || `."""
-        prose = _docstring_lines(self.text)
         for pattern in patterns.split(" || "):
-            for number, line in enumerate(self.text.splitlines(), 1):
+            for number, line in enumerate(self._lines, 1):
                 code = line if line.startswith("#SBATCH") else line.split("#")[0]
-                if number not in prose and re.search(pattern, code):
+                if number not in self._prose and re.search(pattern, code):
                     return number
         return None
 
     def source_line(self, number: int | None) -> str:
         """That line, without its indentation; empty when there is no such line."""
-        lines = self.text.splitlines()
-        return lines[number - 1].strip() if number and number <= len(lines) else ""
+        return self._lines[number - 1].strip() if number and number <= len(self._lines) else ""
 
     def to_original(self, text: str) -> str:
         """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
         text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colours
         scratch = re.escape(str(self.folder.parent) + os.sep)
         text = re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
-        return RUN_FOLDER.sub("", text)
+        return without_path(text, RUN_FOLDER)
 
     def reported(self, text: str, most: int) -> str:
         """What the submission said, as a report may show it: its own path, at most so many characters, and nothing
         that acts on a terminal."""
-        return cut(harmless(self.to_original(text)), most)
+        return cut(harmless(self.to_original(text[: LONGER * most])), most)
 
 
 def locate(course: Course, name: str, request: GradeRequest) -> Path:
@@ -173,10 +182,7 @@ def _add_imports(
 
 
 def _parse(file: Path) -> ast.Module:
-    try:
-        return ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return ast.Module(body=[], type_ignores=[])
+    return parse(file.read_bytes()) or ast.Module(body=[], type_ignores=[])
 
 
 def _imports(file: Path) -> dict[str, set[str]]:
@@ -202,17 +208,3 @@ def _defined(file: Path) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update(alias.asname or alias.name for alias in node.names)
     return names
-
-
-def _docstring_lines(source: str) -> set[int]:
-    """The lines of all docstrings: they speak of what the code does not do."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return set()
-    strings = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    )
-    return {line for node in strings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}

@@ -24,6 +24,7 @@ from .hypotheses import (
     show,
     wrong_ranks,
 )
+from .source import parse
 from .verdict import Diagnosis
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "names",
     "on_ranks",
     "one_or_more",
+    "parse",
     "say_mismatch",
     "seconds_in_queue",
     "show",

@@ -19,6 +19,7 @@ from .classroom import ClassResult, Learner
 from .exports.class_page import class_page
 from .exports.classroom50 import scores
 from .exports.csv_grades import Row, grades_csv
+from .exports.gradebooks import canvas_csv, checks_csv, moodle_csv, moodle_feedback
 from .exports.gradescope import class_results
 from .exports.html_report import html_report
 from .exports.junit import junit_class
@@ -106,6 +107,26 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
     return [*_written(folder / "index.html", page.encode()), reports]
 
 
+def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
+    """`checks.csv`, and below `lms/` what the system takes back that the submissions came from."""
+    graded, grades, rounding = marked.graded, marked.grades, marked.policy.rounding
+    write(folder / "checks.csv", checks_csv(graded).encode("utf-8-sig", "backslashreplace"))
+    systems = {one.handed.account.partition(" ")[0] for one in graded.learners} - {""}
+    lms = _emptied(folder / "lms")
+    if "moodle" in systems:
+        pages = {one.id: html_report(one, grades[one.id]).encode() for one in graded.learners}
+        write(lms / "moodle_grades.csv", moodle_csv(graded, grades, rounding).encode("utf-8", "backslashreplace"))
+        write(lms / "moodle_feedback.zip", moodle_feedback(graded, pages))
+    if "canvas" in systems:
+        title = marked.policy.classroom50.assignment
+        write(
+            lms / "canvas_grades.csv", canvas_csv(graded, grades, rounding, title).encode("utf-8", "backslashreplace")
+        )
+    if not systems:
+        lms.rmdir()
+    return [folder / "checks.csv", *([lms] if systems else [])]
+
+
 WRITERS: dict[str, Writer] = {
     "pages": write_pages,
     "grades": write_csv,
@@ -113,6 +134,7 @@ WRITERS: dict[str, Writer] = {
     "summary": write_summary,
     "gradescope": write_gradescope,
     "classroom50": write_classroom50,
+    "gradebooks": write_gradebooks,
 }
 
 

@@ -146,13 +146,13 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     )
 
 
-UNUSED = re.compile(r"Expected to have finished reduction in the prior iteration.*?Parameter indices which did not "
-                    r"receive grad for rank \d+: ([\d ]+)", re.DOTALL)  # fmt: skip
+UNFINISHED = "Expected to have finished reduction in the prior iteration"
+UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 
 
 def _short(error: Error) -> str:
     said = first_line(error.message)
-    unused = UNUSED.search(error.message)
+    unused = UNUSED.search(error.message.partition(UNFINISHED)[2])
     if unused:  # Its first line is five lines of advice; what one needs to know stands at its end.
         named = re.search(r"Parameters which did not receive grad for rank \d+: (.+)", error.message)
         which = named.group(1) if named else f"number {', '.join(unused.group(1).split())}"
@@ -300,9 +300,11 @@ def _as_rank(worker: RankReport) -> RankReport:
 def _parse(printed: str) -> Error:
     """An exception from its printed traceback, the last of a chain."""
     last = printed.split("Traceback (most recent call last):")[-1]
-    found = re.findall(r'File "(.+?)", line (\d+), in (\S+)', last)
+    found = re.findall(r'File "([^"\n]+)", line (\d+), in (\S+)', last)
     frames = tuple(frame for raw in found if is_users(raw[0]) and (frame := Frame.of(raw)))
-    said = re.search(r"^\s*([A-Za-z_][\w.]*)(?:: (.*))?$(?!\n\s+File)", _after_frames(last), re.DOTALL | re.MULTILINE)
+    said = re.search(
+        r"^[ \t]*([A-Za-z_][\w.]*)(?:: (.*))?$(?!\n\s+File)", _after_frames(last), re.DOTALL | re.MULTILINE
+    )
     if said is None:
         return Error("an error", first_line(last), frames, printed)
     return Error(said.group(1).rsplit(".", 1)[-1], (said.group(2) or "").strip(), frames, printed)

@@ -7,8 +7,11 @@ import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 
 FOLDER = "lockstep-run-"
+WORK = "lockstep-work-"
+"""How the names of folders begin that a process holds for as long as it works with them (`held_folder`)."""
 GONE = ".gone"
 """How the name of a folder ends that is being removed: whoever finds one may go on with it."""
 LONGEST = 70
@@ -20,10 +23,28 @@ def make_folder() -> str:
     long = len(tempfile.gettempdir()) > LONGEST and os.path.isdir("/tmp")
     folder = tempfile.mkdtemp(prefix=FOLDER, dir="/tmp" if long else None)
     os.mkdir(os.path.join(folder, "tmp"))
+    _lock(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def held_folder() -> Iterator[str]:
+    """A new folder that goes with the block; when this process is killed in it, at the next `remove_left_folders`."""
+    folder = tempfile.mkdtemp(prefix=WORK)
+    lock = _lock(folder)
+    try:
+        yield folder
+    finally:
+        remove_run_folder(folder)
+        os.close(lock)
+
+
+def _lock(folder: str) -> int:
+    """Lock it for as long as this process lives, or until what is returned is closed."""
     lock = os.open(os.path.join(folder, "new"), os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(os.path.join(folder, "new"), os.path.join(folder, "lock"))
-    return folder
+    return lock
 
 
 def remove_run_folder(folder: str) -> None:
@@ -100,13 +121,13 @@ def _empty(folder: int) -> list[str]:
 
 
 def remove_left_folders() -> None:
-    """Remove the folders of runs whose supervisor was killed: nobody holds their lock, or they were being removed."""
+    """Remove the folders of processes that were killed: nobody holds their lock, or they were being removed."""
     for place in {tempfile.gettempdir(), "/tmp"}:
         with contextlib.suppress(OSError):
             for entry in os.scandir(place):
-                if entry.name.startswith(FOLDER) and entry.name.endswith(GONE):
+                if entry.name.startswith((FOLDER, WORK)) and entry.name.endswith(GONE):
                     remove_folder(entry.path)
-                elif entry.name.startswith(FOLDER):
+                elif entry.name.startswith((FOLDER, WORK)):
                     _remove_if_left(entry.path)
 
 

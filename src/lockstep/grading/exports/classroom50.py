@@ -124,7 +124,12 @@ def _entry(graded: ClassResult, learner: Learner, handin: Handin, grade: Grade |
     if learner.report is not None:
         record = result(learner.report, handin, grade)
     else:
-        record = _record(handin, 0, _whole(grade.most) if grade else sum(graded.max_scores.values()), [])
+        record = _record(
+            handin,
+            _whole(grade.score or Decimal(0)) if grade else 0,
+            _whole(grade.most) if grade else sum(graded.max_scores.values()),
+            [],
+        )
     del record["assignment"]  # the key of the bucket says it
     return {"owner": handin.owner, "override": True, "submissions": [record]}
 

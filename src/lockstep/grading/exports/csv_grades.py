@@ -61,10 +61,12 @@ Cell = str | int | Decimal
 def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
     report, grade = row.report, row.grade
     if report is None:
-        score: Cell = 0
+        by_hand = grade is not None and bool(grade.score)
+        score: Cell = grade.score if grade is not None and grade.score is not None else 0
         most: Cell = grade.most if grade else ""
-        remarks = cell(" / ".join(row.refused))
-        return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *("" for _ in exercises), "", remarks]
+        remarks = cell(" / ".join((*row.refused, *(grade.lines if grade else ()))))
+        points = _points(row, exercises) if by_hand else ["" for _ in exercises]
+        return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *points, "", remarks]
     if report.faults:
         remarks = cell(" / ".join((*row.refused, *report.faults)))
         most = grade.most if grade else sum(result.max_score for result in report.exercises)

@@ -9,7 +9,7 @@ from ..isolation import TIERS
 from ..policy import Grade
 from ..text import MARKS
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
-from .pages import MOST_NAME, cut, render
+from .pages import MOST_NAME, cut, render, without_folders
 
 KINDS = {CheckOutcome.PASSED: "pass", CheckOutcome.FAILED: "fail", CheckOutcome.NOT_RUN: "skip"}
 STATES = {CheckOutcome.PASSED: "passed", CheckOutcome.FAILED: "failed", CheckOutcome.NOT_RUN: "skipped"}
@@ -36,7 +36,7 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
         percent=_percent(score, most),
         passed=sum(check.outcome is CheckOutcome.PASSED for check in checks),
         checks=len(checks),
-        faults=[_own(learner, cut(line)) for line in report.faults] if report else [],
+        faults=[without_folders(_own(learner, cut(line))) for line in report.faults] if report else [],
         nothing=nothing,
         lines=grade.lines if grade and not fault else (),
         exercises=exercises,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -65,3 +66,11 @@ def _harmless(value: object) -> object:
         return value
     text = cut(str(value), 2 * MOST_CHARACTERS).replace("\r\n", "\n")
     return text if text.isprintable() else visible(text, keep="\n\t")
+
+
+def without_folders(text: str) -> str:
+    """The text with only the last part of each absolute path: a learner has no use for the grader's folders."""
+    return _FOLDERS.sub("", text)
+
+
+_FOLDERS = re.compile(r"(?<![\w.:/-])(?:/[^\s/'\"<>:]+)+/")
