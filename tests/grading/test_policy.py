@@ -23,6 +23,7 @@ from lockstep.grading.exports.html_report import html_report
 from lockstep.grading.intake import Handed
 from lockstep.grading.policy import Classroom50, Grades, Half, Policy, Rounding, apply
 from lockstep.grading.policy_file import PolicyError, load, parse
+from lockstep.grading.stamp import stamp
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -451,3 +452,15 @@ def test_a_mark_that_is_wrong_is_one_line(text: str, said: str) -> None:
     with pytest.raises(PolicyError) as error:
         policy(f"[learner.ada]\n{text}")
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_mark_in_the_courses_policy_asks_for_no_regrade(tmp_path: Path) -> None:
+    """The policy decides what a grading counts for, not what it concludes."""
+    (tmp_path / "autograder").mkdir()
+    (tmp_path / "solutions").mkdir()
+    found = set()
+    for text in ("", BY_HAND):
+        (tmp_path / "autograder" / "policy.toml").write_text(text)
+        found.add(stamp(Course(tmp_path)))
+    (tmp_path / "autograder" / "diagnoses.toml").write_text("x = 1")
+    assert len(found) == 1 and stamp(Course(tmp_path)) not in found

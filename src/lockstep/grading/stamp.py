@@ -9,8 +9,8 @@ from ..course import Course
 from ..ranks.client import SOURCE
 
 MACHINERY = ("ranks", "cluster", "course", "grading")
-NOT_JUDGING = {"exports", "contracts"}
-"""Folders that no grading reads, or that only write what was concluded: they may change without a regrade."""
+NOT_JUDGING = {"exports", "contracts", "policy.toml"}
+"""What no grading reads, or that only write what was concluded: they may change without a regrade."""
 
 
 def stamp(course: Course) -> str:
