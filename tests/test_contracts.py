@@ -26,7 +26,6 @@ WITHOUT = {
     "measure_step",
     "preflight",
     "ring_all_reduce",
-    "setup_ddp",
     "train",
     "train_ddp",
 }
