@@ -24,7 +24,6 @@ WITHOUT = {
     "exact_resume",
     "measure_step",
     "preflight",
-    "ring_all_reduce",
     "train",
     "train_ddp",
 }
