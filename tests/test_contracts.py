@@ -22,7 +22,6 @@ WITHOUT = {
     "device_report",
     "elastic_training",
     "exact_resume",
-    "measure_step",
     "preflight",
     "train",
     "train_ddp",
