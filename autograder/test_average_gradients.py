@@ -46,9 +46,9 @@ def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
     return [{name: one(rank, name) for name in names} for rank, names in enumerate(held)]
 
 
-def averages(grader: Grader, gradients: Gradients) -> Run:
+def averages(grader: Grader, gradients: Gradients, freeze: list[str] | None = None) -> Run:
     """Give each rank its own, and nobody else's."""
-    return grader.run("averages", len(gradients), each=[{"gradients": own} for own in gradients])
+    return grader.run("averages", len(gradients), each=[{"gradients": own} for own in gradients], freeze=freeze or [])
 
 
 def everywhere(grader: Grader) -> tuple[Run, Gradients]:
@@ -252,17 +252,20 @@ def test_tied_once(grader: Grader) -> None:
 def test_frozen(grader: Grader) -> None:
     """a frozen parameter is left alone, whatever its grad holds"""
     gradients = draw(grader, "frozen", [[*TRAINED, "frozen"]] * WORLD)
-    run = averages(grader, gradients)
-    for rank, seen in enumerate(run.observed("gradients")):
-        if "frozen" not in seen or not torch.equal(seen["frozen"], gradients[rank]["frozen"]):
-            now = short(seen["frozen"]) if "frozen" in seen else "None"
-            grader.fail(
-                "touches-frozen",
-                f"The frozen parameter's grad, left over from before it was frozen, began with "
-                f"{short(gradients[rank]['frozen'])} on rank {rank} and is now {now}.",
-                of=[rank],
-                at=WALK,
-            )
+    # The second time a single parameter is still trained: some begin with their first or second one.
+    for frozen in (["frozen"], [name for name in SHAPES if name != "scale"]):
+        run = averages(grader, gradients, frozen)
+        for (rank, seen), name in itertools.product(enumerate(run.observed("gradients")), frozen):
+            if name not in seen or not torch.equal(seen[name], gradients[rank][name]):
+                now = short(seen[name]) if name in seen else "None"
+                grader.fail(
+                    "touches-frozen",
+                    f"The frozen parameter's grad, left over from before it was frozen, began with "
+                    f"{short(gradients[rank][name])} on rank {rank} and is now {now}.",
+                    of=[rank],
+                    at=WALK,
+                )
+        judge_mean(grader, run.observed("gradients"), gradients, "scale")
 
 
 @pytest.mark.needs("test_mean")

@@ -104,11 +104,12 @@ def look_at_group(grader: Grader, run: Run, label: str = "first") -> None:
     grader.fail_on(apart, "own-process-group", f"{said}Not all ranks are in one group.", at=INIT)
 
 
-def look_at_environment(grader: Grader, run: Run) -> None:
+def look_at_environment(grader: Grader, run: Run, label: str = "written") -> None:
     """The launcher's variables are read, and never written, not even with the value that they have."""
-    for rank, written in enumerate(run.observed("written")):
+    for rank, written in enumerate(run.observed(label)):
         for name, value in written.items():
-            said = f"Rank {rank} set {name} to {value!r}. The launcher's variables are only read."
+            did = f"removed {name}" if value is None else f"set {name} to {value!r}"
+            said = f"Rank {rank} {did}. The launcher's variables are only read."
             grader.fail("overwrites-launcher-environment", said, of=[rank], at=name)
 
 
@@ -157,16 +158,15 @@ def test_can_be_repeated(grader: Grader) -> None:
 def test_alone(grader: Grader) -> None:
     """a single rank needs no launcher and no variable"""
     run = play(grader, "limits", 2)
-    errors = run.observed("alone raised")
-    said = "".join(f"setup_ddp(0, 1) without any variable raised {error.partition(' ')[0]}." for error in errors[:1])
-    grader.fail_on([r for r, error in enumerate(errors) if error], "needs-launcher-variable", said, at=INIT)
-    for rank, seen in enumerate(run.observed("alone")):
-        if seen["initialized"] is not True or (seen["rank"], seen["world_size"]) != (0, 1):
-            said = (
-                f"setup_ddp(0, 1) without any variable made {'another group' if seen['initialized'] else 'no group'}."
-            )
-            grader.fail("no-group", said, of=[rank], at=INIT)
-    look_at_environment(grader, run)
+    for label, having in (("alone", "without any variable"), ("alone with an address", "with MASTER_ADDR alone")):
+        errors = run.observed(f"{label} raised")
+        said = "".join(f"setup_ddp(0, 1) {having} raised {error.partition(' ')[0]}." for error in errors[:1])
+        grader.fail_on([r for r, error in enumerate(errors) if error], "needs-launcher-variable", said, at=INIT)
+        for rank, seen in enumerate(run.observed(label)):
+            if seen["initialized"] is not True or (seen["rank"], seen["world_size"]) != (0, 1):
+                said = f"setup_ddp(0, 1) {having} made {'another group' if seen['initialized'] else 'no group'}."
+                grader.fail("no-group", said, of=[rank], at=INIT)
+        look_at_environment(grader, run, f"written {label}")
 
 
 @pytest.mark.needs("test_can_be_repeated")

@@ -12,8 +12,8 @@ CLEARING, MEETING = 0.5, 0.25  # as in the scenario
 KINDS = ("step", "alone")
 NOISE = {
     "step": [1.9, 1.4, 1.0, 2.3, 1.7, 2.1, 1.6, 2.7, 1.8],
-    "alone": [1.3, 1.5, 2.2, 1.0, 1.8, 1.6, 2.4, 1.7, 1.4],
-}
+    "alone": [1.3, 1.5, 2.2, 1.6, 1.8, 1.0, 2.4, 1.7, 1.4],
+}  # the two minima are not of the same repeat
 FIRST = {"step": [5.0, 3.0], "alone": [4.0]}  # how much longer the first steps take
 
 Times = dict[str, list[float]]

@@ -26,8 +26,11 @@ class Branches(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-def averages(submission, gradients: dict[str, torch.Tensor]) -> None:
-    """Call it once. `gradients[name]` is what this rank has, and no other knows; what is not in there is None."""
+def averages(submission, gradients: dict[str, torch.Tensor], freeze: list[str]) -> None:
+    """Call it once. `gradients[name]` is what this rank has, and no other knows; what is not in there is None.
+
+    The parameters in `freeze` have been frozen since.
+    """
     device = join()
     observe("held", sorted(gradients))
     torch.manual_seed(rank())  # other weights on every rank: they are none of this function's business
@@ -35,6 +38,8 @@ def averages(submission, gradients: dict[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name].clone().to(device)
+        if name in freeze:
+            parameter.requires_grad = False
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     submission.average_gradients(model)
     after = dict(model.named_parameters())

@@ -22,8 +22,8 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 calls: list[str] = []
 given: list[dict[str, object]] = []
 address: dict[str, str | None] = {}
-written: dict[str, str] = {}
-"""The launchers' variables that were written while the submission ran, also where the value was the same."""
+written: dict[str, str | None] = {}
+"""The launchers' variables that were written while the submission ran, also with the value they had; None: removed."""
 stand_in = refusing = False
 _init = dist.init_process_group
 
@@ -68,14 +68,19 @@ def before() -> None:
     address.update(_where())
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group
-    write = os._Environ.__setitem__
+    write, remove = os._Environ.__setitem__, os._Environ.__delitem__
 
     def noted(self, name, value) -> None:
         if name in LAUNCHERS:
             written[name] = str(value)
         write(self, name, value)
 
-    os._Environ.__setitem__ = noted
+    def taken(self, name) -> None:
+        if name in LAUNCHERS and name in self:
+            written[name] = None
+        remove(self, name)
+
+    os._Environ.__setitem__, os._Environ.__delitem__ = noted, taken
 
 
 class Launcher:
@@ -89,6 +94,7 @@ class Launcher:
         for name in list(os.environ):
             if name in LAUNCHERS or name.startswith(("TORCHELASTIC", "ROLE_", "GROUP_")):
                 del os.environ[name]
+        written.clear()
 
     def new_job(self) -> None:
         """Tell all ranks of a free port that rank 0 chose, at an address that nobody has by default."""
@@ -122,7 +128,7 @@ def joins(submission, under: str, number: float) -> None:
     written.clear()
     returned = submission.setup_ddp(me, world)
     observe("returned_value", repr(returned))
-    observe("written", written)
+    observe("written", dict(written))
     observe("given", given)
     _use("first", number)
     submission.cleanup_ddp()
@@ -165,11 +171,14 @@ def limits(submission, number: float) -> None:
     under_torchrun = dict(os.environ)
     launcher = Launcher()
     address.clear()
-    observe("alone raised", _error(submission.setup_ddp, 0, 1))
-    _use("alone", number)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    observe("written", written)
+    for label, variables in (("alone", {}), ("alone with an address", {"MASTER_ADDR": "127.0.0.29"})):
+        os.environ.update(variables)
+        written.clear()
+        observe(f"{label} raised", _error(submission.setup_ddp, 0, 1))
+        _use(label, number)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        observe(f"written {label}", dict(written))
 
     launcher.new_job()
     there = dict(os.environ)
