@@ -172,15 +172,15 @@ def save(path: Path, state: dict[str, Any]) -> None:
     if dist.get_rank() == 0:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            replaced = path.with_suffix(".replaced")
+            replaced.unlink(missing_ok=True)
+            if path.exists():
+                os.link(path, replaced)  # a second name: `path` itself is never missing
             unfinished = path.with_suffix(".tmp")
             with open(unfinished, "wb") as file:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
-            replaced = path.with_suffix(".replaced")
-            replaced.unlink(missing_ok=True)
-            if path.exists():
-                os.link(path, replaced)  # a second name: `path` itself is never missing
             os.replace(unfinished, path)
             if replaced.exists():
                 os.replace(
