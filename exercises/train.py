@@ -151,7 +151,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
 
     One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
-    and also after a power failure. Raises RuntimeError, on every rank, where it could not be written.
+    and also after a power failure. The solution keeps the replaced one as `checkpoint.old`. Raises RuntimeError, on every
+    rank, where it could not be written.
     """
     raise NotImplementedError("train: save, atomically and durably")
 
@@ -162,6 +163,9 @@ def load(path: Path) -> dict[str, Any] | None:
     Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
     nodes. That suits checkpoints of a few GB, which under nccl pass through GPU memory; larger ones every rank should
     read for itself (chapter 5, "Who writes, who reads"). Tensors come back on the CPU.
+
+    The solution passes over a damaged file, says so on rank 0, and returns the one before it. Where none is whole it raises
+    RuntimeError, on every rank, rather than start over. The check does not ask for that.
     """
     raise NotImplementedError("train: load the same on every rank")
 

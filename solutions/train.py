@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import sysconfig
+import zipfile  # solution-only
 from collections.abc import Iterator
 from contextlib import nullcontext  # solution-only
 from dataclasses import dataclass
@@ -163,19 +164,28 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
 
     One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
-    and also after a power failure. Raises RuntimeError, on every rank, where it could not be written.
+    and also after a power failure. The solution keeps the replaced one as `checkpoint.old`. Raises RuntimeError, on every
+    rank, where it could not be written.
     """
     # --- solution: save, atomically and durably ---
     problem: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            replaced = path.with_suffix(".replaced")
+            replaced.unlink(missing_ok=True)
+            if path.exists():
+                os.link(path, replaced)  # a second name: `path` itself is never missing
             unfinished = path.with_suffix(".tmp")
             with open(unfinished, "wb") as file:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
+            if replaced.exists():
+                os.replace(
+                    replaced, path.with_suffix(".old")
+                )  # last: until here the older one may be the only whole one
             folder = os.open(path.parent, os.O_RDONLY)
             os.fsync(folder)  # the name, too, has to reach the disk
             os.close(folder)
@@ -193,13 +203,32 @@ def load(path: Path) -> dict[str, Any] | None:
     Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
     nodes. That suits checkpoints of a few GB, which under nccl pass through GPU memory; larger ones every rank should
     read for itself (chapter 5, "Who writes, who reads"). Tensors come back on the CPU.
+
+    The solution passes over a damaged file, says so on rank 0, and returns the one before it. Where none is whole it raises
+    RuntimeError, on every rank, rather than start over. The check does not ask for that.
     """
     # --- solution: load the same on every rank ---
-    found: list[dict[str, Any] | None] = [None]
-    if dist.get_rank() == 0 and path.exists():
-        found[0] = torch.load(path, map_location="cpu", weights_only=True)
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
+    state: Any = None
+    damaged: list[str] = []
+    for file in (path, path.with_suffix(".old")) if dist.get_rank() == 0 else ():
+        try:
+            with zipfile.ZipFile(file) as archive:  # torch.load does not look at the checksums
+                if (record := archive.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"wrong checksum of {record}")
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            break
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            damaged.append(f"{file} cannot be read: {type(error).__name__}: {error}")
+    told = [state, "; ".join(damaged)]
+    dist.broadcast_object_list(told, src=0)
+    state, problem = told
+    if problem and state is None:
+        raise RuntimeError(f"no whole checkpoint: {problem}")
+    if problem:
+        say(dist.get_rank(), f"{problem}; going on from the one before")
+    return state
     # --- end ---
 
 
