@@ -23,7 +23,19 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("author", "bank", "cli", "learner", "options", "project", "run", "run_options", "teacher", "terminal")
+COMMANDS = (
+    "author",
+    "bank",
+    "cli",
+    "console",
+    "learner",
+    "options",
+    "project",
+    "run",
+    "run_options",
+    "teacher",
+    "terminal",
+)
 TOOL = ("__main__.py", *(f"commands/{name}.py" for name in COMMANDS), "course", "ranks", "cluster")
 FOLDERS = ("src", "autograder", "chapters", "exercises", "solutions", "tests")
 DISTRIBUTIONS = {"bs4": "beautifulsoup4", "sklearn": "scikit-learn", "yaml": "pyyaml"}

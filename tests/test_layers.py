@@ -18,7 +18,7 @@ from lockstep.grading import on_rank, surface
 SOURCE = ROOT / "src"
 FLOORS = (("ranks",), ("cluster",), ("course",), ("grading",), ("notebook", "authoring"), ("commands",))
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
-FLOOR_OF_THE_TOOL = ("lockstep.ranks", "lockstep.cluster", "lockstep.commands.run")
+FLOOR_OF_THE_TOOL = ("lockstep.ranks", "lockstep.cluster", "lockstep.commands.run", "lockstep.commands.console")
 """What `lockstep run` consists of: a tool that people install without a course."""
 OF_A_COURSE = re.compile(
     r"chapter|exercise|lesson|learner|notebook (?!cell)|\bcourse\b|\bclaims?\b|\b[A-Z]\d\d\b|%%|sklearn|\./lockstep|doctor"

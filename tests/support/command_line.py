@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +30,29 @@ def call(
         env.pop("LOCKSTEP_SUBMISSION", None)
     command = [sys.executable, "-m", "lockstep", *arguments]
     return subprocess.run(command, cwd=cwd, env=env, input=stdin or "", capture_output=True, text=True, timeout=180)
+
+
+def at_terminal(columns: int, *arguments: str, cwd: Path = ROOT, **environment: str) -> str:
+    """What `lockstep ARGUMENTS` shows in a real pseudo-terminal of so many columns, escape sequences and all."""
+    unset = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "LOCKSTEP_SUBMISSION", "PYTEST_CURRENT_TEST")
+    env = {key: value for key, value in os.environ.items() if key not in unset}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm-256color", "LOCKSTEP_WARM": "0", **environment}
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    command = ["timeout", "-k", "5", "180", sys.executable, "-m", "lockstep", *arguments]
+    with subprocess.Popen(command, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
+            while chunk := os.read(ours, 65536):
+                seen += chunk
+    os.close(ours)
+    return seen.decode().replace("\r\n", "\n")
+
+
+def plain(text: str) -> str:
+    """Without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def only(text: str) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from ..grading.isolation import tier
 from ..grading.request import GradeRequest, OnCheck
 from ..grading.side_by_side import grade_side_by_side, worthwhile
 from ..grading.submission import locate
-from ..grading.text import BROKE
+from ..grading.text import BROKE, Worth
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import shared
-from .terminal import console, show_check, show_score
+from .console import console
+from .terminal import show_check, show_score
 
 
 def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
@@ -65,6 +66,7 @@ class _Shower:
 
     def __init__(self) -> None:
         self.exercise = ""
+        self.worth = Worth()
         self.closed = False
 
     def __call__(self, exercise: str, result: CheckResult) -> None:
@@ -73,14 +75,16 @@ class _Shower:
         try:
             if exercise != self.exercise:
                 console().print(f"\n[bold]{exercise}[/bold]")
-                self.exercise = exercise
-            show_check(result, exercise)
+                self.exercise, self.worth = exercise, Worth()
+            if self.worth(result):
+                show_check(result, exercise)
         except BrokenPipeError:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _conclude(report: Report) -> None:
+    console().print()
     for result in report.exercises:
         show_score(result)
     for fault in report.faults:

@@ -19,7 +19,7 @@ from ..bootstrap import has_gpu
 from ..cluster.availability import SUBJECTS, Feature
 from ..grading import isolation
 from ..ranks.processes import cores
-from .terminal import console
+from .console import console
 
 BODY = """\
 import torch, torch.distributed as dist

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text
+from .console import console, show_text, width
 from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
@@ -57,10 +58,11 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
             return 0
         sys.stdout.flush()
         if options.watch_replicas:
-            print("\n" + text.replicas(result), file=sys.stderr)
+            show_text("\n" + text.replicas(result, min(width(stderr=True), text.WIDTH)), stderr=True)
         if result.cause is None:
             return 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
-        print("\n" + text.describe(result, read_on), file=sys.stderr)
+        room = width(stderr=True) if console(stderr=True).is_terminal else None
+        show_text("\n" + text.describe(result, read_on, room), stderr=True)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
             return 128 + (result.signal or signal.SIGINT)
         if restart < options.max_restarts:
@@ -147,6 +149,7 @@ class Printer:
     def __init__(self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1) -> None:
         """`shown` are the local ranks, of `per_node` on each node, that are shown; None is all."""
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
+        self.coloured = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
         self.lines: dict[tuple[int, str], _Line] = {}
         self.bar: tuple[int, str] | None = None
         """Whose bar is on the terminal's last line."""
@@ -201,7 +204,7 @@ class Printer:
     def _write(self, rank: int, stream: str, text: str, end: str, again: bool = False) -> None:
         out = _stream(stream)
         mark = f"[rank {rank}] " if self.prefix else ""
-        if mark and out.isatty():
+        if mark and self.coloured[stream]:
             mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
         start = "" if not again else "\r\x1b[K" if out.isatty() else "\r"
         try:

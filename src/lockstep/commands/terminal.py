@@ -1,4 +1,4 @@
-"""How things look in a terminal; rich does the work."""
+"""How what the course has to say looks in a terminal."""
 
 from __future__ import annotations
 
@@ -10,37 +10,25 @@ from rich.text import Text
 
 from ..course import Course, progress
 from ..course.standing import CourseStanding, standing
-from ..grading.text import check_text
+from ..grading.text import WIDTH, check_text, is_unwritten
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult
+from .console import console, painted, width
 
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 
-class _Console(Console):
-    """A rich console that raises BrokenPipeError; rich itself would end the process."""
-
-    def on_broken_pipe(self) -> None:
-        """Called when the reader of a pipe is gone. Raises BrokenPipeError."""
-        raise BrokenPipeError
-
-
-def console() -> Console:
-    """The terminal. Texts have their own line breaks."""
-    return _Console(highlight=False, soft_wrap=True)
-
-
 def show_check(check: CheckResult, exercise: str) -> None:
-    """One check, its first line coloured."""
-    first, _, rest = check_text(check, exercise).partition("\n")
-    console().print(Text(first, style=STYLES[check.outcome]))
-    if rest:
-        console().print(Text(rest))
+    """One check, its mark and name coloured."""
+    said = painted(check_text(check, exercise, min(width(), WIDTH)))
+    end = len(said.plain) if is_unwritten(check) else (said.plain + "\n").index("\n")
+    said.stylize(STYLES[check.outcome] if not is_unwritten(check) else "yellow", 0, end)
+    console().print(said)
 
 
 def show_score(result: ExerciseResult) -> None:
     """The line under an exercise's checks."""
     style = "bold green" if result.passed else "bold"
-    line = f"\n{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s"
+    line = f"{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s"
     console().print(Text(line, style=style))
 
 

@@ -11,6 +11,7 @@ from ..course.runs import READ_ON
 from ..ranks import Kind, text
 from ..ranks.words import names, one_or_more
 from .submission import Submission
+from .verdict import UNWRITTEN
 
 IDS = {
     Kind.HANG: "hang",
@@ -50,14 +51,18 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    return Finding(id, _left_behind(cause) or message, frame, text.evidence(run, READ_ON))
+    evidence = "" if id == UNWRITTEN else text.evidence(run, READ_ON)
+    return Finding(id, _left_behind(cause) or message, frame, evidence)
 
 
 def _read_error(submission: Submission, error: ranks.Error, message: str) -> tuple[str, str]:
     name, shown = submission.name, submission.shown
-    stubs = (f"{name}: ", f"{leaf(name)}: ")  # how a stub's message begins; torch raises NotImplementedError too
-    if error.type == "NotImplementedError" and (not error.message or error.message.startswith(stubs)):
-        return "not-implemented", f"{name} is still the stub: {error.message or 'not written yet'}"
+    if error.type == "NotImplementedError":  # torch raises it too, but a stub's message begins with its name
+        stub, _, todo = error.message.partition(": ")
+        if stub in ("", name, leaf(name)):
+            return "not-implemented", "Nothing is written here yet." + (f"\nTo do: {todo}." if todo else "")
+        if todo and stub.isidentifier() and (submission.folder / f"{stub}.py").is_file():
+            return "not-implemented", f"{name} uses {stub}, where nothing is written yet.\nTo do there: {todo}."
     if error.type in NO_IMPORT:
         return "import-error", f"{shown} cannot be imported: {error}"
     missing = re.search(r"module '\w+' has no attribute '(\w+)'", error.message)

@@ -1,4 +1,7 @@
-"""A grading as plain text; the terminal adds colour, a notebook cell shows it unchanged."""
+"""A grading as plain text; the terminal adds colour, a notebook cell shows it unchanged.
+
+A part that is still as it was handed out is named once, in one line; checks that wait for it are not listed.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,102 @@ import re
 import textwrap
 import unicodedata
 
-from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from ..ranks.text import fit
+from .verdict import UNWRITTEN, CheckOutcome, CheckResult, ExerciseResult, Report
 
 WIDTH = 100
+HINT = "./lockstep hint"
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode's categories of characters that act or cannot be seen."""
 BROKE = "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:"
 MARKS = {CheckOutcome.PASSED: "✓", CheckOutcome.FAILED: "✗", CheckOutcome.NOT_RUN: "–"}
 
 
-def report_text(report: Report) -> str:
-    """All exercises of a grading, and our own faults when there are any."""
-    parts = [exercise_text(exercise) for exercise in report.exercises]
+class Worth:
+    """Which of an exercise's checks are worth a line; called with each, in order."""
+
+    def __init__(self) -> None:
+        self._parts: set[str] = set()
+        self._hidden: set[str] = set()
+        self._failed = False
+
+    def __call__(self, check: CheckResult) -> bool:
+        """False for a part that was named already as unwritten, and for a check that only waits for such a part."""
+        if is_unwritten(check):
+            assert check.diagnosis is not None
+            part = check.diagnosis.place
+            self._hidden.add(check.name)
+            new = part not in self._parts
+            self._parts.add(part)
+            return new
+        self._failed |= check.outcome is CheckOutcome.FAILED
+        waits = check.reason.endswith("above") and bool(self._parts) and not self._failed
+        waits |= any(check.reason == f"needs “{name}”" for name in self._hidden)
+        if check.outcome is CheckOutcome.NOT_RUN and waits:
+            self._hidden.add(check.name)
+            return False
+        return True
+
+
+def is_unwritten(check: CheckResult) -> bool:
+    """True for a check that failed because its part is still as it was handed out."""
+    return check.diagnosis is not None and check.diagnosis.id == UNWRITTEN
+
+
+def report_text(report: Report, hint: str = HINT) -> str:
+    """All exercises of a grading, and our own faults when there are any. `hint` is the command that gives one."""
+    parts = [exercise_text(exercise, hint) for exercise in report.exercises]
     parts += [f"{BROKE}\n{textwrap.indent(fault, '    ')}" for fault in report.faults]
     return "\n\n".join(parts)
 
 
-def exercise_text(exercise: ExerciseResult) -> str:
+def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
     """One exercise: its score, then its checks."""
     head = f"{exercise.score} of {exercise.max_score} · {exercise.seconds:.1f} s"
     lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
-    lines += [check_text(check, exercise.name) for check in exercise.checks]
+    worth = Worth()
+    lines += [check_text(check, exercise.name, hint=hint) for check in exercise.checks if worth(check)]
     return "\n".join(lines)
 
 
-def check_text(check: CheckResult, exercise: str = "") -> str:
+def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint: str = HINT) -> str:
     """One check: a line, and for a failed one what was seen, where, why, and what to read."""
-    mark = MARKS[check.outcome]
+    first = f"  {MARKS[check.outcome]} {check.name}"
+    todo = [f"{hint} {exercise}"] if exercise else []
+    if is_unwritten(check):
+        assert check.diagnosis is not None
+        said = check.diagnosis.message.partition("\n")[0].removesuffix(".")
+        return fit(f"  {MARKS[check.outcome]} {' · '.join([said, check.diagnosis.place, *todo])}", width)
     if check.outcome is CheckOutcome.NOT_RUN:
-        return _not_run(check)
+        return _not_run(check, width)
     if check.diagnosis is None:
-        return f"  {mark} {check.name}"
+        return fit(first, width)
     diagnosis = check.diagnosis
-    lines = [f"  {mark} {check.name}".ljust(WIDTH - len(diagnosis.id) - 2) + "  " + diagnosis.id]
-    lines += _wrapped(diagnosis.message)
+    if len(first) + 2 + len(diagnosis.id) <= width:
+        lines = [first.ljust(width - len(diagnosis.id) - 2) + "  " + diagnosis.id]
+    else:
+        lines = [fit(first, width), f"      {diagnosis.id}"]
+    lines += _wrapped(diagnosis.message, width)
     if diagnosis.line:
-        lines.append(f"      {diagnosis.place}   {diagnosis.source}")
+        lines.append(fit(f"      {diagnosis.place}   {diagnosis.source}", width))
     if diagnosis.evidence:
-        lines += ["", textwrap.indent(diagnosis.evidence, "      "), ""]
-    lines += _wrapped(diagnosis.why)
-    todo = [f"Read: {diagnosis.read}"] if diagnosis.read else []
-    todo += [f"./lockstep hint {exercise}"] if exercise else []
+        lines += ["", fit(textwrap.indent(diagnosis.evidence, "      "), width), ""]
+    lines += _wrapped(diagnosis.why, width)
+    todo[:0] = [f"Read: {diagnosis.read}"] if diagnosis.read else []
     if todo:
-        lines.append("      " + " · ".join(todo))
+        lines.append(fit("      " + " · ".join(todo), width))
     return "\n".join(lines)
 
 
-def _not_run(check: CheckResult) -> str:
+def _not_run(check: CheckResult, width: int) -> str:
     """One line, as wide as the others. What it needs is named above it, so a few words are enough."""
-    head = f"  {MARKS[check.outcome]} {check.name}".ljust(60) + "  not run"
-    room = WIDTH - len(head) - 2
+    head = f"  {MARKS[check.outcome]} {check.name}".ljust(60 if width >= WIDTH else 0) + "  not run"
+    room = width - len(head) - 2
     if len(check.reason) <= room:
         return f"{head}: {check.reason}"
     if not check.reason.startswith("needs “"):
-        return "\n".join([head, *_wrapped(check.reason)])
-    return f"{head}: {check.reason[: room - 2].rstrip()}…”" if room >= 20 else head
+        return "\n".join([fit(head, width), *_wrapped(check.reason, width)])
+    return f"{head}: {check.reason[: room - 2].rstrip()}…”" if room >= 20 else fit(head, width)
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -85,9 +129,17 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrapped(text: str, width: int) -> list[str]:
+    margin = " " * 6
     return [
         line
         for paragraph in text.strip().splitlines()
-        for line in textwrap.wrap(paragraph, WIDTH - 6, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        for line in textwrap.wrap(
+            paragraph,
+            width - 6,
+            initial_indent=margin,
+            subsequent_indent=margin,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     ]

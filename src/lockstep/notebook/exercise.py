@@ -36,7 +36,7 @@ class ExerciseMagics(Magics):
         if not os.environ.get("LOCKSTEP_SUBMISSION"):
             for result in report.exercises:
                 progress.record(course, result.name, result.score, result.max_score)
-        print(report_text(report))
+        print(report_text(report, "%hint"))
 
     @line_magic
     def hint(self, line: str) -> None:

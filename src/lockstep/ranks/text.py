@@ -1,7 +1,8 @@
-"""A run's cause as plain text: the same words wherever it is shown."""
+"""A run's cause as plain text: the same words wherever it is shown, as wide as there is room."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,6 +13,11 @@ from .words import names
 
 WIDTH = 96
 CODE_WIDTH = 40
+COLUMNS = ("rank", "waits in", "tensor", "since", "at", "")
+GAP = "   "
+HEAD = re.compile(r"\s*rank +waits in\b")
+ODD = " ←"
+"""Behind the number of a rank that differs from the others."""
 TITLES = {
     Kind.HANG: "HANG",
     Kind.MISMATCH: "MISMATCH",
@@ -30,14 +36,20 @@ ReadOn = Mapping[Topic | None, str]
 NOWHERE: ReadOn = MappingProxyType({})
 
 
-def describe(run: Run, read_on: ReadOn = NOWHERE) -> str:
-    """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did."""
+def describe(run: Run, read_on: ReadOn = NOWHERE, width: int | None = None) -> str:
+    """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did.
+
+    With a `width`, no line is longer, and a table that does not fit becomes a few lines for each rank.
+    """
     if run.cause is None:
         return ""
-    return "\n\n".join(filter(None, [_wrapped(headline(run)), evidence(run, read_on)]))
+    sentences = min(width or WIDTH, WIDTH)
+    parts = [_wrapped(headline(run), sentences), evidence(run, read_on, sentences)]
+    said = "\n\n".join(filter(None, parts))
+    return fit(said, width) if width else said
 
 
-def evidence(run: Run, read_on: ReadOn = NOWHERE) -> str:
+def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH) -> str:
     """What stands under the headline: the ranks' table or traceback, and the notes."""
     if run.cause is None:
         return ""
@@ -52,7 +64,7 @@ def evidence(run: Run, read_on: ReadOn = NOWHERE) -> str:
     if run.cause.topic in read_on:
         closing.append(f"Read: {read_on[run.cause.topic]}")
     if closing:
-        parts.append("\n".join(_wrapped(line) for line in closing))
+        parts.append("\n".join(_wrapped(line, width) for line in closing))
     return "\n\n".join(parts)
 
 
@@ -67,7 +79,7 @@ def headline(run: Run) -> str:
     return f"{TITLES[cause.kind]}{after}: {cause.headline}"
 
 
-def replicas(run: Run) -> str:
+def replicas(run: Run, width: int = WIDTH) -> str:
     """What watching the replicas found: a line when all was well, the first step that differed when not."""
     found = run.replicas
     if found is None:
@@ -95,7 +107,7 @@ def replicas(run: Run) -> str:
     if len(set(found.steps)) > 1:
         taken = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(found.steps))
         said.append(f"The ranks did not take equally many steps: {taken}.")
-    return "\n".join(_wrapped(line) for line in said)
+    return "\n".join(_wrapped(line, width) for line in said)
 
 
 def _blowup(run: Run, found: Blowup) -> list[str]:
@@ -124,10 +136,10 @@ def _blowup(run: Run, found: Blowup) -> list[str]:
 
 def table(rows: tuple[Waiting, ...]) -> str:
     """One line a rank: what it waits in, with what tensor, since when, and where. An arrow marks the odd one."""
-    cells = [["rank", "waits in", "tensor", "since", "at", ""]]
+    cells = [list(COLUMNS)]
     for row in rows:
         cells.append([
-            str(row.rank) + (" ←" if row.differs else ""),
+            str(row.rank) + (ODD if row.differs else ""),
             row.what,
             row.tensor,
             f"{row.since:.1f} s" if row.since is not None else "",
@@ -136,9 +148,68 @@ def table(rows: tuple[Waiting, ...]) -> str:
         ])  # fmt: skip
     used = [column for column in range(6) if column in (0, 1) or any(line[column] for line in cells[1:])]
     widths = {column: max(len(line[column]) for line in cells) for column in used}
-    return "\n".join(
-        "  " + "   ".join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells
-    )
+    return "\n".join("  " + GAP.join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells)
+
+
+def fit(text: str, width: int) -> str:
+    """The same text without a line that is longer than `width`, unless one word is.
+
+    Lines go on indented. Of a table that is too wide (`table`), each row becomes a few lines. A sentence that was
+    broken for a wider place is joined before it is broken again.
+    """
+    lines: list[str] = []
+    source = text.splitlines()
+    while source:
+        line = source.pop(0)
+        if HEAD.match(line):
+            end = next((n for n, one in enumerate(source) if not one.strip()), len(source))
+            rows, source = source[:end], source[end:]
+            wide = max(len(one) for one in (line, *rows)) > width
+            lines += _stacked(line, rows, width) if wide else [line, *rows]
+            continue
+        margin = line[: len(line) - len(line.lstrip())]
+        while source and _goes_on(line, source[0], width):
+            line += " " + source.pop(0).strip()
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        lines += _broken(line, width, margin)
+        if source and re.fullmatch(r"\s*[~^]+\s*", source[0]):  # a traceback's marks, which point at nothing now
+            source.pop(0)
+    return "\n".join(lines)
+
+
+def _goes_on(line: str, following: str, width: int) -> bool:
+    """True when a sentence was broken behind this line, which was as full as the usual width allows."""
+    margin = len(line) - len(line.lstrip())
+    same = following[: len(following) - len(following.lstrip())] == " " * margin
+    word = following.split()[0] if following.strip() else ""
+    full = WIDTH + margin - len(word) - 1 < len(line)
+    return width < WIDTH + margin and bool(word) and same and full
+
+
+def _stacked(head: str, rows: list[str], width: int) -> list[str]:
+    """A table as `table` makes it, with a line for each rank and, below it, what does not fit beside it."""
+    starts = [head.index("rank"), *(head.index("  " + name) + 2 for name in COLUMNS[1:5] if "  " + name in head)]
+    names = [name for name in COLUMNS[1:5] if "  " + name in head]
+    margin = head[: starts[0]]
+    lines = []
+    for row in rows:
+        cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        lines += _broken(f"{margin}rank {cells[0]}  waits in {cells[1]}", width, margin)
+        more = dict(zip(names[1:], cells[2:], strict=True))
+        where = re.sub(r" {3,}", GAP, more.pop("at", ""))
+        beside = " · ".join(value if name == "tensor" else f"{name} {value}" for name, value in more.items() if value)
+        for one in filter(None, (beside, where)):
+            lines += _broken(f"{margin}    {one}", width, margin + "    ")
+    return lines
+
+
+def _broken(line: str, width: int, margin: str) -> list[str]:
+    return textwrap.wrap(
+        line.strip(), width, initial_indent=line[: len(line) - len(line.lstrip())], subsequent_indent=margin + "    ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def place(frame: Frame) -> str:
@@ -154,9 +225,9 @@ def _code(frame: Frame | None) -> str:
     return text if len(text) <= CODE_WIDTH else text[: CODE_WIDTH - 1] + "…"
 
 
-def _wrapped(text: str) -> str:
+def _wrapped(text: str, width: int) -> str:
     """A sentence over several lines; lines that were broken already (a traceback) stay."""
-    return "\n".join(textwrap.fill(line, WIDTH) if len(line) > WIDTH else line for line in text.splitlines())
+    return "\n".join(textwrap.fill(line, width) if len(line) > width else line for line in text.splitlines())
 
 
 def _short(frame: Frame | None) -> str:

@@ -1,0 +1,59 @@
+"""The terminal: how wide it is, and what is coloured. rich does the work, and knows NO_COLOR and FORCE_COLOR."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
+
+from ..ranks.text import ODD, TITLES
+
+WIDTH = 100
+NARROWEST = 40
+PAINTED = (
+    (re.compile(r"(?<![\w/.])[\w./-]+\.(?:py|sbatch|sh):\d+"), "cyan"),
+    (re.compile(r"(?:Read: .*|[.]/lockstep [a-z]+ [\w/]+)$", re.MULTILINE), "cyan"),
+    (re.compile(r"^ *rank +waits in\b.*", re.MULTILINE), "dim"),
+    (re.compile(rf"^ *(?:rank )?\d+{ODD}.*", re.MULTILINE), "yellow"),
+    (
+        re.compile(rf"^(?:{'|'.join([*TITLES.values(), 'DRIFT', 'SAME WORK'])})\b(?:.|\n(?!\n))*", re.MULTILINE),
+        "bold red",
+    ),
+)
+"""What is coloured in an explanation; the last that matches counts."""
+
+
+class _Console(Console):
+    """A rich console that raises BrokenPipeError; rich itself would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Called when the reader of a pipe is gone. Raises BrokenPipeError."""
+        raise BrokenPipeError
+
+
+def console(stderr: bool = False) -> Console:
+    """The terminal. Texts have their own line breaks. With NO_COLOR there is nothing bold or dim either."""
+    system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return _Console(highlight=False, soft_wrap=True, stderr=stderr, color_system=system)
+
+
+def width(stderr: bool = False) -> int:
+    """How wide the terminal is; the usual width in a pipe."""
+    there = console(stderr)
+    return max(NARROWEST, there.width) if there.is_terminal else WIDTH
+
+
+def show_text(text: str, stderr: bool = False) -> None:
+    """An explanation, with its headline, the odd rank and the places coloured."""
+    console(stderr).print(painted(text))
+
+
+def painted(text: str) -> Text:
+    """The same text, coloured."""
+    shown = Text(text)
+    for pattern, style in PAINTED:
+        shown.highlight_regex(pattern, style)
+    return shown

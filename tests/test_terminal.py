@@ -1,0 +1,179 @@
+"""What a terminal shows: as wide as it is, never broken in a word, coloured where it is one; and a stub in one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support import ROOT
+from support.command_line import at_terminal, call, plain
+
+from lockstep.course.stubs import make_stub
+from lockstep.grading import diagnose
+from lockstep.grading.submission import Submission
+from lockstep.grading.text import Worth, check_text, report_text
+from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
+from lockstep.ranks import text
+from lockstep.ranks.report import Error, Frame, Waiting
+
+HANG = """import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() != 2:
+    dist.all_reduce(torch.ones(9, 9))
+dist.barrier()
+"""
+ROWS = (
+    Waiting(0, "all_reduce #2", "1000×1000 × float32", 1.25, Frame("/x/train.py", 7)),
+    Waiting(1, "all_reduce #2", "1000×1000 × float32", 1.25, Frame("/x/train.py", 7)),
+    Waiting(2, "barrier #1", "", 11.25, Frame("/x/train.py", 8), differs=True),
+)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Path:
+    """A script of which one rank takes another way."""
+    file = tmp_path / "train.py"
+    file.write_text(HANG)
+    return file
+
+
+def widest(shown: str) -> int:
+    return max(len(line) for line in plain(shown).splitlines())
+
+
+# As wide as the terminal ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path) -> None:
+    shown = at_terminal(columns, "run", "-n", "3", "train.py", cwd=hanging.parent)
+    said = plain(shown).partition("\n\n")[2]
+    assert widest(said) <= columns
+    words = {word for word in call("run", "-n", "3", "train.py", cwd=hanging.parent).stderr.split() if word.isalpha()}
+    assert words >= {word for word in said.split() if word.isalpha()} - {"rank"}, "no word is broken"
+    assert "HANG after" in said and ("rank 2 ←  waits in barrier #1" in said) is (columns < 100)
+    assert "\x1b[1;31mHANG after" in shown and re.search(r"\x1b\[33m *(rank )?2 ←", shown), "what matters is coloured"
+
+
+def test_a_check_is_as_wide_as_the_terminal() -> None:
+    words = set(call("check", "--submission", "setup_ddp/waits_on_rank_0").stdout.split())
+    shown = at_terminal(60, "check", "--submission", "setup_ddp/waits_on_rank_0")
+    outside = [line for line in plain(shown).splitlines() if len(line) > 60 and "/" not in line]
+    assert outside == [] and "rank 0 ←  waits in barrier #1" in shown
+    own = {word for word in plain(shown).split() if word.isalpha()}
+    assert own <= words, "no word is broken"
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 96])
+def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) -> None:
+    table = text.table(ROWS)
+    fitted = text.fit(table, width)
+    assert widest(fitted) <= width
+    assert (fitted == table) is (widest(table) <= width)
+    if fitted != table:
+        assert fitted.splitlines()[0] == "  rank 0  waits in all_reduce #2"
+        assert fitted.splitlines()[1] == "      1000×1000 × float32 · since 1.2 s"
+        assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      since 11.2 s", "      train.py:8"]
+
+
+def test_a_sentence_that_was_broken_for_a_wider_place_is_joined_first() -> None:
+    words = " ".join(["the", "group's", "timeout,", "which", "is", "long"] * 8)
+    wide = text._wrapped(words, text.WIDTH)
+    assert len(wide.splitlines()) > 2
+    narrow = text.fit(wide, 60)
+    assert " ".join(narrow.split()) == words
+    assert all(len(line) > 45 for line in narrow.splitlines()[:-1]), "no line is left half full"
+    assert text.fit(wide, text.WIDTH) == wide
+
+
+def test_the_marks_of_a_traceback_go_with_the_line_that_they_mark() -> None:
+    source = "    total = " + "value + " * 12 + "last"
+    fitted = text.fit(f"{source}\n            ~~~~~~^^^^\nTypeError: no", 60)
+    assert "^" not in fitted and fitted.endswith("TypeError: no")
+    assert text.fit("    a + b\n    ~~^~~", 60) == "    a + b\n    ~~^~~"
+
+
+# Colour ---------------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_colour_in_a_pipe_nor_with_no_color(hanging: Path) -> None:
+    piped = call("run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="", FORCE_COLOR="")
+    assert "HANG after" in piped.stderr and "\x1b" not in piped.stdout + piped.stderr
+    assert "\x1b" not in at_terminal(80, "run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="1")
+    forced = call("run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="", FORCE_COLOR="1")
+    assert "\x1b[1;31mHANG after" in forced.stderr
+
+
+# Nothing written yet --------------------------------------------------------------------------------------------------
+
+
+def unwritten(name: str, line: int, message: str = "Nothing is written here yet.\nTo do: add.") -> CheckResult:
+    found = Diagnosis(UNWRITTEN, message, file="exercises/add.py", line=line, why="Because.", source="raise …")
+    return CheckResult(name, name, CheckOutcome.FAILED, found)
+
+
+def not_run(name: str, reason: str) -> CheckResult:
+    return CheckResult(name, name, CheckOutcome.NOT_RUN, reason=reason)
+
+
+def test_what_is_not_written_is_one_line_and_what_waits_for_it_none() -> None:
+    checks = (
+        unwritten("adds", 3),
+        not_run("adds twice", "fails in the same place as above"),
+        not_run("keeps", "needs “adds”"),
+        not_run("keeps twice", "needs “keeps”"),
+        unwritten("adds on three", 3),
+        not_run("on a GPU", "there is no GPU"),
+        CheckResult("is quiet", "q", CheckOutcome.PASSED),
+        unwritten("takes away", 9),
+    )
+    shown = report_text(Report(0, (ExerciseResult("add", checks, 1.0),)), hint="%hint")
+    head, blank, *lines = shown.splitlines()
+    assert head.startswith("add ") and not blank
+    assert lines == [
+        "  ✗ Nothing is written here yet · exercises/add.py:3 · %hint add",
+        "  – on a GPU".ljust(60) + "  not run: there is no GPU",
+        "  ✓ is quiet",
+        "  ✗ Nothing is written here yet · exercises/add.py:9 · %hint add",
+    ]
+
+
+def test_what_waits_for_a_mistake_is_listed() -> None:
+    worth = Worth()
+    wrong = CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("raised", "It raised."))
+    assert (
+        worth(wrong)
+        and worth(not_run("keeps", "needs “adds”"))
+        and worth(not_run("b", "needs a run that failed above"))
+    )
+    assert worth(unwritten("takes", 9)) and not worth(not_run("gives", "needs “takes”"))
+    assert "It raised." in check_text(wrong, "add")
+
+
+@pytest.mark.parametrize("name", ["setup_ddp", "train_ddp"])
+def test_the_check_of_a_stub_is_one_line(name: str, tmp_path: Path) -> None:
+    stub = tmp_path / f"{name}.py"
+    stub.write_text(make_stub((ROOT / "solutions" / f"{name}.py").read_text(), name))
+    shown = call("check", name, "--submission", str(stub)).stdout
+    said = " ".join(shown.strip().partition("\n\n")[0].split())
+    at = next(n for n, line in enumerate(stub.read_text().splitlines(), 1) if "raise NotImplementedError" in line)
+    assert said == f"{name} ✗ Nothing is written here yet · {stub}:{at} · ./lockstep hint {name}"
+
+
+def test_a_stub_that_an_exercise_uses_is_named(tmp_path: Path) -> None:
+    """As in a learner's copy, which has no solutions to put in its place."""
+    for name in ("train_ddp", "setup_ddp"):
+        (tmp_path / f"{name}.py").touch()
+    submission = Submission("train_ddp", tmp_path / "x.py", tmp_path / "train_ddp.py", "exercises/train_ddp.py")
+
+    def read(message: str) -> tuple[str, str]:
+        return diagnose._read_error(submission, Error("NotImplementedError", message), "other")
+
+    assert read("train_ddp: train with DDP") == (UNWRITTEN, "Nothing is written here yet.\nTo do: train with DDP.")
+    there = "train_ddp uses setup_ddp, where nothing is written yet.\nTo do there: choose a device."
+    assert read("setup_ddp: choose a device") == (UNWRITTEN, there)
+    assert read("aten: an operator is missing") == ("raised", "other")
