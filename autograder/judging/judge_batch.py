@@ -55,7 +55,11 @@ class Judge:
         """One torchrun on each node, and all their ranks in one world."""
         missing = re.search(r"^train\.sbatch: .*", one.job.output, re.MULTILINE)
         if one.job.exit_code == 64 and missing:
-            self.fail("not-implemented", f"Nothing is written here yet.\nThe script says: {missing[0]}", re.escape(missing[0][:40]))
+            self.fail(
+                "not-implemented",
+                f"Nothing is written here yet.\nThe script says: {missing[0]}",
+                re.escape(missing[0][:40]),
+            )
         launchers = one.launchers
         many = [node for node, count in sorted(launchers.items()) if count > 1]
         if many:

@@ -141,9 +141,16 @@ def _body(course: Course, name: str) -> BeautifulSoup:
         spot.replace_with(BeautifulSoup(_question(questions[key], number), "html.parser"))
     for table in soup.find_all("table"):
         table.wrap(soup.new_tag("div", attrs={"class": "wide"}))
+    _own_links(soup)
     for frame in soup.select("iframe.lockstep-dark"):  # for JupyterLab's dark theme; here a frame follows the page's
         frame.decompose()
     return soup
+
+
+def _own_links(body: BeautifulSoup) -> None:
+    """A card's links lead to notebooks and files: take them out. Its references become links of the book's."""
+    for link in body.select(".lockstep-said a"):
+        link.unwrap()
 
 
 def _exporter() -> TemplateExporter:

@@ -7,12 +7,13 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.display import Markdown, display
 
 from ..course import Course, CourseError, find, hints, progress
 from ..grading.request import GradeRequest
-from ..grading.text import report_text
 from ..grading.worker import Worker
 from ..ranks import RanksError
+from .cards import report_card
 
 _worker = Worker()
 
@@ -36,13 +37,11 @@ class ExerciseMagics(Magics):
         if not os.environ.get("LOCKSTEP_SUBMISSION"):
             for result in report.exercises:
                 progress.record(course, result.name, result.score, result.max_score)
-        print(report_text(report, "%hint"))
+        display(report_card(report))
 
     @line_magic
     def hint(self, line: str) -> None:
         """Show the next hint: `%hint train_ddp`."""
-        from IPython.display import Markdown, display
-
         course, names = _asked(line, "%hint")
         number, of, text = hints.next_hint(course, names[0])
         display(Markdown(f"**Hint {number} of {of}**\n\n{text}"))

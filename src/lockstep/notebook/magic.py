@@ -16,11 +16,12 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.display import display
 
 from .. import cluster, ranks
-from ..course.runs import READ_ON
 from ..ranks import Kind, Run, text
 from ..ranks.line_buffer import LineBuffer
+from .cards import run_card
 
 HOLD_BACK_SECONDS = 0.5
 EXPECTATIONS = tuple(kind.value.replace(" ", "-") for kind in Kind)
@@ -162,7 +163,7 @@ class RanksMagic(Magics):
 
     def _conclude(self, result: Run, expected: str) -> None:
         if result.cause is not None:
-            print(text.describe(result, READ_ON))
+            display(run_card(result))
         kind = result.cause.kind.value if result.cause else ""
         if expected and kind != expected:
             raise RanksFailed(f"expected {expected}, and the run {'ended as: ' + kind if kind else 'ended well'}")

@@ -28,7 +28,7 @@ def hang(run: Run, job: Job) -> Cause:
         members = latest([*run.workers, run.ranks[0]])
     waiting = [report for report in members if report.outcome is Outcome.HUNG]
     headline, at_fault, notes = _find(members, waiting)
-    branch = _branch(waiting)
+    branch, line = _branch(waiting)
     said = [f"{note} {branch}" if branch and note == SAME_ORDER else note for note in notes]
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
@@ -41,7 +41,7 @@ def hang(run: Run, job: Job) -> Cause:
     frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((found for found in frames.values() if found), None)
-    return Cause(Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS)
+    return Cause(Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS, branch=line)
 
 
 def _find(members: list[RankReport], waiting: list[RankReport]) -> Finding:
@@ -219,23 +219,23 @@ def _counts(members: list[RankReport]) -> list[str]:
     return ["Collectives begun: " + ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items()) + "."]
 
 
-def _branch(waiting: list[RankReport]) -> str:
-    """Name the statement that some ranks are inside of and others are not, when one separates their lines."""
+def _branch(waiting: list[RankReport]) -> tuple[str, int | None]:
+    """Name the statement that some ranks are inside of and others are not, when one separates their lines; its line."""
     frames = {report.rank: report.stack.frame for report in waiting if report.stack and report.stack.frame}
     files = {frame.file for frame in frames.values()}
     if len(files) != 1 or len({frame.line for frame in frames.values()}) < 2:
-        return ""
+        return "", None
     try:
         tree = ast.parse("".join(linecache.getlines(files.pop())))
     except SyntaxError:
-        return ""
+        return "", None
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     homes = {
         max((f.lineno for f in functions if f.lineno <= frame.line <= (f.end_lineno or f.lineno)), default=0)
         for frame in frames.values()
     }
     if len(homes) > 1:  # one may have been called from within the block that another stands in
-        return ""
+        return "", None
     best: ast.If | ast.For | ast.While | ast.Try | None = None
     inside: list[int] = []
     for node in ast.walk(tree):
@@ -245,11 +245,10 @@ def _branch(waiting: list[RankReport]) -> str:
             if within and len(within) < len(frames):
                 best, inside = node, within
     if best is None:
-        return ""
+        return "", None
     outside = [rank for rank in frames if rank not in inside]
     if isinstance(best, ast.If):
-        return f"{names(inside).capitalize()} took the branch at line {best.lineno}; {names(outside)} did not."
-    return (
-        f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the block at line {best.lineno}; "
-        f"{names(outside)} {one_or_more(outside, 'is', 'are')} not."
-    )
+        said = f"{names(inside).capitalize()} took the branch at line {best.lineno}; {names(outside)} did not."
+        return said, best.lineno
+    said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the block at line {best.lineno}; "
+    return said + f"{names(outside)} {one_or_more(outside, 'is', 'are')} not.", best.lineno

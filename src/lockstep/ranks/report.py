@@ -274,7 +274,8 @@ class Waiting:
 class Cause:
     """Why a run did not end well: the first line to read, then the evidence.
 
-    `ranks` are those at fault; `echoes` those that only failed because of them.
+    `ranks` are those at fault; `echoes` those that only failed because of them. `branch` is the line of the statement
+    that some ranks are inside of and others are not.
     """
 
     kind: Kind
@@ -286,6 +287,7 @@ class Cause:
     echoes: tuple[int, ...] = ()
     topic: Topic | None = None
     error: Error | None = None
+    branch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,208 @@
+"""What a run or a grading has to say, as a card in a notebook's output; a terminal and a comparison see its text.
+
+A card is HTML with its own style, without a script: it survives saving and reopening, needs no kernel, and takes
+JupyterLab's colours, VS Code's or the book's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..course import CourseError, find
+from ..course.runs import READ_ON
+from ..grading.text import BROKE, Worth, is_unwritten, report_text
+from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from ..ranks import Run, text
+from ..ranks.report import Cause, Waiting
+from ..ranks.words import names
+
+HINT = "%hint"
+MOST_LINES = 14
+REFERENCE = re.compile(r'chapter (\d+), "([^"]+)"')
+STYLE = Path(__file__).with_name("cards.css")
+
+
+class Card:
+    """An output with two forms: HTML, and the text that a terminal would have shown."""
+
+    def __init__(self, body: str, plain: str) -> None:
+        self.body, self.plain = body, plain
+
+    def __repr__(self) -> str:
+        return self.plain
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": self.plain, "text/html": _said(self.body)}
+
+
+def _said(body: str) -> str:
+    return f'<div class="lockstep-said"><style>{_style()}</style>{body}</div>'
+
+
+@cache
+def _style() -> str:
+    return " ".join(STYLE.read_text(encoding="utf-8").split())
+
+
+# A run that did not end well ------------------------------------------------------------------------------------------
+
+
+def run_card(run: Run) -> Card:
+    """Why a run did not end well: headline, ranks, the code around the branch, what to know and to read."""
+    cause = run.cause
+    assert cause is not None
+    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', _ranks(cause.rows), _code(cause)]
+    if cause.error is not None and cause.error.traceback:
+        parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
+    elif cause.frame is not None and not cause.rows:
+        parts.append(f"<p><code>{escape(text.place(cause.frame))}</code></p>")
+    parts += [f"<p>{escape(note)}</p>" for note in cause.notes]
+    if cause.topic in READ_ON:
+        parts.append(f"<p>Read: {_linked(READ_ON[cause.topic])}</p>")
+    return Card(f'<div class="ls-card ls-bad">{"".join(parts)}</div>', text.describe(run, READ_ON))
+
+
+def _ranks(rows: tuple[Waiting, ...]) -> str:
+    """The ranks of a hang, one a row; those that differ are tinted."""
+    if not rows:
+        return ""
+    cells = {
+        "rank": [str(row.rank) for row in rows],
+        "waits in": [row.what for row in rows],
+        "tensor": [row.tensor for row in rows],
+        "since": [f"{row.since:.1f} s" if row.since is not None else "" for row in rows],
+        "at": [row.frame.short if row.frame else "" for row in rows],
+    }
+    used = {name: column for name, column in cells.items() if any(column)}
+    head = "".join(f'<th scope="col">{name}</th>' for name in used)
+    lines = []
+    for number, row in enumerate(rows):
+        line = "".join(f"<td>{escape(column[number])}</td>" for column in used.values())
+        lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _code(cause: Cause) -> str:
+    """The lines where the ranks of a hang stand, with the branch that parted them marked."""
+    frames = [(row, row.frame) for row in cause.rows if row.frame is not None]
+    if not frames or len({frame.file for _, frame in frames}) > 1:
+        return ""
+    file = frames[0][1].file
+    at: dict[int, list[int]] = {}
+    for row, frame in frames:
+        at.setdefault(frame.line, []).append(row.rank)
+    odd = {frame.line for row, frame in frames if row.differs}
+    known = sorted({*at, *([cause.branch] if cause.branch else [])})
+    first, last = max(1, known[0] - 1), known[-1] + 1
+    wanted = range(first, last + 1)
+    if len(wanted) > MOST_LINES:  # too far apart: only the lines themselves, with a gap between them
+        wanted = known  # type: ignore[assignment]
+    shown = []
+    for number in wanted:
+        source = linecache.getline(file, number).rstrip()
+        if not source and number in (first, last):
+            continue
+        here = f"← {names(at[number])}" if number in at else "the ranks part here" if number == cause.branch else ""
+        style = "ls-red" if number in odd else "ls-soft"
+        shown.append(
+            f'<div{" class=ls-branch" if number == cause.branch else ""}><span class="ls-no">{number}</span>'
+            f'<span>{escape(source)}</span><span class="{style}">{here}</span></div>'
+        )
+    return f'<div class="ls-code">{"".join(shown)}</div>'
+
+
+# A grading ------------------------------------------------------------------------------------------------------------
+
+
+def report_card(report: Report) -> Card:
+    """A grading: what failed first, what passed and what was not run folded into a line each."""
+    parts = [_exercise(exercise) for exercise in report.exercises]
+    parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
+    return Card("".join(parts), report_text(report, HINT))
+
+
+def _exercise(result: ExerciseResult) -> str:
+    worth = Worth()
+    checks = [check for check in result.checks if worth(check)]
+    failed = [check for check in checks if check.outcome is CheckOutcome.FAILED]
+    wrong = any(not is_unwritten(check) for check in failed)
+    state = "ls-good" if result.passed else "ls-bad" if wrong else ""
+    head = f'<span class="ls-name">{escape(result.name)}</span>'
+    score = f'<span class="ls-soft">{result.score} of {result.max_score} · {result.seconds:.1f} s</span>'
+    parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
+    for outcome, mark, said in (
+        (CheckOutcome.PASSED, '<span class="ls-green">✓</span>', "passed"),
+        (CheckOutcome.NOT_RUN, "–", "not run"),
+    ):
+        some = [check for check in checks if check.outcome is outcome]
+        if some:
+            listed = "".join(f"<li>{escape(_reasoned(check))}</li>" for check in some)
+            parts.append(f"<details><summary>{mark} {len(some)} {said}</summary><ul>{listed}</ul></details>")
+    return f'<div class="ls-card {state}">{"".join(parts)}</div>'
+
+
+def _reasoned(check: CheckResult) -> str:
+    return f"{check.name}: {check.reason}" if check.reason else check.name
+
+
+def _failed(check: CheckResult, exercise: str) -> str:
+    found = check.diagnosis
+    assert found is not None
+    hint = f"<code>{HINT} {escape(exercise)}</code>"
+    message, _, more = found.message.partition("\n")
+    place = _opened(found.file or "", found.line)
+    if is_unwritten(check):
+        return f"<p>✗ {escape(message.removesuffix('.'))} · {place} · {hint}</p>"
+    name, id = f'<span class="ls-red">✗ {escape(check.name)}</span>', f'<code class="ls-soft">{escape(found.id)}</code>'
+    parts = [
+        f'<div class="ls-row">{name}{id}</div>',
+        f"<p>{escape(message)}</p>",
+        f"<p>{escape(more)}</p>" if more else "",
+        f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
+    ]
+    if found.evidence:
+        lines = [
+            f"<mark>{escape(one)}</mark>" if text.ODD in one else escape(one) for one in found.evidence.splitlines()
+        ]
+        parts.append("<pre>" + "\n".join(lines) + "</pre>")
+    parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
+    parts.append(f"<p>{f'Read: {_linked(found.read)} · ' if found.read else ''}{hint}</p>")
+    return "".join(parts)
+
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+
+def _opened(file: str, line: int | None) -> str:
+    """`exercises/train_ddp.py:64`, a link that opens the file where JupyterLab can."""
+    shown = f"<code>{escape(f'{file}:{line}' if line else file)}</code>"
+    with_link = file and not os.path.isabs(file) and (Path("..") / file).is_file()
+    return f'<a href="../{escape(file)}">{shown}</a>' if with_link else shown
+
+
+def _linked(said: str) -> str:
+    """`chapter 3, "Hangs"` as a link to that section, for a notebook beside that chapter's."""
+
+    def link(found: re.Match[str]) -> str:
+        try:
+            page = f"{find().chapters[int(found[1]) - 1].name}.ipynb"
+        except (CourseError, IndexError):
+            return escape(found[0])
+        anchor = found[2].replace(" ", "-")
+        return (
+            f'<a href="{escape(page)}#{escape(anchor)}">{escape(found[0])}</a>'
+            if Path(page).is_file()
+            else escape(found[0])
+        )
+
+    parts, end = [], 0
+    for found in REFERENCE.finditer(said):
+        parts += [escape(said[end : found.start()]), link(found)]
+        end = found.end()
+    return "".join([*parts, escape(said[end:])])

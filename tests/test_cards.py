@@ -1,0 +1,129 @@
+"""A run's cause and a grading as cards: what is marked, what is folded, what stays text, and that nothing is markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bs4 import BeautifulSoup
+from support import ROOT
+
+from lockstep.authoring import book, chapters
+from lockstep.grading.text import report_text
+from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
+from lockstep.notebook.cards import Card, report_card, run_card
+from lockstep.ranks import Kind, Run, text
+from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
+
+SCRIPT = """import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() != 2:
+    dist.all_reduce(t)  # <b>
+dist.barrier()
+"""
+HOSTILE = "</pre><script>alert(1)</script><b>"
+
+
+def shown(card: Card) -> BeautifulSoup:
+    bundle = card._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"} and bundle["text/plain"] == repr(card)
+    return BeautifulSoup(bundle["text/html"], "html.parser")
+
+
+@pytest.fixture
+def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Rank 2 took another way than the others. The notebook is a chapter's neighbour."""
+    monkeypatch.chdir(ROOT / "chapters")
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    inside, outside = Frame(str(file), 5), Frame(str(file), 6)
+    rows = (
+        Waiting(0, "all_reduce #1", "1 × float32", 1.0, inside),
+        Waiting(1, "all_reduce #1", "1 × float32", 1.0, inside),
+        Waiting(2, "barrier #1", "", 1.0, outside, differs=True),
+    )
+    said = "rank 2 never joined all_reduce #1."
+    cause = Cause(Kind.HANG, said, (2,), outside, rows, ("It waits.",), topic=Topic.HANGS, branch=4)
+    return Run(3, "cpu", [], cause=cause, seconds=1.5)
+
+
+def test_a_hang_is_a_card(hang: Run) -> None:
+    card = run_card(hang)
+    assert repr(card).startswith("HANG after 1.5 s at train.py:6: rank 2 never joined all_reduce #1.\n")
+    page = shown(card)
+    headline = page.select_one(".ls-bad > p.ls-red")
+    assert headline and headline.get_text() == text.headline(hang)
+    rows = [row.get_text(" ") for row in page.select("tbody tr")]
+    odd = [row.get_text(" ") for row in page.select("tbody tr.ls-odd")]
+    assert len(rows) == 3 and odd == [rows[2]] and "barrier #1" in odd[0]
+    code = [" ".join(line.get_text(" ").split()) for line in page.select(".ls-code > div")]
+    assert code == [
+        "3 dist.init_process_group(\"gloo\")",
+        "4 if dist.get_rank() != 2: the ranks part here",
+        "5 dist.all_reduce(t) # <b> ← ranks 0 and 1",
+        "6 dist.barrier() ← rank 2",
+    ]  # fmt: skip
+    assert [line.get_text(" ").split()[0] for line in page.select(".ls-branch")] == ["4"]
+    (link,) = page.select("a")
+    assert link["href"] == "03_debugging.ipynb#Hangs" and "It waits." in page.get_text()
+
+
+def test_an_error_is_a_card_and_no_markup() -> None:
+    error = Error("ValueError", HOSTILE, (), f"Traceback\n{HOSTILE}")
+    page = shown(run_card(Run(2, "cpu", [], cause=Cause(Kind.RAISED, HOSTILE, (1,), error=error))))
+    assert not page.select("script, b") and page.get_text().count("<script>alert(1)</script>") == 2
+
+
+def check(name: str, outcome: CheckOutcome, found: Diagnosis | None = None, reason: str = "") -> CheckResult:
+    return CheckResult(name, name, outcome, found, reason)
+
+
+def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "chapters")
+    why, read = "Because " + HOSTILE, 'chapter 1, "The mean"'
+    evidence = f"  rank   waits in\n  0 ←    barrier\n{HOSTILE}"
+    wrong = Diagnosis("raised", f"It is 3.\n{HOSTILE}", evidence, (0,), "solutions/train_ddp.py", 7, read, why, HOSTILE)
+    report = Report(0, (ExerciseResult("train_ddp", (
+        check("adds", CheckOutcome.PASSED), check("keeps", CheckOutcome.PASSED),
+        check("means", CheckOutcome.FAILED, wrong), check("on a GPU", CheckOutcome.NOT_RUN, reason="there is none"),
+    ), 1.0),), faults=(HOSTILE,))  # fmt: skip
+    card = report_card(report)
+    assert repr(card) == report_text(report, "%hint") and "%hint train_ddp" in repr(card)
+    page = shown(card)
+    assert not page.select("script, b")
+    said = page.get_text(" ")
+    assert said.index("means") < said.index("2 passed") < said.index("1 not run")
+    assert [one.get_text() for one in page.select("summary")] == ["✓ 2 passed", "– 1 not run"]
+    assert not page.select("details[open]")
+    assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU: there is none"]
+    assert [mark.get_text() for mark in page.select("mark")] == ["  0 ←    barrier"]
+    assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
+
+
+def test_a_stub_is_one_quiet_line() -> None:
+    found = Diagnosis(UNWRITTEN, "Nothing is written here yet.\nTo do: add.", file="add.py", line=3, why="Because.")
+    report = Report(0, (ExerciseResult("add", (
+        check("adds", CheckOutcome.FAILED, found), check("keeps", CheckOutcome.NOT_RUN, reason="needs “adds”"),
+    ), 1.0),))  # fmt: skip
+    page = shown(report_card(report))
+    assert [line.get_text() for line in page.select("p")] == ["✗ Nothing is written here yet · add.py:3 · %hint add"]
+    assert not page.select("details, .ls-bad, .ls-good")
+
+
+def test_comparisons_see_the_text_and_not_the_card(hang: Run) -> None:
+    """Times are in both; a rule covers the card whole, and the text's rules what may differ there."""
+    same = chapters.rules(ROOT)
+    bundles = []
+    for seconds in (1.5, 12.75):
+        hang.seconds = seconds
+        bundles.append(run_card(hang)._repr_mimebundle_())
+    first, second = ({kind: same.apply(value) for kind, value in bundle.items()} for bundle in bundles)
+    assert bundles[0] != bundles[1] and first == second and first["text/html"] == "A CARD"
+
+
+def test_in_the_book_a_card_leads_to_the_book(hang: Run) -> None:
+    body = BeautifulSoup(f"<p>{run_card(hang)._repr_mimebundle_()['text/html']}</p>", "html.parser")
+    book._own_links(body)
+    book._link_references(body, {3: ("03_debugging", {"Hangs": "hangs"})})
+    assert [link["href"] for link in body.select("a")] == ["03_debugging.html#hangs"]
