@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from support import ROOT
 from support.command_line import at_terminal, call, plain
+from support.tiny_course import make_course
 
+from lockstep.commands import lab
 from lockstep.course.stubs import make_stub
 from lockstep.grading import diagnose
 from lockstep.grading.submission import Submission
@@ -177,3 +179,31 @@ def test_a_stub_that_an_exercise_uses_is_named(tmp_path: Path) -> None:
     there = "train_ddp uses setup_ddp, where nothing is written yet.\nTo do there: choose a device."
     assert read("setup_ddp: choose a device") == (UNWRITTEN, there)
     assert read("aten: an operator is missing") == ("raised", "other")
+
+
+# Root -----------------------------------------------------------------------------------------------------------------
+
+
+def test_root_is_told_how_to_start_jupyterlab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, instead of Jupyter's own refusal; whoever says how is not asked again."""
+
+    course = make_course(tmp_path)
+
+    class Started(Exception):
+        pass
+
+    def start(*_: object, **__: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(lab.subprocess, "Popen", start)
+    assert lab.open_lab(course, ["--no-browser"]) == 2
+    assert re.fullmatch(r".*root.*\./lockstep lab --allow-root\n", capsys.readouterr().err)
+    for option in ("--allow-root", "--ServerApp.allow_root=True", "--config=my.py"):
+        with pytest.raises(Started):
+            lab.open_lab(course, [option])
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 1000)
+    with pytest.raises(Started):
+        lab.open_lab(course, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 from ..course import Course
 
+ROOT_ALLOWED = re.compile(r"--(allow-root|\w+\.allow_root\b|config\b|help|version|show-config)")
+"""Options with which it is for JupyterLab to say whether root may start it."""
 SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
 """By their names in JupyterLab's apputils-extension."""
 
@@ -45,6 +48,11 @@ def trust_chapters(course: Course) -> None:
 
 def open_lab(course: Course, arguments: list[str]) -> int:
     """Start JupyterLab in the course's folder at its first page, and wait until it ends."""
+    if os.geteuid() == 0 and not any(ROOT_ALLOWED.match(one) for one in arguments):
+        print(
+            "You are root, for whom JupyterLab starts only when told to: ./lockstep lab --allow-root", file=sys.stderr
+        )
+        return 2
     page = next(iter(pages(course)), None)
     settings = course.workspace / "jupyter"
     overrides = settings / "settings"
