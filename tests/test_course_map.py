@@ -9,12 +9,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from IPython.core.error import UsageError
 
 from lockstep.commands.terminal import show_status
 from lockstep.course import Course, CourseError, progress
 from lockstep.course.outline import outlines
 from lockstep.course.standing import mark, standing
 from lockstep.notebook.course_map import CourseMap, course_map
+from lockstep.notebook.exercise import ExerciseMagics
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -137,3 +139,22 @@ def test_a_chapter_that_is_being_saved_is_waited_for(course: Course) -> None:
         assert standing(course).chapters[1].outline.name == "02_setup"
     finally:
         saved.join()
+
+
+def test_a_map_is_asked_for_in_a_learners_words(course: Course) -> None:
+    magics = ExerciseMagics(shell=None)
+    for said, chapter in (("", ""), ("map", ""), ("2", "02_setup"), ("02_setup", "02_setup")):
+        assert magics.course(said).chapter == chapter
+    with pytest.raises(UsageError, match=r"no chapter '9'.*01_internals"):
+        magics.course("9")
+
+
+def test_the_stored_map_is_that_of_the_moment_and_of_nobody_where_chapters_are_made(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(course, "02_setup/set_epoch", "right")
+    box = course_map("02_setup")
+    assert "questions 1 of" in box.stored_html() and "Sharding" in box.stored_html()
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(course.solutions))
+    assert "questions 1 of" not in box.stored_html() and "Sharding" in box.stored_html()
+    assert progress.load(course).quizzes, "nothing is forgotten"

@@ -222,6 +222,35 @@ def test_by_night_it_can_be_read_as_well(bench: Any) -> None:
     notebook.page.locator("body[data-jp-theme-light=true]").wait_for(state="attached")
 
 
+def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any, browser: Any, running: Lab) -> None:
+    """Where a widget's model is gone, its stored form shows; where it is not, only the widget does."""
+    question = 'quiz("01_internals/overlap")'
+    notebook = bench(f"from lockstep.notebook.quiz import quiz\n{question}", "%course map", "%course 2")
+    stored = "Run this cell (Shift+Enter) to answer"
+    assert notebook.run(notebook.cell("%load_ext lockstep")).strip() == "", "again, and not a word"
+    for text in (question, "%course map", "%course 2"):
+        notebook.run(notebook.cell(text))
+    cell = notebook.cell(question)
+    cell.get_by_role("radio").first.wait_for()
+    assert stored not in cell.locator(".jp-OutputArea").inner_text()
+    today = notebook.page
+    today.keyboard.press("Control+s")
+    wait_for(lambda: stored in notebook.file.read_text(encoding="utf-8"), 60, "the notebook is not saved")
+    notebook.menu("Kernel", "Shut Down All Kernels…")
+    today.locator(".jp-Dialog .jp-mod-accept").click()
+    today.goto("about:blank")
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    notebook = Notebook(page, running, notebook.file.name)
+    cell = notebook.cell(question)
+    cell.get_by_text(stored).wait_for()
+    there = notebook.cell("%course 2").inner_text()
+    assert "Run this cell to bring the map up to date" in there and "Sharding" in there
+    page.get_by_text("Error displaying widget").first.wait_for(state="attached")
+    assert not page.locator(".jp-OutputArea-output.jupyter-widgets:visible").count()
+    assert cell.get_by_text(stored).is_visible()
+    page.close()
+
+
 def test_a_cell_that_does_not_end_is_interrupted_and_says_where_everybody_was(bench: Any) -> None:
     notebook = bench(ENDLESS, 'print(6 * 7, "and on it goes")')
     cell = notebook.cell("%%ranks 3")
@@ -260,5 +289,5 @@ def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab) ->
     there.get_by_label("Mark this chapter as complete").check()
     wait_for(lambda: running.progress().get("chapters") == {CHAPTERS[0]: "complete"}, 20, "the mark is not recorded")
     there.get_by_text("· complete").first.wait_for()
-    assert "Setting up: from one process to many" in there.locator("li", has_text="you are here").inner_text()
+    assert "Setting up: from one process to many" in there.locator("li:visible", has_text="you are here").inner_text()
     picture(there, "map")

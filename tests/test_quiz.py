@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ import pytest
 
 from lockstep.authoring import chapters
 from lockstep.course import CourseError, progress, quizzes
+from lockstep.notebook import stored as stored_as
 from lockstep.notebook.quiz import Quiz, quiz
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,10 +109,30 @@ def test_every_choice_is_explained_and_a_right_answer_is_remembered(course: Path
 def test_the_output_is_the_same_whatever_was_answered(course: Path) -> None:
     def shown() -> dict[str, str]:
         bundle = quiz("02_setup/set_epoch")._repr_mimebundle_()
-        return {kind: bundle[kind] for kind in ("text/plain", "text/markdown")}
+        return {kind: bundle[kind] for kind in ("text/plain", "text/markdown", "text/html")}
 
     before = shown()
     assert before["text/plain"] == "Quiz(02_setup/set_epoch)"
     assert before["text/markdown"].startswith("<details>") and "set_epoch" in before["text/markdown"]
     answer(quiz("02_setup/set_epoch"), right=True)
     assert shown() == before
+
+
+def test_the_widget_and_its_stored_form_are_two_outputs(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No front end falls back to another form of an output whose widget is gone. The stored one gives no answer away."""
+    outputs: list[dict[str, str]] = []
+    monkeypatch.setattr("lockstep.notebook.stored.display", lambda data, raw: outputs.append(data))
+    box = quiz("02_setup/set_epoch")
+    box._ipython_display_()
+    live, stored = outputs
+    assert list(live) == [stored_as.WIDGET] and sorted(stored) == ["text/html", "text/markdown", "text/plain"]
+    assert all(
+        choice.text in html.unescape(re.sub("<[^>]+>|`", "", stored["text/html"]))
+        for choice in box.question.choices
+        if "`" not in choice.text
+    )
+    assert not any(choice.why in stored["text/html"] for choice in box.question.choices)
+    assert (
+        "lockstep-live-02_setup-set_epoch" in box._dom_classes
+        and ".lockstep-live-02_setup-set_epoch" in stored["text/html"]
+    )

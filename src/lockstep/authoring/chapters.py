@@ -264,10 +264,11 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = count
-            if "data" in output and len(output.data) > 1:
+            if "data" in output:
                 output.data.pop(WIDGET, None)
             if output.output_type == "error":
                 output.traceback = [f"{output.ename}: {output.evalue}"]
+        cell.outputs = [output for output in cell.outputs if output.get("data", True)]
         stored = known.get(cell.id)
         if stored is not None and _canonical(stored.outputs, same) == _canonical(cell.outputs, same):
             for output in stored.outputs:

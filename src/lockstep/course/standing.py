@@ -50,9 +50,9 @@ class CourseStanding:
     here: tuple[str, str] | None
 
 
-def standing(course: Course) -> CourseStanding:
-    """Where the learner is now. Raises CourseError when a chapter cannot be read."""
-    known = progress.load(course)
+def standing(course: Course, known: progress.Progress | None = None) -> CourseStanding:
+    """Where the learner is now, or with `known` done. Raises CourseError when a chapter cannot be read."""
+    known = known or progress.load(course)
     chapters = tuple(_chapter(outline, known) for outline in outlines(course))
     return CourseStanding(chapters, _here(chapters))
 

@@ -38,10 +38,11 @@ class Card:
         return self.plain
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": self.plain, "text/html": _said(self.body)}
+        return {"text/plain": self.plain, "text/html": said(self.body)}
 
 
-def _said(body: str) -> str:
+def said(body: str) -> str:
+    """The HTML with the cards' style."""
     return f'<div class="lockstep-said"><style>{_style()}</style>{body}</div>'
 
 

@@ -1,24 +1,27 @@
 """`course_map("02_setup")`: where you stand in the course, and the box that says that a chapter is complete.
 
-As with the quizzes, its stored form (`repr` and Markdown) is the same for every learner; what one has done shows only
-while a kernel runs.
+Its stored HTML is the map as it was when the cell ran; its stored text and Markdown, which are compared, are the same
+for every learner.
 """
 
 from __future__ import annotations
 
 import html
+import os
 from typing import Any
 
-from ipywidgets import HTML, Button, Checkbox, HBox, Layout, VBox
+from ipywidgets import HTML, Button, Checkbox, HBox, Layout
 
-from ..course import CourseError
+from ..course import CourseError, progress
 from ..course import course as courses
 from ..course.standing import ChapterStanding, CourseStanding, Standing, mark, standing
+from .stored import Stored
 
 STYLE = """<style>
 .lockstep-map { color: var(--jp-content-font-color1, inherit); font-size: var(--jp-content-font-size1, 14px);
   line-height: 1.5; max-width: 46em }
-.lockstep-map ol { list-style: none; margin: 0; padding: 0 } .lockstep-map ol ol { margin: 2px 0 6px 30px }
+.lockstep-map.lockstep-map ol { list-style: none; margin: 0; padding: 0 }
+.lockstep-map.lockstep-map ol ol { margin: 2px 0 6px 30px }
 .lockstep-map .lockstep-number { display: inline-block; width: 22px; height: 22px; margin: 2px 8px 2px 0;
   line-height: 20px; text-align: center; border: 1px solid var(--jp-brand-color1, #1976d2); border-radius: 50% }
 .lockstep-map .lockstep-complete { background: var(--jp-brand-color1, #1976d2); color: var(--jp-layout-color0, #fff) }
@@ -27,8 +30,10 @@ STYLE = """<style>
 </style>"""
 
 
-class CourseMap(VBox):
+class CourseMap(Stored):
     """The map, unfolded at one chapter; without one, where the learner is. Its repr says only which chapter that is."""
+
+    key = "map"
 
     def __init__(self, chapter: str = "") -> None:
         self.course = courses.find()
@@ -46,16 +51,26 @@ class CourseMap(VBox):
     def __repr__(self) -> str:
         return f"CourseMap({self.chapter})"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        bundle = dict(super()._repr_mimebundle_(**kwargs) or {})
-        lines = [f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1)]
-        return {**bundle, "text/plain": repr(self), "text/markdown": "\n".join(lines)}
+    def stored_html(self) -> str:
+        """The map of now; in the chapters as they are handed out, the map before anything is done."""
+        known = progress.Progress() if os.environ.get("LOCKSTEP_SUBMISSION") else None
+        return (
+            self._drawn(standing(self.course, known))
+            + '<p class="ls-soft">Run this cell to bring the map up to date.</p>'
+        )
+
+    def stored_markdown(self) -> str:
+        """The chapters."""
+        return "\n".join(f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1))
 
     def show(self, *_: Any) -> None:
         """Draw the map as it is now."""
         now = standing(self.course)
         self._complete.value = any(one.complete for one in now.chapters if one.outline.name == self.chapter)
-        self._map.value = as_html(now, self.chapter or (now.here[0] if now.here else ""))
+        self._map.value = self._drawn(now)
+
+    def _drawn(self, now: CourseStanding) -> str:
+        return as_html(now, self.chapter or (now.here[0] if now.here else ""))
 
     def _on_complete(self, change: Any) -> None:
         mark(self.course, self.chapter, bool(change["new"]))

@@ -48,11 +48,13 @@ class ExerciseMagics(Magics):
 
     @line_magic
     def course(self, line: str) -> Any:
-        """Show where you are in the course: `%course`, or `%course 02_setup` for one chapter's sections."""
+        """Show where you are in the course: `%course`; with a chapter's sections: `%course 2` or `%course 02_setup`."""
         from .course_map import course_map
 
+        asked = line.strip()
         try:
-            return course_map(line.strip())
+            chapters = {str(number): one.name for number, one in enumerate(find().chapters, 1)}
+            return course_map("" if asked == "map" else chapters.get(asked, asked))
         except CourseError as error:
             raise UsageError(str(error)) from None
 

@@ -1,18 +1,19 @@
 """`quiz("02_setup/set_epoch")`: one multiple-choice question in a cell.
 
 It is a box of plain ipywidgets, so that it works with the keyboard and takes JupyterLab's colours, light or dark.
-Without a kernel (GitHub, a page made by nbconvert), the same output shows the question as text. Feedback goes into an
-HTML widget, never an output area, which nbval would compare.
+Without a kernel (the next day, GitHub, a page made by nbconvert), its stored form shows the question as text. Feedback
+goes into an HTML widget, never an output area, which nbval would compare.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ipywidgets import HTML, Button, Layout, RadioButtons, VBox
+from ipywidgets import HTML, Button, Layout, RadioButtons
 
 from ..course import find, progress
 from ..course.quizzes import Question, QuizError, quiz_file, read, rich
+from .stored import Stored
 
 STYLE = """<style>
 .lockstep-quiz { border-left: 3px solid var(--jp-brand-color1, #1976d2); padding: 4px 12px; max-width: 46em }
@@ -26,11 +27,11 @@ STYLE = """<style>
 </style>"""
 
 
-class Quiz(VBox):
+class Quiz(Stored):
     """The question as a widget. Its repr says only which question it is, so that outputs can be compared."""
 
     def __init__(self, question: Question) -> None:
-        self.question = question
+        self.question, self.key = question, question.key
         self._choices = RadioButtons(
             options=[(choice.text, index) for index, choice in enumerate(question.choices)],
             value=None,
@@ -48,11 +49,18 @@ class Quiz(VBox):
     def __repr__(self) -> str:
         return f"Quiz({self.question.key})"
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        bundle = dict(super()._repr_mimebundle_(**kwargs) or {})
-        bundle["text/plain"] = repr(self)
-        bundle["text/markdown"] = as_text(self.question)
-        return bundle
+    def stored_html(self) -> str:
+        """The question without its answer."""
+        choices = "".join(f"<li>{rich(choice.text)}</li>" for choice in self.question.choices)
+        again = "Run this cell (Shift+Enter) to answer."
+        return (
+            f'<div class="ls-card"><p><b>Question.</b> {rich(self.question.text)}</p><ul>{choices}</ul>'
+            f'<p class="ls-soft">{again}</p></div>'
+        )
+
+    def stored_markdown(self) -> str:
+        """The same, folded."""
+        return as_text(self.question)
 
     def _on_choice(self, _: Any) -> None:
         self._button.disabled = self._choices.value is None
