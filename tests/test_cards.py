@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def test_a_hang_is_a_card(hang: Run) -> None:
     assert [line.get_text(" ").split()[0] for line in page.select(".ls-branch")] == ["4"]
     (link,) = page.select("a")
     assert link["href"] == "03_debugging.ipynb#Hangs" and "It waits." in page.get_text()
+
+
+def test_a_rank_that_has_finished_stands_nowhere(hang: Run) -> None:
+    assert hang.cause is not None
+    *waiting, other = hang.cause.rows
+    finished = replace(other, what="finished after barrier #1", since=None)
+    hang.cause = replace(hang.cause, rows=(*waiting, finished), branch=None)
+    page = shown(run_card(hang))
+    code = page.select_one(".ls-code")
+    assert code and "ranks 0 and 1" in code.get_text() and "rank 2" not in code.get_text()
+    assert "finished after barrier #1" in page.get_text()
 
 
 def test_an_error_is_a_card_and_no_markup() -> None:

@@ -91,7 +91,8 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
 
 def _code(cause: Cause) -> str:
     """The lines where the ranks of a hang stand, with the branch that parted them marked."""
-    frames = [(row, row.frame) for row in cause.rows if row.frame is not None]
+    standing = [row for row in cause.rows if not row.what.startswith("finished")]  # the frame of others is a last call
+    frames = [(row, row.frame) for row in standing if row.frame is not None]
     if not frames or len({frame.file for _, frame in frames}) > 1:
         return ""
     file = frames[0][1].file
