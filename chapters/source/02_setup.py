@@ -1003,7 +1003,6 @@ def train(data_is_bad):
         ddp = DDP(torch.nn.Linear(2, 1))
         if data_is_bad:
             raise ValueError("bad data")
-        return "trained"
     finally:
         del ddp  # the wrapper first, then its group
         dist.destroy_process_group()
@@ -1011,8 +1010,8 @@ def train(data_is_bad):
 try:
     train(data_is_bad=True)
 except ValueError as error:
-    print("first call:", error, end="   ")
-print("second call:", train(data_is_bad=False))
+    print("the call failed:", error, end="   ")
+print("still in a group:", dist.is_initialized())
 
 # %% [markdown]
 # ### Box: gloo at the exit

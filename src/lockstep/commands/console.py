@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Literal
 
 from rich.console import Console
@@ -35,9 +36,21 @@ class _Console(Console):
 
 
 def console(stderr: bool = False) -> Console:
-    """The terminal. Texts have their own line breaks. With NO_COLOR there is nothing bold or dim either."""
+    """The terminal. Texts have their own line breaks. With NO_COLOR there is nothing bold or dim either.
+
+    In a notebook's kernel it is a pipe: rich would make a separate output there, past `redirect_stdout`, and
+    ipykernel sets FORCE_COLOR.
+    """
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return _Console(highlight=False, soft_wrap=True, stderr=stderr, color_system=system)
+    there = False if "ipykernel" in sys.modules else None
+    return _Console(
+        highlight=False,
+        soft_wrap=True,
+        stderr=stderr,
+        color_system=system,
+        force_jupyter=False,
+        force_terminal=there,
+    )
 
 
 def width(stderr: bool = False) -> int:
