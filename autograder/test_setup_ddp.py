@@ -154,7 +154,7 @@ def test_can_be_repeated(grader: Grader) -> None:
     look_at_group(grader, run, "second")
 
 
-@pytest.mark.needs("test_joins_under_spawn", "test_leaves")
+@pytest.mark.needs("test_can_be_repeated")
 def test_alone(grader: Grader) -> None:
     """a single rank needs no launcher and no variable"""
     run = play(grader, "limits", 2)

@@ -204,7 +204,9 @@ def limits(submission, number: float) -> None:
 
     _renew(under_torchrun)
     address.update(_where())
-    dist.init_process_group("gloo")
+    # A separate store: a second group through the same one could find what the first has left there.
+    store = dist.PrefixStore("caller", launcher.store)
+    dist.init_process_group("gloo", store=store, rank=me, world_size=world)
     mine = dist.group.WORLD
     observe("in a group", _error(submission.setup_ddp, me, world))
     observe("kept", dist.is_initialized() and dist.group.WORLD is mine)
