@@ -68,7 +68,7 @@ def test_a_copied_solutions_canary_is_replaced_and_not_doubled():
 def test_the_copy_has_no_canary_and_nothing_of_teachers(course, copy):
     files = files_of(copy)
     assert {path.split("/")[0] for path in files} == {
-        ".gitignore", "LICENSE", "README.md", "autograder", "chapters", "environment.yml", "exercises", "lockstep",
+        ".gitignore", "LICENSE", "README.md", "autograder", "chapters", "docs", "environment.yml", "exercises", "lockstep",
         "pyproject.toml", "requirements.lock", "src",
     }  # fmt: skip
     assert not [path for path in files if path.startswith("chapters/source/") or "__pycache__" in path]

@@ -27,7 +27,16 @@ HANDOUT = Path(__file__).with_name("handout")
 FOR_LEARNERS = ("## Two commands", "## The course", "## For learners")
 NOT_IN_A_COPY = ("git clone", "./lockstep test ", "Of the 194 claims", "`chapters/claims.toml`")
 ITS_PICTURE = ("explains it after a second:", "explains it after a second.")
-TOP = (".gitignore", "LICENSE", "README.md", "environment.yml", "lockstep", "pyproject.toml", "requirements.lock")
+TOP = (
+    ".gitignore",
+    "LICENSE",
+    "README.md",
+    "docs/run.md",
+    "environment.yml",
+    "lockstep",
+    "pyproject.toml",
+    "requirements.lock",
+)
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
 TEACHERS = ("autograder/policy.toml",)  # what it says about single learners is confidential
 TIME = 315532800  # 1980-01-01, the earliest that a zip can say
@@ -137,7 +146,7 @@ def _goes(course: Course, path: str, names: list[str]) -> bool:
         return False
     groups = {name.partition("/")[0] for name in names if "/" in name}
     every_group = {name.partition("/")[0] for name in course.names if "/" in name}
-    if len(parts) == 1:
+    if path in TOP or len(parts) == 1:
         return path in TOP
     if parts[0] == "src":
         return parts[1] == "lockstep" and not path.endswith(".pyc")
