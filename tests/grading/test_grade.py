@@ -310,7 +310,7 @@ def test_a_kill_at_any_write_is_made_good(grade: Grade, tmp_path: Path, monkeypa
         grade(source, out)
         assert files(out) == wanted, f"instant {instant}"
         instant += 1
-    assert instant == 2 * len(["grading", "roster", *2 * ["details", "result"], "index", *2 * ["report"], "csv", "junit", "summary", *2 * ["gradescope"], "scores", "left out"])  # fmt: skip
+    assert instant == 2 * len(["grading", "roster", *2 * ["details", "result"], "index", *2 * ["report"], "csv", "junit", "summary", *2 * ["gradescope"], "scores", "checks", "worksheet", "feedback", "left out"])  # fmt: skip
 
 
 def test_a_file_that_is_torn_or_does_not_fit_is_graded_again(grade: Grade, tmp_path: Path) -> None:
