@@ -130,7 +130,7 @@ def test_two_clusters_at_once_do_not_meet(nodes: cluster.Nodes) -> None:
     listener = listen(nodes, 0, 4000)
     with cluster.Nodes(1) as other:
         assert send(other, 0, "node0", 4000) == "Connection refused"
-    assert send(nodes, 1, "node0", 4000) == "sent"
+    assert send(nodes, 1, "node0", 4000, patience=SECONDS) == "sent"
     listener.kill()
 
 
@@ -243,15 +243,15 @@ sys.exit(main(["--nnodes", "2", "-n", "1", "--hosts", "--no-prefix", "train.py"]
 
 def test_a_blocked_port(nodes: cluster.Nodes) -> None:
     blocked, other = listen(nodes, 0, 29500), listen(nodes, 0, 29501)
-    assert send(nodes, 1, "node0", 29500) == "sent"
+    assert send(nodes, 1, "node0", 29500, patience=SECONDS) == "sent"
     nodes.block(0, 29500)
     assert send(nodes, 1, "node0", 29500) == "silence"
-    assert send(nodes, 1, "node0", 29501) == "sent"
-    assert send(nodes, 0, "node0", 29500) == "sent"  # a firewall is between nodes
+    assert send(nodes, 1, "node0", 29501, patience=SECONDS) == "sent"
+    assert send(nodes, 0, "node0", 29500, patience=SECONDS) == "sent"  # a firewall is between nodes
     nodes.block(0, 29501)
     assert [send(nodes, 1, "node0", port) for port in (29500, 29501)] == ["silence", "silence"]
     nodes.unblock(0)
-    assert [send(nodes, 1, "node0", port) for port in (29500, 29501)] == ["sent", "sent"]
+    assert [send(nodes, 1, "node0", port, patience=SECONDS) for port in (29500, 29501)] == ["sent", "sent"]
     assert blocked.output.splitlines().count("10.77.0.101") == 2
     with pytest.raises(ValueError, match="no port"):
         nodes.block(0, 70000)
@@ -263,11 +263,11 @@ def test_only_one_port_is_open(nodes: cluster.Nodes) -> None:
     """The rendezvous succeeds, and the ranks, at ports that the system chooses, cannot meet."""
     listeners = [listen(nodes, 0, 29500), listen(nodes, 0, 29501), listen(nodes, 1, 29501)]
     nodes.block_all_but(0, 29500)
-    assert send(nodes, 1, "node0", 29500) == "sent"
+    assert send(nodes, 1, "node0", 29500, patience=SECONDS) == "sent"
     assert send(nodes, 1, "node0", 29501) == "silence"
     assert send(nodes, 0, "node1", 29501) == "silence"  # the answer would come in from port 29501
     nodes.unblock(0)
-    assert send(nodes, 0, "node1", 29501) == "sent"
+    assert send(nodes, 0, "node1", 29501, patience=SECONDS) == "sent"
     for listener in listeners:
         listener.kill()
 
