@@ -1,6 +1,6 @@
 # exercise: train_ddp
 # family: faking ddp
-# verdict: different-weights
+# verdict: not-wrapped
 # without: wrong/train_ddp/not_wrapped
 # protection: judge
 # why: every rank computes what all the others would have sent, and shows the model its own share only

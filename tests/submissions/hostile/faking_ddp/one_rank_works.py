@@ -1,6 +1,6 @@
 # exercise: train_ddp
 # family: faking ddp
-# verdict: different-weights
+# verdict: not-wrapped
 # without: wrong/train_ddp/not_wrapped
 # protection: judge
 # why: rank 0 trains on everything and hands its weights round at the end; the others pretend
