@@ -83,14 +83,16 @@ def test_usage_errors_come_back(lockstep: CommandLine, home: dict[str, str], tmp
 def test_ctrl_c_ends_the_grading(course: Course, home: dict[str, str], tmp_path: Path) -> None:
     """An interrupted command leaves no grading and no rank behind."""
     endless = tmp_path / "setup_ddp.py"
-    endless.write_text("import time\nprint('up', flush=True)\nwhile True:\n    time.sleep(0.01)\n")
+    up = tmp_path / "up"
+    endless.write_text(f"import time\nopen({str(up)!r}, 'w').close()\nwhile True:\n    time.sleep(0.01)\n")
     command = [sys.executable, "-m", "lockstep", "check", "setup_ddp", "--submission", str(endless)]
     environment = {**os.environ, **home, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     give_up = time.monotonic() + 60
-    while time.monotonic() < give_up and not (pids := waiting(tmp_path)):
+    while time.monotonic() < give_up and not up.exists():
         time.sleep(0.05)
-    time.sleep(4.0)
+    pids = waiting(tmp_path)
+    assert pids and up.exists()
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130, process.stdout and process.stdout.read()
     assert all(gone(pid) for pid in pids)
