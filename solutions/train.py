@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import zipfile  # solution-only
 from collections.abc import Iterator
-from contextlib import nullcontext  # solution-only
+from contextlib import nullcontext, suppress  # solution-only
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -174,7 +174,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             replaced = path.with_suffix(".replaced")
             replaced.unlink(missing_ok=True)
-            if path.exists():
+            with suppress(OSError):  # there is none yet, or the file system has no hard links
                 os.link(path, replaced)  # a second name: `path` itself is never missing
             unfinished = path.with_suffix(".tmp")
             with open(unfinished, "wb") as file:
@@ -182,10 +182,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
-            if replaced.exists():
-                os.replace(
-                    replaced, path.with_suffix(".old")
-                )  # last: until here the older one may be the only whole one
+            if replaced.exists():  # last: until here the older one may be the only whole one
+                os.replace(replaced, path.with_suffix(".old"))
             folder = os.open(path.parent, os.O_RDONLY)
             os.fsync(folder)  # the name, too, has to reach the disk
             os.close(folder)
