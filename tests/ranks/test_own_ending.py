@@ -94,6 +94,7 @@ def test_temporary_files_and_caches_are_where_the_user_has_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch puts it there, whoever asks for the folder
     script = tmp_path / "shows.py"
     script.write_text(
         "import tempfile\nfrom torch._inductor.runtime.cache_dir_utils import cache_dir\n"

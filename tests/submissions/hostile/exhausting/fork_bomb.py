@@ -3,14 +3,14 @@
 # verdict: not-averaged
 # without: stub
 # protection: judge
-# why: processes that make processes, 63 on every rank; none may be left
+# why: processes that make processes, 31 on every rank: fewer than a run may have; none may be left
 import os
 import time
 
 
 def average_gradients(model):
     first = os.getpid()
-    for _ in range(6):
+    for _ in range(5):
         os.fork()
     if os.getpid() != first:
         time.sleep(600)
