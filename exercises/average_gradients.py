@@ -1,4 +1,4 @@
-"""Exercise average_gradients: what DDP does for you in backward, by hand and all at once.
+"""Exercise average_gradients: what DDP does for you during backward, by hand, in one go.
 
 Chapter 1, "The mean". To see it at work on two ranks:
 
@@ -14,18 +14,18 @@ import torch.nn as nn
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Replace the gradient of every parameter by its mean over all ranks. Called on every rank, after backward.
+    """Replace the gradient of every parameter by its mean over all ranks. Every rank calls it after backward.
 
-    The process group exists already. The mean is over the world size: a rank that has no gradient for a parameter
-    (its batch did not go through that branch) counts as zero, and has the mean afterwards like all the others. So in
-    the end every rank's gradients are the same, and every optimizer takes the same step.
+    The process group already exists. The mean is over all ranks of the group: a rank without a gradient for a parameter
+    (its batch didn't use that branch) contributes zeros and receives the mean like every other rank. Afterwards all
+    ranks hold the same gradients, so all optimizers take the same step.
 
-    - A parameter without a gradient on *all* ranks keeps None: an optimizer skips it, but not one with zeros, which
-      momentum and weight decay still move.
-    - A frozen parameter (`requires_grad` is False) is left alone, whatever its `grad` holds.
-    - A parameter that is used in two places (tied weights) is averaged once.
-    - Whatever its own gradients look like, a rank calls the same collectives as all the others, in the same order.
-    - One rank alone works too, and changes nothing.
+    - A parameter that has no gradient on *any* rank keeps None: an optimizer skips None, but momentum and weight decay
+      still move a parameter whose gradient is zero.
+    - A frozen parameter (`requires_grad` is False) is left alone, even if its `grad` holds something.
+    - A parameter used in two places (tied weights) is averaged once.
+    - Every rank calls the same collectives, whatever its own gradients are, in the same order.
+    - A single rank works too; its gradients don't change.
 
     Args:
         model: the same model on every rank, with this rank's own gradients in `parameter.grad`.

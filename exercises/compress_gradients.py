@@ -1,11 +1,11 @@
-"""Exercise compress_gradients: half the bytes on the wire, by a communication hook of DDP.
+"""Exercise compress_gradients: halve the bytes on the wire with a DDP communication hook.
 
 Chapter 4, "Compression". To see it at work on two ranks:
 
     torchrun --nproc-per-node=2 exercises/compress_gradients.py
 
-It works with any model in DDP, on gloo and on nccl, and is made to be taken along. torch's own `bf16_compress_hook`
-refuses to run without nccl, and both of its hooks cast before they divide.
+It works with any model in DDP, on gloo and on nccl. Take it to your own projects. torch's own `bf16_compress_hook`
+refuses to run without nccl, and both of torch's hooks cast before they divide.
 """
 
 import os
@@ -19,14 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Start the all-reduce of one bucket in the smaller type, and return at once.
+    """Start the all-reduce of one bucket in the smaller dtype, and return at once.
 
-    DDP calls this inside backward, whenever all gradients of a bucket are ready, and in the same order on all ranks.
-    In place of DDP's own all-reduce there is then this one: nothing has been divided yet, and nothing is added here.
-    The names of the two arguments are DDP's, and so are their annotations, where there are any.
+    DDP calls this during backward, whenever all gradients of a bucket are ready, in the same order on all ranks. This
+    all-reduce replaces DDP's own: DDP neither divides before it nor adds anything after it. DDP prescribes the names of
+    the two arguments and, if there are any, their annotations.
 
     Args:
-        state: what `register` has given to DDP.
+        state: what `register` gave to DDP.
         bucket: `bucket.buffer()` is a flat float32 tensor with the bucket's gradients of this rank;
             `bucket.gradients()` are views into it and `bucket.parameters()` their parameters, in the same order.
 
@@ -39,24 +39,24 @@ def compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
 def register(
     ddp_model: DistributedDataParallel, dtype: torch.dtype = torch.float16, error_feedback: bool = False
 ) -> None:
-    """Have the gradients of this model cross the wire in a smaller type. Called once, before the first backward.
+    """Make the gradients of this model cross the wire in a smaller dtype. Called once, before the first backward.
 
-    Afterwards backward leaves in every gradient the mean over the ranks of `ddp_model.process_group`, in float32, equal
-    on all of them to the last bit, and right but for the rounding of `dtype`.
+    From then on, backward leaves in every gradient the mean over the ranks of `ddp_model.process_group`, in float32,
+    bit for bit the same on all of them, and exact except for the rounding of `dtype`.
 
-    - A step has as many collectives as without the hook: one all-reduce for each bucket, of half the bytes.
-    - Backward does not wait for them: the next bucket's gradients are computed while this one travels.
-    - Each rank divides before it casts, so that no sum is larger than the largest gradient. What `dtype` still cannot
-      hold comes out infinite or NaN, where a gradient scaler looks for it.
-    - With `error_feedback`, what the cast loses of a rank's gradient is added to that gradient in the next step,
-      parameter by parameter, also across the first step, after which DDP rebuilds its buckets. So over many steps the
-      casts lose no more than over one. What an infinite gradient or NaN would leave is dropped.
-    - Several models in one process have nothing to do with each other.
+    - A step has as many collectives as without the hook, one all-reduce per bucket, with half the bytes.
+    - Backward doesn't wait for them: it computes the next bucket's gradients while this one travels.
+    - Each rank divides before it casts, so no sum is larger than the largest gradient. A value too large for `dtype`
+      becomes inf or NaN, which a gradient scaler looks for.
+    - With `error_feedback`, each rank keeps what the cast loses of its gradient and adds it in the next step, parameter
+      by parameter, even across the first step, after which DDP rebuilds its buckets. So many steps together lose no
+      more than one. Drop what an inf or NaN gradient would leave.
+    - Several models in one process don't affect each other.
 
     Args:
         ddp_model: the wrapped model; its parameters are float32.
         dtype: torch.float16 (11 bits of precision, up to 65504) or torch.bfloat16 (8 bits, the range of float32).
-        error_feedback: whether the residuals of the casts are kept and sent later.
+        error_feedback: whether to keep the residuals of the casts and send them later.
     """
     raise NotImplementedError("compress_gradients: register the hook with its state")
 

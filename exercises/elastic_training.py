@@ -1,7 +1,7 @@
-"""Exercise elastic_training: a job that is killed, or asked to go, comes back and goes on.
+"""Exercise elastic_training: a job that is killed, or asked to stop, restarts and continues.
 
-Chapter 5, "Elastic restarts". torchrun starts all ranks anew when one of them dies. To see it, start this, and kill one
-of the ranks it names (`kill -9 PID`) while it runs:
+Chapter 5, "Elastic restarts". torchrun restarts all ranks when one of them dies. To see that, start this, and kill one
+of the ranks that it names (`kill -9 PID`) while it runs:
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node=2 --max-restarts=3 exercises/elastic_training.py /tmp/elastic
@@ -9,12 +9,12 @@ of the ranks it names (`kill -9 PID`) while it runs:
 The variable gives each restart a store of its own. Without it the new ranks may find the addresses of the dead ones in
 the launcher's store and lose a restart, or all, on "Connection refused" (PyTorch issue 135712; seen with torch 2.13).
 
-`kill -TERM PID` asks one rank to stop: all save and leave. Start it again, perhaps with `--nproc-per-node=4`, and it
-goes on from there.
+`kill -TERM PID` asks one rank to stop: all ranks stop, and the state is saved. Start it again, perhaps with
+`--nproc-per-node=4`, and it continues from there.
 
-torch.distributed.checkpoint is not needed for that: under DDP every rank holds the whole state, so that a file which one
-rank writes fits any number of them. It is for a state that is itself dealt out to the ranks (FSDP), and that another
-number of them has to cut up anew.
+You don't need torch.distributed.checkpoint for that. Under DDP every rank holds the whole state, so a file that one
+rank writes fits any number of ranks. torch.distributed.checkpoint is for states that are sharded over the ranks (FSDP)
+and have to be resharded for a different number.
 """
 
 import os
@@ -44,45 +44,45 @@ def train(
     save_every: int,
     seed: int,
 ) -> int:
-    """Train with DDP up to step `steps`, from the newest checkpoint in `folder` on. Called on every rank, in a group.
+    """Train with DDP from the newest checkpoint in `folder` to step `steps`. Every rank of a group calls it.
 
-    Whatever has ended the job before, what counts is what lies in `folder`: a job that torchrun has restarted, one that
-    was put back into SLURM's queue and one that somebody has started by hand all go on behind the last step saved. A
-    folder that is empty or not there is a job that begins.
+    Only the contents of `folder` matter, not what ended the job: a job that torchrun restarted, that SLURM requeued or
+    that you started by hand continues after the last saved step. If the folder is empty or doesn't exist, the job
+    starts at step 0.
 
     The steps:
 
-    - A step trains on `batch_size` samples of all ranks together, each rank on an equal part of them; the loss is
-      `F.cross_entropy`, the gradient that of the mean over all `batch_size` samples.
-    - Which samples step s has follows from `seed`, s and the dataset's length alone. It is the same after a restart, and
-      on another number of ranks.
-    - Within an epoch no sample comes twice; an epoch has `len(dataset) // batch_size` steps, and what is left over then
-      is not seen in it. Each epoch has an order of its own.
+    - A step uses `batch_size` samples over all ranks, an equal part on each; the loss is `F.cross_entropy`, and the
+      gradient is that of the mean over all `batch_size` samples.
+    - The samples of step s depend on `seed`, s and the dataset's length alone. They are the same after a restart and on
+      a different number of ranks.
+    - An epoch has `len(dataset) // batch_size` steps and uses no sample twice; samples left over are dropped. Each
+      epoch has its own order.
 
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
 
-    - One is saved when `save_every` steps, or a multiple of it, have been done in all, and one after the last step.
-    - SIGTERM and SIGUSR1 ask the job to stop; each rank may get one, or one rank alone. In the step that is under way,
-      or at the latest in the one after it, all ranks agree to stop: behind the same step. It is saved, and all return.
+    - Save after every `save_every` steps, counted from the start of training, and after the last step.
+    - SIGTERM and SIGUSR1 ask the job to stop; all ranks may receive one, or a single rank. All ranks agree to stop
+      after the same step: the current one or, at the latest, the next. They save it and return.
 
-    A run on as many ranks as before ends with the same bits as one that was never interrupted, however often it was. On
-    another number of ranks the sums are added in another order, so the weights differ in their last bits.
+    However often it is interrupted, a run on the same number of ranks ends bit for bit like an uninterrupted one. On a
+    different number of ranks the sums are added in a different order, so the weights differ in their last bits.
 
     Args:
-        folder: where the checkpoints are.
-        make: called without arguments, makes the model, with equal weights on all ranks, and its optimizer. There is no
-            randomness in the model.
-        dataset: gives pairs of an input and a class, without randomness.
-        steps: how many steps the whole training has.
-        batch_size: samples per step, of all ranks together; a multiple of the number of ranks.
-        save_every: steps from one checkpoint to the next.
-        seed: what the order of the samples comes from.
+        folder: the folder of the checkpoints.
+        make: called without arguments, returns the model, with equal weights on all ranks, and its optimizer. The model
+            has no randomness.
+        dataset: pairs of an input and a class, without randomness.
+        steps: the number of steps of the whole training.
+        batch_size: samples per step over all ranks; a multiple of the number of ranks.
+        save_every: the number of steps from one checkpoint to the next.
+        seed: determines the order of the samples.
 
     Returns:
-        How many steps have been done in all: `steps`, or fewer when the job was asked to stop.
+        The number of steps done so far, earlier runs included: `steps`, or fewer if the job was asked to stop.
 
     Raises:
-        ValueError: `batch_size` is no multiple of the number of ranks.
+        ValueError: `batch_size` isn't a multiple of the number of ranks.
     """
     raise NotImplementedError("elastic_training: train, save, stop when asked to, and go on from what the folder holds")
 

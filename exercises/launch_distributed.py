@@ -1,4 +1,4 @@
-"""Exercise launch_distributed: start the ranks from Python, and bring the trained weights home.
+"""Exercise launch_distributed: start the ranks from Python, and bring the trained weights back.
 
 Chapter 2, "Launching from Python". To see it start two ranks:
 
@@ -18,24 +18,25 @@ from train_ddp import train_ddp
 def launch_distributed(
     world_size: int, model_class: Callable[[], nn.Module], data: TensorDataset, epochs: int
 ) -> dict[str, torch.Tensor]:
-    """Run `train_ddp(rank, world_size, model_class, data, epochs)` on `world_size` new processes of this machine.
+    """Run `train_ddp(rank, world_size, model_class, data, epochs)` in `world_size` new processes on this machine.
 
-    It waits until they have ended and leaves nothing behind: no process, no file, no variable in the environment. It
-    uses a free port, so that any number of launches can run at once (a port that was found free just before will do).
+    It waits until all of them have ended and leaves nothing behind: no processes, no files, no environment variables.
+    It uses a free port, so several launches can run at the same time (a port that you found free just before is good
+    enough).
 
     Args:
-        world_size: how many ranks, 1 or more.
-        model_class: as for train_ddp. The new processes import it, so it lives at the top level of a module.
+        world_size: the number of ranks, at least 1.
+        model_class: as for train_ddp. The new processes import it, so it is defined at the top level of a module.
         data: as for train_ddp.
         epochs: as for train_ddp.
 
     Returns:
-        The trained model's state_dict: tensors on the CPU by their names in the model, without "module." before them.
+        The trained model's state_dict: CPU tensors under their names in the model, without a "module." prefix.
 
     Raises:
         ValueError: world_size is less than 1.
-        RuntimeError (or another Exception): a rank failed. What the rank raised is part of the message. It comes soon
-            after the failure, not when the other ranks have waited in vain.
+        RuntimeError (or another exception): a rank failed. Its message contains the error of that rank. It is raised
+            soon after the failure, not only when the other ranks time out.
     """
     raise NotImplementedError("launch_distributed: start the ranks, wait for them, return the weights")
 

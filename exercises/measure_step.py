@@ -1,7 +1,7 @@
-"""Exercise measure_step: what communication really costs, how well it scales, and what the next run will take.
+"""Exercise measure_step: what communication costs, how well it scales, and how long the next run will take.
 
-Chapter 4, "Scaling". Three functions that go together: measure a step with and without its communication, compare runs
-on different numbers of ranks, and predict a run that nobody has made yet. To see the first at work on two ranks:
+Chapter 4, "Scaling". Three functions: measure a step with and without its communication, compare runs on different
+numbers of ranks, and predict a run before you start it. To see the first at work on two ranks:
 
     torchrun --nproc-per-node=2 exercises/measure_step.py
 """
@@ -42,44 +42,46 @@ def exposed_communication(
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Measure a step with the synchronisation of its gradients, and the same step in `no_sync()`. Called on every rank.
+    """Measure a step that synchronises its gradients, and the same step in `no_sync()`. Every rank calls it.
 
-    - At least two steps of each kind come first and are not counted.
-    - Then steps of the two kinds alternate, `repeats` of each, so that a machine that gets slower does so for both.
-    - Ranks begin every step together, after a barrier. Only `step()` stands between the two readings of `clock`: no
-      barrier, and no zeroing of gradients. Each step begins without gradients, or with zeros.
-    - What the rest of the machine does only ever adds time. So the minimum counts, for each kind by itself.
-    - A step is over when it is over on the slowest rank: all ranks return the same numbers, the largest.
-    - Afterwards the model is as it was: gradients (also those that were None), buffers, and it synchronises.
+    - First run at least two warm-up steps of each kind, which don't count.
+    - Then alternate between the two kinds, `repeats` steps of each, so that a machine that slows down slows both.
+    - The ranks start every step together, after a barrier. Between the two readings of `clock` there is only `step()`:
+      no barrier, and no zeroing of gradients. Each step starts with gradients of None or zero.
+    - Other work on the machine can only add time. So take the minimum, separately for each kind.
+    - A step takes as long as the slowest rank: all ranks return the same numbers, the largest ones.
+    - Afterwards the model is unchanged: its gradients (including those that were None), buffers, and that it
+      synchronises.
 
     Args:
-        step: runs forward and backward of one batch through `ddp_model`. It neither clears gradients nor updates.
+        step: runs forward and backward for one batch through `ddp_model`. It neither clears gradients nor updates
+            weights.
         ddp_model: the wrapped model.
-        repeats: how many steps of each kind count.
+        repeats: the number of measured steps of each kind.
         clock: returns seconds.
 
     Returns:
-        The seconds of a step of either kind.
+        The seconds that a step of each kind takes.
     """
     raise NotImplementedError("measure_step: measure a step with synchronisation and without")
 
 
 def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, float]:
-    """How much of each rank's speed is left, compared with the run on the fewest ranks. 1 is perfect.
+    """The share of each rank's speed that is left, compared with the run on the fewest ranks. 1 is perfect.
 
-    Efficiency is samples per second per rank, divided by the same of the run on the fewest ranks; that run need not be
-    one on a single rank.
+    Efficiency is samples per second per rank, divided by the same number for the run on the fewest ranks; that run may
+    have more than one rank.
 
     Args:
-        seconds: by the number of ranks, the seconds of one step.
-        mode: "strong" when all these runs had the same global batch, so that each of n ranks did one n-th of it; "weak"
-            when each rank had the same batch of its own, so that n ranks did n times as much.
+        seconds: maps a number of ranks to the seconds of one step.
+        mode: "strong" if all runs had the same global batch, so that each of n ranks did 1/n of it; "weak" if every
+            rank had a batch of the same size, so that n ranks did n times as much.
 
     Returns:
-        The efficiency by the number of ranks, as a fraction.
+        Maps each number of ranks to its efficiency, as a fraction.
 
     Raises:
-        ValueError: for another mode, for no run at all, and for a time that is not positive.
+        ValueError: for any other mode, for no runs, and for a time that is not positive.
     """
     raise NotImplementedError("measure_step: compare samples per second per rank")
 
@@ -87,23 +89,23 @@ def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, flo
 def predict_step(
     parameters: int, ranks: int, bandwidth: float, latency: float, compute: float, buckets: int = 1
 ) -> float:
-    """Seconds of a step of data-parallel training, by a model that one can do on paper.
+    """Predict the seconds of a step of data-parallel training, with a model simple enough for paper.
 
-    - A parameter's gradient is a float32. They travel in `buckets` equal buckets, one after the other.
-    - A ring all-reduce of S bytes takes 2(N-1) rounds. In each of them every rank sends S/N bytes over its own link, and
+    - A parameter's gradient is a float32. Gradients travel in `buckets` buckets of equal size, one after the other.
+    - A ring all-reduce of S bytes takes 2(N-1) rounds. In each round every rank sends S/N bytes over its own link and
       waits for one latency.
-    - Two thirds of the computing is backward, after the forward. The i-th of B buckets is complete when i/B of backward
-      is done, and travels from then on, as soon as the one before it has arrived.
+    - Forward takes one third of the computing time, then backward takes two thirds. The i-th of B buckets is complete
+      when i/B of backward is done. It leaves then, or when the bucket before it has arrived, if that is later.
     - The step is over when the last bucket has arrived. With one bucket, nothing is hidden.
 
-    Where all ranks share one link of R bytes/s, as on a throttled loopback, each has R / ranks of it.
+    If all ranks share one link of R bytes/s, such as a throttled loopback, each rank has R / ranks.
 
     Args:
-        parameters: how many numbers the gradients have in all.
-        ranks: N. With one rank nothing is sent.
-        bandwidth: bytes per second that a rank can send over its link, while it receives as many.
-        latency: seconds that each round costs whatever its size.
-        compute: seconds of forward and backward on one rank, without any communication.
+        parameters: the number of gradient elements in total.
+        ranks: N. A single rank sends nothing.
+        bandwidth: the bytes per second that a rank can send, while it receives as many.
+        latency: the seconds that each round costs, whatever its size.
+        compute: the seconds of forward and backward on one rank, without communication.
         buckets: B.
 
     Returns:

@@ -17,33 +17,33 @@ import torch.nn as nn
 
 
 class MiniDDP(nn.Module):
-    """A module whose gradients are the mean over all ranks, exchanged while backward still computes.
+    """A module whose gradients are the mean over all ranks, exchanged while backward is still computing.
 
         ddp = MiniDDP(model)
         loss_function(ddp(inputs), targets).backward()
         ddp.finish_gradient_synchronization()
         optimizer.step()
 
-    At construction rank 0's parameters (frozen ones too) and buffers (also those that state_dict leaves out) come to all
-    ranks. The trainable parameters are put into buckets, the last ones first, because backward begins with them. A hook
-    on each parameter (`register_post_accumulate_grad_hook`) sees its gradient arrive; when all of a bucket's are there,
-    the bucket's all-reduce is launched and not waited for. All ranks launch their buckets in the same order, whichever
-    are complete first.
+    The constructor copies rank 0's parameters (frozen ones too) and buffers (also those that state_dict leaves out) to
+    all ranks. It puts the trainable parameters into buckets, the last parameters first, because backward starts with
+    them. A hook on each parameter (`register_post_accumulate_grad_hook`) runs when its gradient is ready. When all
+    gradients of a bucket are ready, the hook launches the bucket's all-reduce and doesn't wait for it. All ranks launch
+    their buckets in the same order, whichever is complete first.
 
-    A parameter without a gradient on some ranks counts as zero there and gets the mean; one without a gradient on all
-    ranks keeps None. Each gradient is divided by the world size before the sum, as DDP does it.
+    A rank without a gradient for a parameter contributes zeros and receives the mean; a parameter that has no gradient
+    on any rank keeps None. Each gradient is multiplied by 1 / world size before the sum, as in DDP.
 
-    Whoever wants more: let `parameter.grad` be a view into its bucket (DDP's `gradient_as_bucket_view`). It saves both
-    copies and one gradient's memory; `zero_grad(set_to_none=True)` then takes the views away.
+    If you want more: make `parameter.grad` a view into its bucket (DDP's `gradient_as_bucket_view`). That saves both
+    copies and the memory of one set of gradients; `zero_grad(set_to_none=True)` then removes the views.
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25) -> None:
-        """Wrap a module. Called on all ranks, within a process group, with modules of the same shape.
+        """Wrap a module. Every rank of the process group calls it, with a module of the same shape.
 
         Args:
-            module: the model, already on its device, of its final type. It is reachable as `self.module`.
-            bucket_cap_mb: how many MiB (2**20 bytes) of gradients a bucket holds at most. A parameter larger than that
-                has a bucket by itself.
+            module: the model, already on its device, of its final type. Keep it as `self.module`.
+            bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A larger parameter gets a bucket
+                of its own.
         """
         raise NotImplementedError("mini_ddp: broadcast, make the buckets, register the hooks")
 
@@ -52,23 +52,23 @@ class MiniDDP(nn.Module):
         raise NotImplementedError("mini_ddp: call the module")
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait until every gradient is the mean. Called on all ranks, after each backward that is not in `no_sync()`.
+        """Wait until every gradient is the mean. Every rank calls it, after each backward outside of `no_sync()`.
 
-        Buckets that this backward did not complete, because a parameter took no part in the loss, are launched here.
+        Launch the buckets that this backward left incomplete because a parameter isn't part of the loss.
         """
         raise NotImplementedError("mini_ddp: launch what is left, wait for all of it")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums."""
+        """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums."""
         raise NotImplementedError("mini_ddp: exchange nothing in here")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own, without `module.` before its keys: it can be loaded with or without MiniDDP."""
+        """The module's state_dict, without a `module.` prefix: it can be loaded with or without MiniDDP."""
         raise NotImplementedError("mini_ddp: return the state of the plain module")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what `state_dict` returned, here or from the plain module."""
+        """Load a state_dict that MiniDDP or the plain module returned."""
         raise NotImplementedError("mini_ddp: load into the module")
 
 

@@ -16,31 +16,31 @@ def setup_ddp(rank: int, world_size: int) -> None:
     """Select this rank's device and join the default process group.
 
     The same call works under every launcher. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR
-    and MASTER_PORT; a program that starts its ranks itself may set only MASTER_ADDR and MASTER_PORT. What is set stays
-    as it is: the environment is read, never written. A single rank needs no launcher and no variable at all.
+    and MASTER_PORT; a program that starts its own ranks may set only MASTER_ADDR and MASTER_PORT. Read the environment;
+    never write to it. A single rank needs no launcher and no variables.
 
-    The device comes first: with GPUs, it is GPU LOCAL_RANK of this node (`rank`, where LOCAL_RANK is not set). The
-    backend is "nccl" when every rank of this node has a GPU of its own. Otherwise it is "gloo": on CPUs, and when ranks
-    share GPUs, where local rank r takes GPU r modulo their number.
+    Select the device first: on a node with GPUs it is GPU number LOCAL_RANK (or `rank`, if LOCAL_RANK isn't set). The
+    backend is "nccl" when every rank of this node has a GPU of its own. Otherwise it is "gloo": on a machine without
+    GPUs, and when ranks have to share GPUs. Then local rank r takes GPU r modulo the number of GPUs.
 
     Args:
         rank: the global rank, 0 to world_size - 1.
-        world_size: how many ranks join, on all nodes together.
+        world_size: the number of ranks, on all nodes together.
 
-    Prints nothing. After `cleanup_ddp` it may be called again, with another MASTER_PORT.
+    Print nothing. After `cleanup_ddp`, `setup_ddp` can be called again with a different MASTER_PORT.
 
     Raises:
-        ValueError: `rank` is not in 0 to world_size - 1, or RANK or WORLD_SIZE is set and says something else.
-        ValueError or RuntimeError, torch's own or yours: world_size > 1 and MASTER_ADDR or MASTER_PORT is not set, or
-            this process is in a group already.
+        ValueError: `rank` is not between 0 and world_size - 1, or RANK or WORLD_SIZE is set to a different value.
+        ValueError or RuntimeError, torch's or your own: MASTER_ADDR or MASTER_PORT is missing and world_size > 1, or
+            this process already belongs to a group.
     """
     raise NotImplementedError("setup_ddp: choose the device, then join the process group")
 
 
 def cleanup_ddp() -> None:
-    """Leave the process group, if this process is in one.
+    """Leave the process group, if this process belongs to one.
 
-    Without a group it does nothing, so that it can be called after an error, and again.
+    Without a group it does nothing, so it is safe to call after an error, or twice.
     """
     raise NotImplementedError("setup_ddp: leave the process group")
 

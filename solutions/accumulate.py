@@ -23,31 +23,30 @@ def train_step(
     loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     optimizer: torch.optim.Optimizer,
 ) -> float:
-    """Take one optimizer step from all micro-batches of all ranks. Called on every rank, each with its own data.
+    """Take one optimizer step from all micro-batches of all ranks. Every rank calls it with its own data.
 
-    The step is the one that a single process would take with all these samples in one big batch: every sample of every
-    rank has the same weight. Micro-batches may be of different sizes (the last is often smaller), and ranks may hold
-    different numbers of them and of samples. DDP's mean gives every *rank* the same weight; this function has to
-    correct for that.
+    It is the step that a single process would take with all these samples in one large batch: every sample has the same
+    weight, whichever rank holds it. Micro-batches may differ in size (the last is often smaller), and ranks may hold
+    different numbers of micro-batches and samples. DDP's mean gives every *rank* the same weight; correct for that.
 
-    - The gradients cross the network once a step, however many micro-batches there are. Collectives of up to 64 bytes,
-      such as a number of samples, do not count; each rank calls equally many of them, whatever it holds.
-    - One micro-batch after the other goes through forward and backward, so that the activations of only one are held.
-    - What the parameters hold in `grad` beforehand does not count.
+    - The gradients cross the network once per step, however many micro-batches there are. Collectives of up to 64
+      bytes, such as a sample count, are free; every rank calls the same number of them, whatever data it holds.
+    - Run forward and backward for one micro-batch at a time, so that only one micro-batch's activations are in memory.
+    - Ignore whatever the parameters' `grad` holds before the call.
 
     Args:
         ddp_model: a model in DDP, in the default process group, the same on every rank.
         micro_batches: pairs (x, y) on the model's device with at least one sample each; the first dimension of both
-            counts samples. Any iterable will do, also one without a length that can be read only once, such as
+            counts samples. Any iterable works, including one that has no length and can be read only once, such as
             `itertools.islice(loader, 8)`.
         loss_fn: takes the model's output and y, returns the *mean* over their samples as a scalar tensor.
-        optimizer: has the model's parameters.
+        optimizer: holds the model's parameters.
 
     Returns:
         The loss before the step as a plain float: the mean over all samples of all ranks, the same on every rank.
 
     Raises:
-        ValueError: `micro_batches` is empty. The parameters are as they were.
+        ValueError: `micro_batches` is empty. The parameters don't change.
     """
     # --- solution: one step from many micro-batches, with one synchronisation ---
     batches = list(micro_batches)  # inputs only: small beside the activations, of which one micro-batch's are held

@@ -1,4 +1,4 @@
-"""Exercise find_divergence: which tensor is no longer the same on all ranks, where, by how much, and since when.
+"""Exercise find_divergence: which tensor differs between ranks, on which ranks, by how much, and since which step.
 
 Chapter 3, “Silent divergence”. To see it at work on three ranks:
 
@@ -21,13 +21,13 @@ from torch.optim import Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One value that is not the same on all ranks.
+    """One value that differs between ranks.
 
-    `kind` is "parameter", "buffer", "gradient" or "optimizer". `ranks` are those that differ from the majority, in
-    ascending order: from what most ranks have or, where two are equally frequent, from the one that the lowest rank has.
-    `largest` is the largest absolute difference between an element of theirs and the majority's, as a float; `inf`
-    where there is no such number: the value is missing on one side, has another shape or type, or NaN stands against a
-    number.
+    `kind` is "parameter", "buffer", "gradient" or "optimizer". `ranks` lists in ascending order the ranks that differ
+    from the majority. The majority is the value that most ranks have; in a tie, the one that the lowest rank has.
+    `largest` is the largest absolute difference between an element on one of these ranks and the majority's, as a
+    float. It is `inf` if there is no such number: the value is missing on one side, has a different shape or dtype, or
+    one side is NaN.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """What `DivergenceWatch` found: at `step` there were `differences`; after step `agreed` there were none (0: never)."""
+    """What `DivergenceWatch` found: `differences` at `step`. The ranks last agreed after step `agreed` (0: never)."""
 
     step: int
     agreed: int
@@ -48,27 +48,27 @@ class Divergence:
 def find_divergence(
     model: nn.Module, optimizer: Optimizer | None = None, *, gradients: bool = True, tolerance: float = 0.0
 ) -> list[Difference]:
-    """Find what differs between the ranks. Called on all of them; all get the same list, empty when everything agrees.
+    """Find what differs between the ranks. Every rank calls it; all get the same list, empty when everything agrees.
 
-    Compared are the model's parameters and buffers, their gradients (unless `gradients` is False) and, with an optimizer,
-    its state and its hyper-parameters. In this order, and each kind in the model's order. Names are those of
-    `named_parameters()` and `named_buffers()`, a gradient's is its parameter's; a DDP wrapper is looked through, so that
-    there is no `module.` in a name. The optimizer's: `encoder.weight.exp_avg` for a parameter's state, tensor or number,
-    and `param_groups[0].lr` for a number in a group.
+    Compare the model's parameters and buffers, their gradients (unless `gradients` is False) and, with an optimizer,
+    its state and its hyper-parameters. Keep this order, and the model's order within each kind. Use the names from
+    `named_parameters()` and `named_buffers()`; a gradient has its parameter's name. Look through a DDP wrapper: no name
+    starts with `module.`. In the optimizer, `encoder.weight.exp_avg` is a parameter's state, tensor or number, and
+    `param_groups[0].lr` a number of a group.
 
-    - Bits are compared: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (then `largest` is 0.0). With a
-      `tolerance` above 0 only what has a `largest` above it is in the list.
-    - A gradient or a state that only some ranks have is a difference; one that nobody has is none.
-    - Any type (bfloat16, integers, bool), any shape (no dimension, no element), any values: elements that have only
-      changed places, or changes that cancel out in the sum, are found like all others.
-    - Nothing is changed: no parameter, gradient or state, and no random number is drawn. Nothing is repaired either.
-    - It is cheap where all agree: at most two collectives, and at most 64 bytes plus 16 a tensor from each rank.
+    - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (then `largest` is 0.0). With a
+      `tolerance` above 0, list only differences whose `largest` is above it.
+    - A gradient or a state that only some ranks have is a difference; if no rank has it, there is no difference.
+    - Any type (bfloat16, integers, bool), any shape (no dimension, no element), any values: swapped elements and
+      changes that cancel out in the sum are found too.
+    - Change nothing: no parameter, gradient or state, and draw no random numbers. Don't repair anything either.
+    - It is cheap when all ranks agree: at most two collectives, and from each rank at most 64 bytes plus 16 per tensor.
 
     Args:
         model: the same model on every rank, wrapped in DDP or not.
-        optimizer: its optimizer. Parameters of it that the model does not have are named `param_groups[0].params[3]`.
+        optimizer: its optimizer. Its parameters that the model doesn't have are named `param_groups[0].params[3]`.
         gradients: whether to compare gradients. Inside `no_sync()` they differ, and should.
-        tolerance: the largest absolute difference that is not worth reporting.
+        tolerance: the largest absolute difference that isn't worth reporting.
     """
     # --- solution: compare checksums, and fetch values only where these differ ---
     values = _collect(model, optimizer, gradients)
@@ -99,7 +99,7 @@ def find_divergence(
 
 
 class DivergenceWatch:
-    """Looks every so many steps whether the ranks still agree, and keeps the first time that they did not."""
+    """Checks every few steps whether the ranks still agree, and keeps the first difference."""
 
     def __init__(
         self,
@@ -120,10 +120,11 @@ class DivergenceWatch:
         self.first: Divergence | None = None
 
     def step(self) -> Divergence | None:
-        """Count a step, and look if it is the `every`-th, the 2·`every`-th, … Called on all ranks after each step.
+        """Count a step, and compare the ranks at the `every`-th, the 2·`every`-th, … Every rank calls it after each
+        step.
 
-        Returns None as long as all ranks agreed whenever it looked. From the first difference on it returns that one, the
-        same at each call, and communicates no more: what has diverged once only gets worse, and its beginning counts.
+        Returns None as long as all comparisons agreed. From the first difference on, every call returns that same
+        difference and communicates no more: ranks that have diverged stay apart, and the first difference is the clue.
         """
         # --- solution: look when it is time, and keep the first difference ---
         self.steps += 1

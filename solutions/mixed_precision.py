@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step has come to.
+    """What a step returns.
 
     Attributes:
         loss: the mean loss of this rank's batch before the step, unscaled, computed in float32.
         grad_norm: the 2-norm of all gradients together, unscaled and before clipping; inf or nan after an overflow.
-        skipped: True when the scaler found an inf or nan in the gradients and the optimizer made no step.
+        skipped: True if the scaler found inf or nan in the gradients and the optimizer took no step.
     """
 
     loss: float
@@ -43,33 +43,33 @@ def train_step(
     dtype: torch.dtype,
     max_norm: float,
 ) -> StepResult:
-    """Take one optimizer step in mixed precision. Called on every rank, each with its own batch.
+    """Take one optimizer step in mixed precision. Every rank calls it with its own batch.
 
-    Forward runs under autocast, where the layers that gain from it compute in `dtype`; the loss is a float32. Backward
-    runs outside of autocast. The parameters, their gradients and the optimizer's state stay float32, so DDP sends
-    float32 gradients, once a step. No other collective is needed.
+    Run forward under autocast, where the layers that gain from it compute in `dtype`; the loss is float32. Run backward
+    outside of autocast. The parameters, their gradients and the optimizer's state stay float32, so DDP sends float32
+    gradients, once per step. No other collective is needed.
 
-    float16 ends at 65504 and loses what is below 6e-8, so its loss is scaled by what `scaler` says. bfloat16 has the
-    range of float32 and needs none of that: `scaler` then comes with `enabled=False`, and its methods pass everything
-    through. The same lines work for both.
+    float16 ends at 65504 and rounds anything below 3e-8 to zero, so `scaler` scales the loss. bfloat16 has the range of
+    float32 and needs no scaling: `scaler` then has `enabled=False`, and its methods pass everything through. The same
+    code works for both.
 
-    The gradients are clipped so that their 2-norm, of all of them together and unscaled, is at most `max_norm`. When it
-    is less, they stay as they are.
+    Clip the unscaled gradients so that the 2-norm of all of them together is at most `max_norm`. If it is smaller
+    already, they don't change.
 
-    When the gradients overflow on any rank, DDP's mean brings inf or nan to all ranks, and all skip the step together:
-    the parameters stay as they are, the scale is lowered, and the next call goes on. Every rank goes through the whole
-    step, whatever its own loss is.
+    If the gradients overflow on any rank, DDP's mean carries inf or nan to all ranks, and all skip the step together:
+    the parameters don't change, the scale is lowered, and the next call continues. Every rank runs the whole step,
+    whatever its own loss is.
 
-    What the parameters hold in `grad` beforehand does not count.
+    Ignore whatever the parameters' `grad` holds before the call.
 
     Args:
         ddp_model: a float32 model in DDP, the same on every rank.
-        x, y: this rank's batch on the model's device; equally many samples on every rank.
+        x, y: this rank's batch on the model's device; every rank has the same number of samples.
         loss_fn: takes the model's output and y, returns the mean over the samples as a scalar tensor.
-        optimizer: has the model's parameters.
+        optimizer: holds the model's parameters.
         scaler: for this device type, with the same state on every rank; enabled for float16, not for bfloat16.
         dtype: torch.float16 or torch.bfloat16.
-        max_norm: the largest norm that the gradients may have in the step.
+        max_norm: the largest norm of the gradients that the optimizer may see.
     """
     # --- solution: one step in mixed precision ---
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Exercise ring_all_reduce: an all-reduce from nothing but messages between neighbours.
+"""Exercise ring_all_reduce: build an all-reduce from messages between neighbours.
 
 Chapter 1, "All-reduce by hand". To see it at work on four ranks:
 
@@ -13,25 +13,25 @@ import torch.distributed as dist
 
 
 def ring_all_reduce(tensor: torch.Tensor) -> None:
-    """Replace `tensor` by its sum over all ranks, in place. Called on every rank with the same shape and type.
+    """Replace `tensor` by its sum over all ranks, in place. Every rank passes the same shape and dtype.
 
-    The process group exists already. Only point-to-point calls are used (`send`, `recv`, `isend`, `irecv`,
-    `batch_isend_irecv`), and a rank sends to one neighbour and receives from the other, round the ring. With N ranks
-    the tensor is cut into N chunks, as equal as can be:
+    The process group already exists. Use only point-to-point calls (`send`, `recv`, `isend`, `irecv`,
+    `batch_isend_irecv`). Each rank sends to one neighbour and receives from the other, so the messages travel around a
+    ring. With N ranks, cut the tensor into N chunks that are as equal as possible:
 
-    - reduce-scatter, N - 1 steps: each rank sends a chunk on and adds the one that comes in to its own. Afterwards each
-      rank holds the complete sum of one chunk.
-    - all-gather, N - 1 steps: the complete chunks go round once more.
+    - reduce-scatter, N - 1 steps: each rank passes a chunk on and adds the chunk that it receives to its own.
+      Afterwards each rank holds the full sum of one chunk.
+    - all-gather, N - 1 steps: the full sums travel around the ring.
 
-    So each rank sends 2 * (N - 1) messages of about 1/N of the tensor, 2 * (N - 1) / N of it in all: hardly more with
-    a thousand ranks than with two.
+    So each rank sends 2 * (N - 1) messages of about 1/N of the tensor each. Together that is 2 * (N - 1) / N of the
+    tensor: hardly more with a thousand ranks than with two.
 
-    Any world size will do (with one rank there is nothing to do), and any tensor: a length that N does not divide, one
-    shorter than N, an empty one, any number of dimensions, and views whose elements do not lie side by side in memory
-    (what lies between them stays as it was).
+    It works with any number of ranks (one rank has nothing to do) and with any tensor: a length that N doesn't divide,
+    fewer elements than ranks, no elements, any number of dimensions, and views whose elements aren't contiguous in
+    memory (the memory between them must not change).
 
     Args:
-        tensor: this rank's summand; afterwards the sum.
+        tensor: this rank's values; afterwards the sum.
     """
     # --- solution: sum round the ring ---
     world_size, rank = dist.get_world_size(), dist.get_rank()

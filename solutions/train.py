@@ -4,12 +4,12 @@ Chapter 5, "Before a long run". It trains on scikit-learn's handwritten digits, 
 
     torchrun --nproc-per-node=2 exercises/train.py --epochs 12
 
-or a small GPT on the characters of Python's own library, which wants a GPU:
+or a small GPT on the characters of Python's own library, for which you want a GPU:
 
     torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
 
-Kill it and start it again with the same `--folder`: it goes on behind the last step that it has saved. The file needs
-nothing but torch and, for the digits, scikit-learn; take it with you.
+Kill it and start it again with the same `--folder`: it continues after the last saved step. The file needs only torch
+and, for the digits, scikit-learn. Take it with you.
 """
 
 import argparse
@@ -62,8 +62,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Result:
-    """How the job has ended: the steps done in all, of how many, and over the test set, once it is complete, the mean
-    loss and the share of right predictions."""
+    """How the job ended: steps done and planned and, once training is complete, loss and accuracy on the test set."""
 
     steps: int
     of: int
@@ -75,7 +74,7 @@ class Result:
 
 
 def datasets(task: str) -> tuple[Pairs, Pairs]:
-    """Training and test set: pairs of an input and a class, or of 64 characters and the 64 that come after each."""
+    """The training and the test set: pairs of an input and a class, or of 64 characters and, for each, the next one."""
     if task == "digits":
         from sklearn.datasets import load_digits
 
@@ -115,14 +114,14 @@ class GPT(nn.Module):
 
 
 def build_model(task: str) -> nn.Module:
-    """A new model. Neither has dropout: a step depends on the weights, the optimizer and the samples alone."""
+    """A new model. Neither has dropout: a step depends only on the weights, the optimizer and the samples."""
     if task == "digits":
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     return GPT()
 
 
 def rate(step: int, steps: int, largest: float) -> float:
-    """The learning rate of a step: up over the first twentieth, then down along a cosine. It needs no state."""
+    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine. It needs no state."""
     warm = max(1, steps // 20)
     return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
 
@@ -131,11 +130,11 @@ def rate(step: int, steps: int, largest: float) -> float:
 
 
 def join() -> torch.device:
-    """Join the process group with what torchrun has told (it knows the address, the port, and who is who).
+    """Join the process group that torchrun describes in the environment (address, port, ranks).
 
     Returns:
-        This rank's device: on a node with GPUs the one of its number *on that node*, and made the current device before
-        the group is made, with the backend nccl; else the CPU, with gloo.
+        This rank's device. On a node with GPUs it is the GPU with the rank's number *on that node*, made the current
+        device before the group is created, and the backend is nccl; otherwise the CPU, with gloo.
     """
     # --- solution: join the process group ---
     if torch.cuda.is_available():
@@ -149,7 +148,7 @@ def join() -> torch.device:
 
 
 class StopRequest:
-    """Notes SIGTERM and SIGUSR1. A handler runs between any two instructions, so it notes and does nothing else."""
+    """Remembers SIGTERM and SIGUSR1. A handler can run between any two instructions, so it only sets a flag."""
 
     def __init__(self) -> None:
         self.made = False
@@ -161,11 +160,11 @@ class StopRequest:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint `path` by `state`. Called on every rank; none returns before it is there.
+    """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
 
-    One rank writes. Killed at any instant, the old file is there or the new one, whole; after returning, the new one,
-    and also after a power failure. The solution keeps the replaced one as `checkpoint.old`. Raises RuntimeError, on every
-    rank, where it could not be written.
+    One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
+    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`.
+    Raises RuntimeError on every rank if the file could not be written.
     """
     # --- solution: save, atomically and durably ---
     problem: list[str | None] = [None]
@@ -198,12 +197,12 @@ def save(path: Path, state: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None where there is none; the same on every rank.
 
-    Rank 0 reads it, with `weights_only=True`, and the others get it from there: the folder need not be seen by all
-    nodes. That suits checkpoints of a few GB, which under nccl pass through GPU memory; larger ones every rank should
-    read for itself (chapter 5, "Who writes, who reads"). Tensors come back on the CPU.
+    Rank 0 reads it, with `weights_only=True`, and sends it to the others: not every node needs to see the folder. That
+    suits checkpoints of a few GB, which under nccl pass through GPU memory; every rank should read larger ones itself
+    (chapter 5, "Who writes, who reads"). Returned tensors are on the CPU.
 
-    The solution passes over a damaged file, says so on rank 0, and returns the one before it. Where none is whole it raises
-    RuntimeError, on every rank, rather than start over. The check does not ask for that.
+    The solution skips a damaged file, says so on rank 0, and returns the one before it. If no file is intact it raises
+    RuntimeError on every rank rather than start over. The check doesn't ask for that.
     """
     # --- solution: load the same on every rank ---
     state: Any = None
@@ -233,9 +232,9 @@ def load(path: Path) -> dict[str, Any] | None:
 def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int) -> Iterator[Any]:
     """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
 
-    A step has `batch_size` samples of all ranks together; a rank has an equal share of them, in `accumulate`
-    micro-batches of equal size. An epoch has `len(dataset) // batch_size` steps; what is left over is not seen in it.
-    The order is that of `DistributedSampler(dataset, seed=seed, drop_last=True)`, another one in each epoch.
+    A step uses `batch_size` samples over all ranks, an equal share on each, in `accumulate` micro-batches of equal
+    size. An epoch has `len(dataset) // batch_size` steps; samples left over are dropped. The order is that of
+    `DistributedSampler(dataset, seed=seed, drop_last=True)`, a different one in each epoch.
     """
     # --- solution: deal out the samples ---
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=seed, drop_last=True)
@@ -250,7 +249,7 @@ def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: 
 def loss_of(
     model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean cross-entropy of a batch, and how many predictions were right; given."""
+    """The mean cross-entropy of a batch and the number of correct predictions; given."""
     with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
         logits = model(inputs).flatten(0, -2)
         loss = F.cross_entropy(logits, targets.flatten())
@@ -260,7 +259,7 @@ def loss_of(
 def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
     """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
 
-    The gradients are averaged over the ranks once, with the last micro-batch, and clipped after that.
+    Average the gradients over the ranks once, with the last micro-batch, and clip them after that.
 
     Returns:
         This rank's mean loss before the step, a tensor without gradient on its device.
@@ -286,10 +285,10 @@ def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip:
 def evaluate(
     model: nn.Module, dataset: Pairs, device: torch.device, amp: bool, batch_size: int = 256
 ) -> tuple[float, float]:
-    """Mean loss and accuracy over the whole data set, each sample counted once, the same numbers on every rank.
+    """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
 
-    The ranks share the work, each with a part of its own, also where the parts cannot be equal. `model` is the model
-    itself: DDP's forward may call collectives, and ranks with fewer batches would be missed in them.
+    The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
+    collectives, which ranks with fewer batches would not join.
     """
     # --- solution: evaluate, every sample once ---
     mine = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))  # type: ignore[arg-type]
@@ -307,20 +306,20 @@ def evaluate(
 
 
 def train(arguments: argparse.Namespace, device: torch.device) -> Result:
-    """Train up to the last epoch, from the checkpoint in `arguments.folder` on if there is one.
+    """Train to the last epoch, from the checkpoint in `arguments.folder` if there is one.
 
-    - The model is built after `torch.manual_seed(seed)`, and all ranks begin with equal weights. The optimizer is AdamW
-      with the rate of `rate(step, …)`.
-    - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, weights and optimizer. It is saved
-      every `save_every` steps, after the last one, and when somebody asks the job to stop.
-    - After each step one small collective tells every rank whether any of them was asked to stop (`StopRequest`), and
-      the step's loss over all ranks. Asked, all stop behind the same step, and save.
-    - Interrupted anywhere and started again, on as many ranks, it ends with the same weights.
-    - Rank 0, and no other, prints: where it begins, every `log_every` steps the global loss, after each epoch the test
-      set's loss and accuracy.
+    - Build the model after `torch.manual_seed(seed)`; all ranks start with equal weights. The optimizer is AdamW with
+      the learning rate `rate(step, …)`.
+    - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, the weights and the optimizer's
+      state. Save it every `save_every` steps, after the last step, and when the job is asked to stop.
+    - After each step one small collective tells every rank whether any rank was asked to stop (`StopRequest`), and the
+      step's loss over all ranks. If one was, all stop after the same step and save.
+    - Interrupted anywhere and restarted on the same number of ranks, it ends with the same weights.
+    - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
+      and accuracy on the test set.
 
     Raises:
-        ValueError: `batch_size` cannot be dealt out evenly to the ranks and their micro-batches.
+        ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
     """
     # --- solution: train, evaluate, save, stop, and go on ---
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -380,13 +379,13 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
 
 
 def say(rank: int, line: str) -> None:
-    """Print on rank 0, at once."""
+    """Print on rank 0, without buffering."""
     if rank == 0:
         print(line, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> Result:
-    """The script, from the command line to the end of the process group."""
+    """Run the script, from the command line to the end of the process group."""
     parsed = parse(arguments)
     device = join()
     try:

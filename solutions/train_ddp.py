@@ -29,29 +29,29 @@ def train_ddp(
     batch_size: int = 32,
     lr: float = 0.1,
 ) -> nn.Module:
-    """Train a classifier with DDP and return it. Called on every rank, with the same arguments but `rank`.
+    """Train a classifier with DDP and return it. Every rank calls it; only `rank` differs between them.
 
-    It joins the process group with `setup_ddp` and leaves it with `cleanup_ddp`, also when training fails. (Where the
-    caller is in a group already, setup_ddp refuses and that group stays as it is.)
+    Join the process group with `setup_ddp` and leave it with `cleanup_ddp`, even when training fails. (If the caller
+    already belongs to a group, setup_ddp raises, and that group must survive.)
 
-    The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or trained as DDP would. It is trained with plain SGD on
-    the mean cross-entropy of each batch. Every epoch the samples are shuffled anew and dealt out, each to one rank.
-    Where they do not divide by the number of ranks a few come twice, so that all ranks make equally many steps. The
+    The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or trained as DDP would train it.
+    Use plain SGD on the mean cross-entropy of each batch. In every epoch the samples are shuffled again, and each goes
+    to one rank. If they don't divide evenly, a few are repeated so that every rank takes the same number of steps. The
     order must not depend on the global random state.
 
-    After each epoch rank 0 prints one line, and nothing else is printed on any rank:
+    After each epoch rank 0 prints one line. Nothing else is printed on any rank:
 
         epoch 0: loss 2.3021
 
-    That loss is the mean over all samples that all ranks were dealt in the epoch, to four decimals.
+    The loss is the mean over all samples of all ranks in that epoch, to four decimals.
 
     Args:
         rank: the global rank, 0 to world_size - 1.
-        world_size: how many ranks train together.
-        model_class: called without arguments, makes a module that turns inputs into logits of shape (batch, classes).
-        data: pairs of an input, of any shape, and a class as a number of type int64.
-        epochs: how often each sample is seen.
-        batch_size: samples per rank and step, so that a step learns from world_size * batch_size samples.
+        world_size: the number of ranks that train together.
+        model_class: called without arguments, returns a module that turns inputs into logits of shape (batch, classes).
+        data: pairs of an input, of any shape, and a class, an int64 number.
+        epochs: the number of passes over the data.
+        batch_size: samples per rank and step; a step uses world_size * batch_size samples.
         lr: the learning rate.
 
     Returns:
@@ -59,7 +59,7 @@ def train_ddp(
         ranks.
 
     Raises:
-        Whatever setup_ddp, the model or the data raise.
+        Whatever setup_ddp, the model or the data raises.
     """
     # --- solution: train with DDP ---
     setup_ddp(rank, world_size)
