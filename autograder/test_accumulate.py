@@ -89,7 +89,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     return grader.diagnosis(
         "collective-per-micro-batch",
         f"{cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}. In the first step {had} micro-batches, "
-        "and those with more called more collectives.",
+        "so ranks with more of them called more collectives.",
         evidence=evidence(run),
         of=cause.ranks,
         at=next((row.frame for row in cause.rows if row.tensor.startswith("1 ")), cause.frame),
@@ -118,10 +118,8 @@ def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
         "The gradients were averaged over the ranks after micro-batch {}; those after it stayed local, and differ from "
         "rank to rank."
     )
-    last = "It is the gradient of the last micro-batch alone; what the others before it had added up is gone."
-    stale = (
-        "Every number is {:g} too large: the gradients of {} ranks held {:g} before the call, and that was added to."
-    )
+    last = "It is the gradient of the last micro-batch alone; what the earlier ones had added up is gone."
+    stale = "Every number is {:g} too large: the gradients of {} ranks held {:g} before the call, and the new gradients were added to that."
     by_count = f"Each mean loss was divided by the number of micro-batches, so that a sample of the small one counts {sizes[-1] / sizes[0]:g} times as much as the others."
     by_rank = f"It is the mean of the ranks' means. They held {counts} samples, so a sample of rank {least} counts {max(counts) / min(counts):.3g} times as much as one of rank {most}."
     own_count = f"Every rank divided the same sum by its own number of samples, {counts}: from here on the ranks take different steps."
@@ -132,12 +130,12 @@ def gradients_of_mistakes(step: Step, first: bool) -> list[Hypothesis]:
         *(Hypothesis("syncs-too-early", early.format(n), Each(step.sent_after(n)), SYNC) for n in range(1, many)),
         Hypothesis("never-scales", f"It is the sum of the gradients of {len(step.ranks[0])} mean losses.", step.mean(lambda *_: 1.0)),
         Hypothesis("never-scales", "It is the sum over the samples, undivided.", summed),
-        Hypothesis("double-averaging", f"It is {world} times too small: DDP has divided by the {world} ranks once already.", times(right, 1 / world), SCALE),
+        Hypothesis("double-averaging", f"It is {world} times too small: DDP has already divided by the {world} ranks once already.", times(right, 1 / world), SCALE),
         Hypothesis("scales-by-count", by_count, step.mean(lambda own, micro: 1 / len(own)), SCALE),
         Hypothesis("weights-ranks-equally", by_rank, step.mean(alone), SCALE),
         *(Hypothesis("weights-ranks-equally", own_count, Each([times(summed, n / count) for count in counts]), SCALE) for n in (1, world)),
         Hypothesis("zero-grad-between", last, multiple(step.mean(lambda own, micro: micro is own[-1])), r"zero_grad || grad = None || " + LOOP),
-        Hypothesis("drops-the-tail", "The last micro-batch is not in it.", multiple(step.mean(lambda own, micro: micro is not own[-1])), r"if .*(len|size|shape) || continue|break || " + LOOP),
+        Hypothesis("drops-the-tail", "The last micro-batch is missing from it.", multiple(step.mean(lambda own, micro: micro is not own[-1])), r"if .*(len|size|shape) || continue|break || " + LOOP),
         Hypothesis("ignores-loss-fn", "It is the gradient of plain cross-entropy, not of the loss_fn that was given.", step.mean(step.share, step.plain), r"cross_entropy|CrossEntropyLoss || " + BACKWARD),
         Hypothesis("wrong-scale", f"It is {show(factor)} times that, throughout.", multiple(right), SCALE),
     ]  # fmt: skip
@@ -178,7 +176,7 @@ def judge_losses(grader: Grader, played: Played) -> None:
     for number, step in enumerate(played.steps):
         for rank, one in enumerate(step.seen):
             graph = ", which holds on to the graph of a micro-batch" if one["has_graph"] else ""
-            said = f"Rank {rank} got a {one['type']} back{graph}, where a float is promised."
+            said = f"Rank {rank} got a {one['type']} back{graph}, instead of a float."
             grader.fail_on([rank] if not one["is_float"] else [], "returns-a-tensor", said, at=RETURN)
         right = step.loss(step.ranks)
         seen, mistakes = [one["loss"] for one in step.seen], losses_of_mistakes(step, right)

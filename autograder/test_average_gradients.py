@@ -70,7 +70,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if cause.error is not None and "NoneType" in cause.error.message:
         return grader.diagnosis(
             "trips-over-none",
-            f"{names(cause.ranks).capitalize()} raised {cause.error}. A parameter that took no part in the loss has None.",
+            f"{names(cause.ranks).capitalize()} raised {cause.error}. A parameter that isn't part of the loss has a gradient of None.",
             of=cause.ranks,
             at=cause.error.frame,
         )
@@ -84,9 +84,9 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     held = [len(names or []) for names in run.observed("held")]
     uneven = len(set(held)) > 1
     had = (
-        "Only rank 1 had gradients for the left branch, and the ranks no longer call the same collectives"
+        "Only rank 1 had gradients for the left branch, and the ranks stopped calling the same collectives"
         if uneven
-        else "All ranks had a gradient for every parameter, and yet their collectives do not fit together"
+        else "All ranks had a gradient for every parameter, but their collectives don't match"
     )
     return grader.diagnosis(
         "skips-missing-gradients" if uneven else "order-differs",
@@ -130,11 +130,11 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
     )
     if len(wrong) < WORLD:
         right = [r for r in range(WORLD) if r not in wrong]
-        grader.fail("only-one-rank", f"{what} The mean is there on {names(right)} only.", of=wrong, at=REDUCE)
+        grader.fail("only-one-rank", f"{what} Only these ranks have the mean: {names(right)}.", of=wrong, at=REDUCE)
     if name in gradients[0] and all(close(seen[r][name], gradients[0][name]) for r in range(WORLD)):
         grader.fail(
             "takes-one-gradient",
-            f"{what} All ranks have rank 0's gradient; what the others had learned is lost.",
+            f"{what} All ranks have rank 0's gradient; the gradients of the others are lost.",
             of=range(1, WORLD),
             at=r"broadcast || " + REDUCE,
         )
@@ -161,7 +161,7 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
         if ones:
             grader.fail(
                 "averages-tied-twice",
-                f"{what} The encoder and the decoder share this parameter, and it was divided once for each of them.",
+                f"{what} The encoder and the decoder share this parameter, and it was divided once for each.",
                 of=wrong,
                 at=r"remove_duplicate || modules\( || children\( || " + DIVIDE,
             )
@@ -201,7 +201,7 @@ def test_mean(grader: Grader) -> None:
         if parameters:
             grader.fail(
                 "averages-parameters",
-                f"On rank {rank} the parameter {parameters[0]} itself was changed, and its gradient is what should have been.",
+                f"On rank {rank} the parameter {parameters[0]} itself was changed; change its gradient instead.",
                 of=[rank],
                 at=r"\.data || " + REDUCE,
             )
@@ -218,7 +218,7 @@ def test_mean(grader: Grader) -> None:
         if moved < payload:
             grader.fail(
                 "no-communication",
-                f"The gradients are right, and rank {rank} put {moved} bytes into {len(calls)} communication calls; its own "
+                f"The gradients are correct, but rank {rank} put {moved} bytes into {len(calls)} communication calls; its own "
                 f"gradients alone are {payload}.",
                 of=[rank],
                 at=FUNCTION,
@@ -331,7 +331,7 @@ def test_one_rank(grader: Grader) -> None:
         if name not in seen or not close(seen[name], own):
             grader.fail(
                 "wrong-alone",
-                f"With one rank the mean is its own gradient, and {name}.grad has changed.",
+                f"On a single rank the mean is its own gradient, but {name}.grad has changed.",
                 of=[0],
                 at=DIVIDE,
             )

@@ -157,8 +157,8 @@ def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: t
         mistakes = [
             (other, "not-an-all-reduce", "", (other or [""])[0] + r" || " + REDUCE),
             (len(sent) != len(plain), "more-collectives", "", REDUCE),
-            (wide == sent and exact and never_narrow, "not-compressed", " No gradient has lost a bit, as if there were no hook.", REGISTER),
-            (wide == sent and not exact, "sends-float32", " The gradients have been rounded, and what is sent is float32 again.",
+            (wide == sent and exact and never_narrow, "not-compressed", " No gradient was rounded, as if there were no hook.", REGISTER),
+            (wide == sent and not exact, "sends-float32", " The gradients were rounded and then sent as float32.",
              r"\.float\(\) || float32 || " + CAST),
             (wide, "not-always-compressed", f" {len(wide)} of them {'is' if len(wide) == 1 else 'are'} float32.", CAST),
             (wrong, "ignores-dtype", f" register was called with dtype={dtype}, and {(wrong or [''])[0]} was sent.",
@@ -175,27 +175,27 @@ def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: t
 # Error feedback: what each mistake would give ------------------------------------------------------------------------
 
 MISTAKES: dict[str, tuple[str, Keep]] = {
-    "Each step is cast by itself: what is lost in one never comes back.": (
+    "Each step is cast separately: what one step loses is never sent.": (
         "ignores-error-feedback",
         lambda step, owed, share, total, sent: torch.zeros_like(share),
     ),
-    "What step 0 had lost is added in every step, and what the later ones lose is forgotten.": (
+    "What step 0 had lost is added in every step, and what later steps lose is dropped.": (
         "residual-never-updated",
         lambda step, owed, share, total, sent: owed if step else total - sent,
     ),
-    "What step 0 had lost never came back; from step 1 on nothing is lost.": (
+    "What step 0 had lost was never sent; from step 1 on nothing is lost.": (
         "drops-residual",
         lambda step, owed, share, total, sent: total - sent if step else torch.zeros_like(share),
     ),
-    "Residuals are added up, though each of them has been sent in the step after it.": (
+    "Residuals accumulate, although each was already sent in the following step.": (
         "wrong-residual",
         lambda step, owed, share, total, sent: owed + total - sent,
     ),
-    "The residual has the wrong sign: what was lost is taken away once more.": (
+    "The residual has the wrong sign: what was lost is subtracted again.": (
         "wrong-residual",
         lambda step, owed, share, total, sent: sent - total,
     ),
-    "The residual is gradient minus what was sent, and leaves out what was owed before.": (
+    "The residual is gradient minus what was sent, and leaves out the previous residual.": (
         "wrong-residual",
         lambda step, owed, share, total, sent: share - sent,
     ),
@@ -241,7 +241,7 @@ def judge_feedback(grader: Grader, run: Run, drawn: list[Owing]) -> None:
         if all(torch.allclose(a, b, rtol=0, atol=0.05 * units[name]) for a, b in zip(seen, would, strict=True)):
             grader.fail(id, f"{what} {said}", of=[rank], at=RESIDUAL)
     if largest > 4:
-        said = "That is far more than its own casts can have lost: it was given what others are owed."
+        said = "That is far more than its own casts can have lost: it received the residuals of other parameters."
         grader.fail("residual-of-others", f"{what} {said}", of=[rank], at=RESIDUAL)
     grader.fail("wrong-residual", what, of=[rank], at=RESIDUAL)
 

@@ -235,7 +235,7 @@ def test_other_world_size(grader: Grader) -> None:
             everyone if got != wanted else (), other, f"{step} {got}; on {WORLD} ranks it had {wanted}.", at=ORDER
         )
     weights, right = run.observed("weights"), full.observed("weights")[0]
-    far = f"{after} At the end the weights of {{ranks}} are up to {apart(weights[0], right)} away: more than another order of the sums explains."
+    far = f"{after} At the end the weights of {{ranks}} are up to {apart(weights[0], right)} away: more than a different order of the sums explains."
     grader.fail_on(wrong_ranks(weights, right, OTHER_SUMS), "resumed-run-differs", far, at=LOADING)
 
 

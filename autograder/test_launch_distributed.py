@@ -77,11 +77,11 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return grader.diagnosis("hard-coded-port", f"The port was taken already: {last}", at=r"\b\d{4,5}\b")
     if "pickle" in text and "local object" in text:
-        said = "The function given to spawn must be importable by name, and is defined inside another"
+        said = "The function passed to spawn must be importable by name, but it is defined inside another function"
         return grader.diagnosis("raised", f"{said}: {last}", at=SPAWN)
     meeting = cause.kind == "hang" and "init_process_group" in cause.headline
     if meeting and len(run.workers) == 1:
-        said = ("One process was started, and launch_distributed waits for its end before it starts the next one, while that "
+        said = ("launch_distributed started one process and waits for it to end before it starts the next, while that "
                 "process waits in init_process_group for the others.")  # fmt: skip
         return grader.diagnosis(
             "sequential-workers", said, evidence=evidence(run), of=[0], at=r"\.join\( || \.wait\( || " + SPAWN
@@ -120,10 +120,12 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
     """What came back is a state_dict, and the right one."""
     kind, weights = launch["type"], launch.get("weights")
     if kind == "NoneType":
-        said = "launch_distributed returned None. mp.spawn returns nothing: the weights lived in processes that have ended."
+        said = (
+            "launch_distributed returned None. mp.spawn returns nothing: the weights were in processes that have ended."
+        )
         grader.fail("returns-none", said, at=RETURN)
     if not weights or launch["others"]:
-        others = f"what is no tensor on the CPU: {', '.join(launch['others'])}" if weights else "no tensor on the CPU"
+        others = f"values that are not CPU tensors: {', '.join(launch['others'])}" if weights else "no CPU tensors"
         grader.fail("wrong-return", f"launch_distributed returned a {kind} with {others}.", at=RETURN)
     if any(name.startswith("module.") for name in weights):
         keys = ", ".join(map(repr, list(weights)[:2]))
@@ -131,7 +133,7 @@ def judge_weights(grader: Grader, launch: dict[str, Any], world: int, epochs: in
         grader.fail("prefixed-keys", said, at=r"state_dict || " + RETURN)
     asked = f"world_size={world} and epochs={epochs} were asked for, and these are the weights"
     mistakes = [
-        Hypothesis("untrained-weights-returned", "These are the first weights: what was trained in the other processes did "
+        Hypothesis("untrained-weights-returned", "These are the initial weights: what the other processes trained did "
                    "not come back.", lambda: _train(grader, world, 0), RETURN),
         *also,
         *(Hypothesis("drops-arguments", f"{asked} after {other} epochs.", lambda other=other: _train(grader, world, other))
@@ -157,13 +159,13 @@ def test_starts_the_ranks(grader: Grader) -> None:
     for asked, launch in zip(IN_TURN, launches, strict=True):
         world, ranks = asked["world_size"], trained(launch)
         if any(one["pid"] == launch["launcher"] for one in ranks):
-            said = "The caller's own process trained: launch_distributed is to start processes for that."
+            said = "The caller's own process trained: launch_distributed must start processes for that."
             grader.fail("parent-trains", said, at=r"train_ddp\( || def launch_distributed")
         sizes = sorted({one["world_size"] for one in ranks})
         if len({one["pid"] for one in ranks}) != world or sizes != [world]:
             came = launch.get("weights")
             if came and not ranks and launch is not launches[0] and equal(came, launches[0].get("weights")):
-                said = "A second launch started no process, and returned the weights of the first."
+                said = "A second launch started no processes and returned the first launch's weights."
                 grader.fail("returns-stale-file", said, at=r"load\( || " + RETURN)
             of = f", in groups of {', '.join(map(str, sizes))}" if sizes not in ([world], []) else ""
             said = f"world_size={world} was asked for; {len(ranks)} processes trained{of}."
@@ -203,7 +205,7 @@ def test_no_fixed_port(grader: Grader) -> None:
     ports = [trained(launch)[0]["port"] for launch in in_turn(grader)]
     for port in ports:
         if port and grader.line(rf"\b{port}\b"):
-            said = f"Port {port} was used, and stands in the source. A second launch on this machine at the same time fails."
+            said = f"Port {port} is written in the source. A second launch at the same time on this machine fails."
             grader.fail("hard-coded-port", f"{said[:-1]} with EADDRINUSE.", at=rf"\b{port}\b")
     if ports[0] and ports[0] == ports[1]:
         grader.fail("hard-coded-port", f"Two launches used the same port, {ports[0]}.", at=r"[Pp]ort || MASTER_PORT")
@@ -225,17 +227,19 @@ def test_failure_reaches_the_caller(grader: Grader) -> None:
         error = launch.get("error")
         if error is None and not any(one["what"] == "fails" for one in launch["noted"]):
             said = f"Rank {rank} of {asked['world_size']} was to fail {MOMENTS[failure['moment']]} of {asked['epochs']} epochs"
-            grader.fail("drops-arguments", f"{said}, and never came to it.", of=[rank], at=SPAWN)
+            grader.fail("drops-arguments", f"{said}, but it never got that far.", of=[rank], at=SPAWN)
         if error is None:
-            said = f"{happened}, and launch_distributed returned as if nothing had happened."
+            said = f"{happened}, but launch_distributed returned as if nothing had happened."
             grader.fail("swallows-failure", said, of=[rank], at=UNSEEN)
         if not launch["is_exception"]:
-            said = f"{happened}, and launch_distributed raised {_shortened(error)}: no caller expects that, and few catch it."
+            said = (
+                f"{happened}, and launch_distributed raised {_shortened(error)}: few callers expect that or catch it."
+            )
             grader.fail("error-without-message", said, of=[rank], at=r"exit\( || raise")
         word = f"{grader.random('word').randrange(1 << 32):08x}"
         if raised and word not in error:
-            said = (f"Rank {rank} raised 'ValueError: rank {rank} ran out of luck ({word})' {MOMENTS[failure['moment']]}; what "
-                    f"reached the caller says nothing of it: {_shortened(error)}")  # fmt: skip
+            said = (f"Rank {rank} raised 'ValueError: rank {rank} ran out of luck ({word})' {MOMENTS[failure['moment']]}; "
+                    f"the caller's error doesn't mention it: {_shortened(error)}")  # fmt: skip
             grader.fail("error-without-message", said, of=[rank], at=r"raise || exitcode || " + SPAWN)
 
 
@@ -256,7 +260,7 @@ def test_leaves_nothing(grader: Grader) -> None:
             said = f"The caller's environment was changed: {_some(launch['changed'])}."
             grader.fail("leaves-environment", said, at=r"environ || " + SPAWN)
     if run.left_running:
-        said = f"{_some(run.left_running)} went on after the launch, though no rank did."
+        said = f"{_some(run.left_running)} kept running after the launch, although the ranks had ended."
         grader.fail("leaves-processes", said, at=SPAWN)
 
 
@@ -267,7 +271,7 @@ def test_launches_at_once(grader: Grader) -> None:
     for number, (asked, launch) in enumerate(zip(FINE, launches, strict=False)):
         what = f"Of {len(FINE) + len(FAILING)} launches at once, launch {number}"
         told = asked.get("environment", {})
-        where = "The caller's environment had MASTER_ADDR and MASTER_PORT already, of another job." if told else ""
+        where = "The caller's environment already had another job's MASTER_ADDR and MASTER_PORT." if told else ""
         if launch is None:
             said = f"{what} never came back. {where}"
             grader.fail("launches-interfere", said.strip(), evidence=evidence(run), at=r"[Pp]ort || " + SPAWN)
@@ -276,7 +280,7 @@ def test_launches_at_once(grader: Grader) -> None:
             said = f"{what} raised {_shortened(launch['error'])}. {where}"
             grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=r"[Pp]ort || " + SPAWN)
         also = [
-            Hypothesis("fixed-filename", "These are the weights of another launch, which ran at the same time.",
+            Hypothesis("fixed-filename", "These are the weights of another launch that ran at the same time.",
                        lambda other=other: _train(grader, **_asked(other)), r"save\( || load\( || " + RETURN)
             for other in (*FINE, *FAILING) if other is not asked
         ]  # fmt: skip

@@ -70,15 +70,15 @@ def times_of_mistakes(measured: Measured) -> list[Hypothesis]:
 
     average = {kind: statistics.mean(times[kind] for times in own) for kind in KINDS}
     fastest = {kind: min(times[kind] for times in own) for kind in KINDS}
-    equal_ = "The two are equal, so that the exposed communication is 0 whatever it costs."
+    equal_ = "The two are equal, so the exposed communication is always 0."
     too_much = ((CLEARING, "clearing the gradients"), (MEETING, "the barrier"), (CLEARING + MEETING, "both"))
     slow_start = [dict(zip(KINDS, (right["step"] * a, right["alone"] * b), strict=True))
                   for a, b in itertools.product((1.0, *FIRST["step"]), (1.0, *FIRST["alone"]))]  # fmt: skip
     found = [
-        Hypothesis("wrong-time", "The clock stands at 20,000,000 s, where float32 counts in steps of 2 s: readings were kept in it.",
+        Hypothesis("wrong-time", "The clock is at 20,000,000 s, where float32 counts in steps of 2 s: the readings were stored as float32.",
                    Each([{kind: one[kind] // 2 * 2 for kind in KINDS} for one in seen]), CLOCK),
         Hypothesis("nothing-exposed", equal_, Each([dict.fromkeys(KINDS, one["step"]) for one in seen]), r"no_sync || " + RETURN),
-        Hypothesis("swapped-kinds", "The two have changed places.", {"step": right["alone"], "alone": right["step"]}, RETURN),
+        Hypothesis("swapped-kinds", "The two are swapped.", {"step": right["alone"], "alone": right["step"]}, RETURN),
         Hypothesis("rank-local-time", "It is what the rank itself saw; a step is over when the slowest rank is done.", Each(own), RETURN),
         Hypothesis("averages-ranks", "It is the mean over the ranks.", average, REDUCE),
         Hypothesis("wrong-time", "It is the sum over the ranks.", {kind: WORLD * average[kind] for kind in KINDS}, REDUCE),
@@ -242,15 +242,15 @@ def test_leaves_no_trace(grader: Grader) -> None:
 # Scaling efficiency --------------------------------------------------------------------------------------------------
 
 SLIPS: list[tuple[str, str, Callable[[Seconds, str], Seconds]]] = [
-    ("returns-speedup", "It is the speed-up: what all ranks do together, not what is left of each.",
+    ("returns-speedup", "It is the speed-up of all ranks together, not the efficiency of each.",
      lambda s, mode: {n: efficiency(s, mode)[n] * n / min(s) for n in s}),
     ("returns-percent", "It is a percentage, 100 times the fraction.", lambda s, mode: {n: 100 * efficiency(s, mode)[n] for n in s}),
     ("ignores-mode", "Both modes are computed as strong scaling. Where each rank has the same batch as before, the ideal time is the same, "
      "not one n-th of it.", lambda s, mode: efficiency(s, "strong")),
-    ("ignores-mode", "Both modes are computed as weak scaling. Where the same batch is shared by more ranks, the time has to go down.",
+    ("ignores-mode", "Both modes are computed as weak scaling. Where the same batch is shared by more ranks, the time should go down.",
      lambda s, mode: efficiency(s, "weak")),
     ("fixed-number-of-ranks", "It was divided by 4, whatever the number of ranks.", lambda s, mode: {n: s[min(s)] / s[n] / 4 for n in s}),
-    ("one-rank-as-base", "It was divided by the number of ranks, though the run it is compared with had more than one as well.",
+    ("one-rank-as-base", "It was divided by the number of ranks, although the base run had more than one rank as well.",
      lambda s, mode: {n: s[min(s)] / s[n] / (n if mode == "strong" else 1) for n in s}),
     ("wrong-efficiency", "It is the inverse: the ratio is upside down.", lambda s, mode: {n: 1 / efficiency(s, mode)[n] for n in s}),
     ("wrong-efficiency", "It is compared with the run on the most ranks; the run on the fewest is the base.",
@@ -310,7 +310,7 @@ def test_refuses(grader: Grader) -> None:
     for said, error, found in zip(REFUSED, run.observed("errors")[0], run.observed("found")[0], strict=True):
         if not error.startswith("ValueError"):
             now = f"it raised {error}" if error else f"it returned {dict(map(tuple, found))}"
-            grader.fail("accepts-nonsense", f"With {said} {now}; ValueError was expected.", at=r"raise || " + SCALING)
+            grader.fail("accepts-nonsense", f"With {said} {now}; expected ValueError.", at=r"raise || " + SCALING)
 
 
 # The cost model ------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_refuses(grader: Grader) -> None:
 GUESSES: list[tuple[str, str, Model]] = [
     ("counts-elements", "That counts a byte for each parameter; a float32 has four.", changed(size=1)),
     ("counts-bits", "That counts bits; the bandwidth is in bytes per second.", changed(size=32)),
-    ("half-a-ring", "That is N-1 rounds: the sums are there, each on one rank, and have not come back to all of them.", changed(rounds=1)),
+    ("half-a-ring", "That is N-1 rounds: each sum is complete on one rank, but has not been sent back to the others.", changed(rounds=1)),
     ("ignores-ring-share", "That is the whole of the gradients twice; a rank sends N-1 of their N chunks, twice.", changed(share=False)),
     ("whole-tensor-each-round", "That sends all gradients in each round; in a ring a round moves one N-th of them.", lambda **case: ring(**{**case, "parameters": case["parameters"] * case["ranks"]})),
     ("too-little-latency", "That leaves out the latency.", changed(delay="none")),
@@ -326,10 +326,10 @@ GUESSES: list[tuple[str, str, Model]] = [
     ("too-little-latency", "That has the latency of a single bucket's rounds for all of them.", changed(delay="step")),
     ("hides-everything", "That hides all communication behind computing, or all computing behind communication.", changed(hidden="everything")),
     ("hides-everything", "That is backward or communication, whichever is longer; the last bucket is complete only when backward is over.", changed(hidden="backward")),
-    ("hides-everything", "That lets all buckets travel from when the first is complete, and forgets that the last one cannot yet.", changed(hidden="from the first")),
-    ("hides-nothing", "That hides nothing: the first buckets travel while backward goes on.", changed(hidden="nothing")),
-    ("hides-behind-forward", "That begins to send while forward still computes; no gradient is known before backward.", changed(backward=1.0)),
-    ("divides-compute", "That divides the computing time by the number of ranks, though it was said to be that of one rank.", lambda **case: ring(**{**case, "compute": case["compute"] / case["ranks"]})),
+    ("hides-everything", "That lets all buckets travel from when the first is complete, although the later ones are not complete yet.", changed(hidden="from the first")),
+    ("hides-nothing", "That hides nothing: the first buckets travel while backward continues.", changed(hidden="nothing")),
+    ("hides-behind-forward", "That starts to send during forward; gradients exist only from backward on.", changed(backward=1.0)),
+    ("divides-compute", "That divides the computing time by the number of ranks, although it is the time of one rank.", lambda **case: ring(**{**case, "compute": case["compute"] / case["ranks"]})),
 ]  # fmt: skip
 
 
@@ -368,5 +368,5 @@ def test_one_rank(grader: Grader) -> None:
     case: Case = {"parameters": 10**6, "ranks": 1, "bandwidth": 1e8, "latency": 1e-3, "compute": 0.1}
     for seen in grader.run("predicts", 1, cases=[case, case | {"buckets": 4}]).observed("found")[0]:
         if not equal(seen, 0.1, CLOSE):
-            said = f"On one rank a step of 100 ms is predicted to take {milliseconds(seen)}; there is nobody to send anything to."
+            said = f"On one rank a step of 100 ms is predicted to take {milliseconds(seen)}; there is no other rank to send to."
             grader.fail("one-rank-communicates", said, at=PREDICT)

@@ -89,7 +89,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     brought = "; ".join(f"rank {rank}: {len(own)}" for rank, own in enumerate(sizes))
     shortest = min(map(len, sizes))
     id, said, at = (
-        ("order-differs", "All-reduces in another order, or of other sizes, on each rank; seen were", HOOK)
+        ("order-differs", "The ranks' all-reduces differ in order or size:", HOOK)
         if len({tuple(own[:shortest]) for own in sizes}) > 1
         else ("bucket-never-launched", "One rank did not use the side branch in this step. All-reduces seen:", FINISH)
     )
@@ -107,7 +107,7 @@ def judge_waits(grader: Grader, run: Run, steps: int) -> None:
             launched, asked = len(sent(seen, least=0)), sum(name_of(one) in ASKS for one in seen)
             said = (
                 f"In step {step} rank {rank} launched {launched} all-reduces and had waited for {asked} when "
-                "finish_gradient_synchronization returned. What it read may be its own share, or a part of the sum."
+                "finish_gradient_synchronization returned. The gradient it read may be its own share or a partial sum."
             )
             grader.fail_on([rank] * (asked < launched), "never-waits", said, at=FINISH)
 
@@ -120,10 +120,10 @@ def gradients_of_mistakes(ranks: list[Step], rank: int, name: str) -> list[Hypot
         other for other, mean in here["theirs"].items()
         if equal(here["mine"].get(other), mean, EXACT) and not equal(here["alone"].get(other), mean)
     ]  # fmt: skip
-    partly = f"It is that rank's own gradient, while that of {averaged[0] if averaged else ''} is averaged. Nobody used never.weight, so a bucket was never full."
+    partly = f"It is that rank's own gradient, although {averaged[0] if averaged else ''} is averaged. No rank used never.weight: its bucket was never complete."
     shares = [None if gradient is None else gradient / WORLD for gradient in own]
     return [
-        Hypothesis("missing-stays-missing", "Another rank used it, and here its grad is still None.", None, MISSING),
+        Hypothesis("missing-stays-missing", "Another rank used it, but here its grad is still None.", None, MISSING),
         *[Hypothesis("bucket-never-launched", partly, Each(own), FINISH)] * bool(averaged),
         Hypothesis("not-averaged", "It is that rank's own gradient.", Each(own), FINISH),
         Hypothesis("never-divides", f"It is the sum over the ranks, {WORLD} times too large.", right * WORLD, REDUCE),
@@ -217,9 +217,9 @@ def test_overlap(grader: Grader) -> None:
             (first > done, "launches-after-backward", f"Rank {rank} launched its first all-reduce when backward had returned: all "
              f"{len(ready)} gradients were ready by then. The first {PER_BUCKET} filled a bucket.", FINISH),
             (waits, "waits-in-hook", f"Rank {rank} waited for an all-reduce {len(waits)} times before backward had returned, first "
-             f"when {before} of {LAYERS} gradients were ready. Backward stood still for so long.", r"wait\( || " + HOOK),
+             f"when {before} of {LAYERS} gradients were ready. Backward had to wait that long.", r"wait\( || " + HOOK),
             (first > ready[-1] and len(reductions) == 1, "one-bucket", full + "everything is in one bucket.", BUCKET),
-            (first > ready[-1], "forward-order", full + "the bucket that is first to go is the last to be full.",
+            (first > ready[-1], "forward-order", full + "the first bucket to be launched is the last to be complete.",
              r"parameters\( || " + BUCKET),
         ]  # fmt: skip
         for is_so, id, said, at in mistakes:
@@ -234,7 +234,7 @@ def test_buckets(grader: Grader) -> None:
         sizes = [one.nbytes for one in sent(events(run, rank))]
         what = (
             f"For {LAYERS} parameters of {LAYER} bytes and bucket_cap_mb={cap / 2**20:g} (so {PER_BUCKET} fill a bucket) rank "
-            f"{rank} made {len(sizes)} all-reduces of {sum(sizes)} bytes in all; {wanted} were expected."
+            f"{rank} made {len(sizes)} all-reduces of {sum(sizes)} bytes in all; expected {wanted}."
         )
         mistakes = [
             (len(sizes) == LAYERS, "no-buckets", "", REDUCE),
@@ -263,7 +263,7 @@ def test_no_sync(grader: Grader) -> None:
     grader.explain(
         "After two micro-batches in no_sync() and one outside, a gradient", [one["mine"] for one in seen],
         Each([one["theirs"] for one in seen]),
-        [Hypothesis("loses-accumulated", "All are still that rank's own.", Each([one["alone"] for one in seen]))],
+        [Hypothesis("loses-accumulated", "All ranks still have their own.", Each([one["alone"] for one in seen]))],
         otherwise="loses-accumulated", at=NO_SYNC, tolerance=EXACT,
     )  # fmt: skip
 

@@ -112,7 +112,7 @@ def judge_precision(grader: Grader, played: Played) -> None:
              HALF, [one["parameters"] != ["float32"] for one in seen]),
             ("half-state", "the optimizer of {ranks} keeps a state of " + " and ".join(seen[0]["state"]) + ".",
              r"\.state\b || " + HALF, [any(kind != "float32" for kind in one["state"]) for one in seen]),
-            ("no-autocast", "the layers of {ranks} computed in float32. Autocast was off, or on for another type of device than the batch is on.",
+            ("no-autocast", "the layers of {ranks} computed in float32. Autocast was off, or on for a different device type than the batch's.",
              AUTOCAST, [one["first"] == one["last"] == "float32" for one in types]),
             *(("dtype-hard-coded", f"the {layer} layer of {{ranks}} computed in {types[0][layer]}.",
                hard_coded, [one[layer] != wanted for one in types]) for layer in ("first", "last")),
@@ -171,11 +171,11 @@ def gradients_of_mistakes(
         f", which unscaling has divided by {scale:g}." if scale > 1 else "."
     )
     while_scaled = f"They were clipped while they were still {scale:g} times as large, and divided by that afterwards."
-    by_value = f"Each number was cut off at {max_norm:g} by itself, so the gradient points elsewhere."
+    by_value = f"Each element was clamped to {max_norm:g} by itself, so the gradient points elsewhere."
     each = torch.cat([clipped(piece, max_norm) for piece in gradient.split(NUMBERS)])
     begin, rest = gradient.split([sum(NUMBERS[:FIRST_GROUP]), sum(NUMBERS[FIRST_GROUP:])])
     one_group = torch.cat([clipped(begin, max_norm), rest])
-    length = f"The direction is right, the length is {found / float(right.norm()):.4g} times what it should be."
+    length = f"The direction is correct, but the length is {found / float(right.norm()):.4g} times what it should be."
     stale = gradient + STALE
     return [
         *[Hypothesis("missing-zero-grad", f"Every gradient is {STALE:g} too large: {left}", after, r"zero_grad || " + BACKWARD)
@@ -238,7 +238,7 @@ def judge_result(grader: Grader, played: Played, step: int) -> None:
         f"The grad_norm that step {step} returned", [one["grad_norm"]["value"] for one in seen], norm,
         [
             *[Hypothesis("norm-of-scaled-gradients", larger, norm * scale, CLIP)] * (scale > 1),
-            Hypothesis("norm-after-clipping", "It is what clipping has left of it.", played.max_norms[step], RETURN),
+            Hypothesis("norm-after-clipping", "It is the norm after clipping.", played.max_norms[step], RETURN),
             Hypothesis("wrong-norm", "It is the sum of the parameters' norms.", apart),
             Hypothesis("wrong-norm", "It is the square of the norm.", norm**2),
         ],

@@ -67,7 +67,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if cause.kind == "hang" and waiting and all(what.startswith("send") for what in waiting):
         return grader.diagnosis(
             "everybody-sends-first",
-            f"{headline}. All {len(waiting)} ranks wait until somebody receives, and nobody does.",
+            f"{headline}. All {len(waiting)} ranks wait for a receiver, and no rank receives.",
             evidence=table,
             of=cause.ranks,
             at=r"(?<!i)send\( || " + SEND,
@@ -75,7 +75,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if run.world_size == 1 and cause.error is not None and cause.error.type != "NotImplementedError":
         return grader.diagnosis(
             "talks-to-itself",
-            f"With one rank alone it raised {cause.error}: the neighbour is the rank itself.",
+            f"On a single rank it raised {cause.error}: the neighbour is the rank itself.",
             of=[0],
             at=cause.error.frame,
         )
@@ -91,7 +91,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         if cause.kind in ("crashed", "hang", "mismatch") or unequal:
             return grader.diagnosis(
                 "wrong-chunk-length",
-                f"{headline}, {length}: what one rank sends is not as long as what its neighbour expects.",
+                f"{headline}, {length}: one rank sends a different length from what its neighbour expects.",
                 evidence=table,
                 of=cause.ranks,
                 at=CUT,
@@ -134,13 +134,16 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
         grader.fail("divides-the-sum", f"{what} It is the mean.", of=wrong, at=r"/ || div || " + ADD)
     if torch.equal(got, own) and run.collectives[rank]:
         grader.fail(
-            "not-in-place", f"{what} The tensor is as it was.", of=wrong, at=r"reshape || view || clone || " + FUNCTION
+            "not-in-place",
+            f"{what} The tensor hasn't changed.",
+            of=wrong,
+            at=r"reshape || view || clone || " + FUNCTION,
         )
     if len(places) < world and wanted.numel() % world and first == wanted.numel() // world * world:
         grader.fail(
             "loses-the-remainder",
             f"{what} {wanted.numel()} elements on {world} ranks leave a remainder of {wanted.numel() % world}: "
-            "those at the end were left out.",
+            "the ones at the end were left out.",
             of=wrong,
             at=CUT,
         )
@@ -153,14 +156,16 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
             if other is not None:
                 grader.fail(
                     "wrong-chunk",
-                    f"{what} In the place of chunk {place} lies the sum of chunk {other}.",
+                    f"{what} Chunk {place} holds the sum of chunk {other}.",
                     of=wrong,
                     at=r"% || " + CUT,
                 )
         complete = [torch.equal(a, b) for a, b in zip(mine, sums, strict=True)]
         single = [any(torch.equal(part, own[place]) for own in chunks) for place, part in enumerate(mine)]
         if all(single):
-            grader.fail("never-adds", f"{what} Each chunk is that of one rank.", of=wrong, at=r"copy_ || = || " + ADD)
+            grader.fail(
+                "never-adds", f"{what} Each chunk holds one rank's values.", of=wrong, at=r"copy_ || = || " + ADD
+            )
         if complete.count(True) == 1 and all(
             sum(torch.equal(a, b) for a, b in zip(seen[r].flatten().tensor_split(world), sums, strict=True)) == 1
             for r in range(world)
@@ -174,8 +179,8 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
             )
         grader.fail(
             "incomplete-sum",
-            f"{what} Chunks {[place for place, done in enumerate(complete) if not done]} hold the sum over some of the "
-            "ranks only.",
+            f"{what} Chunks {[place for place, done in enumerate(complete) if not done]} hold the sum over only some "
+            "of the ranks.",
             of=wrong,
             at=r"range\( || " + SEND,
         )
@@ -202,14 +207,14 @@ def test_point_to_point(grader: Grader) -> None:
             kinds = ", ".join(sorted({call.kind for call in collectives}))
             grader.fail(
                 "calls-a-collective",
-                f"Rank {rank} put {moved} bytes into {kinds}. The exercise is to build that from send and recv.",
+                f"Rank {rank} put {moved} bytes into {kinds}. Build it from send and recv.",
                 of=[rank],
                 at=collectives[0].frame,
             )
         if not calls_for(run, rank, "tensor"):
             grader.fail(
                 "no-communication",
-                f"The sum is right, and rank {rank} neither sent nor received anything that was seen.",
+                f"The sum is correct, but rank {rank} neither sent nor received a message.",
                 of=[rank],
                 at=FUNCTION,
             )
@@ -233,7 +238,7 @@ def test_traffic(grader: Grader) -> None:
     if moved[most] > allowed and moved[most] >= 2 * min(moved):
         grader.fail(
             "through-one-rank",
-            f"{what} Everything goes through that rank (bytes sent by {all_of_them}), and the others wait for it.",
+            f"{what} All data goes through that rank (bytes sent by {all_of_them}), and the others wait for it.",
             of=[most],
             at=SEND,
         )
@@ -257,7 +262,7 @@ def test_traffic(grader: Grader) -> None:
         if len(peers) > 1:
             grader.fail(
                 "not-a-ring",
-                f"Rank {rank} sent to {names(peers)}. In a ring it has one neighbour that it sends to.",
+                f"Rank {rank} sent to {names(peers)}. In a ring each rank sends to one neighbour only.",
                 of=[rank],
                 at=SEND,
             )
@@ -302,7 +307,7 @@ def test_any_shape(grader: Grader) -> None:
         judge_sum(grader, run, inputs, name)
     for rank, memory in enumerate(run.observed("column memory")):
         if not (memory[..., 0::2] == -7).all():
-            grader.fail("loses-the-view", "The elements beside the view were changed.", of=[rank], at=FUNCTION)
+            grader.fail("loses-the-view", "Elements outside of the view were changed.", of=[rank], at=FUNCTION)
 
 
 @pytest.mark.needs("test_sum")

@@ -21,11 +21,11 @@ SETUP = r"def setup_ddp"
 
 # What is to be refused, how, and what the call was.
 REFUSED = {
-    "rank too large": ("ValueError", "rank {world} or more, of {world}"),
+    "rank too large": ("ValueError", "rank {world} or higher, in a world of {world}"),
     "negative rank": ("ValueError", "rank -1"),
-    "no ranks": ("ValueError", "rank 0 of a world of 0"),
-    "RANK contradicts": ("ValueError", "a rank other than the launcher's RANK"),
-    "WORLD_SIZE contradicts": ("ValueError", "a world_size other than the launcher's WORLD_SIZE"),
+    "no ranks": ("ValueError", "rank 0 in a world of 0"),
+    "RANK contradicts": ("ValueError", "a rank that isn't the launcher's RANK"),
+    "WORLD_SIZE contradicts": ("ValueError", "a world_size that isn't the launcher's WORLD_SIZE"),
     "no MASTER_ADDR": ("ValueError or RuntimeError", "{world} ranks and no MASTER_ADDR"),
     "no MASTER_PORT": ("ValueError or RuntimeError", "{world} ranks and no MASTER_PORT"),
 }
@@ -55,7 +55,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         fixed = port.isdigit() and grader.line(rf"\b{port}\b") is not None and name != "MASTER_ADDR"
         message = (
             f"{who} changed {name} from {old!r}, which the launcher had set, to {new!r}. "
-            "Under torchrun nobody listens there, and every rank waits; beside a second job the place is taken."
+            "Under torchrun no store listens there, so every rank waits; next to a second job the address is taken."
         )
         id, at = (
             ("hard-coded-port", rf"\b{port}\b") if fixed else ("overwrites-launcher-environment", rf"{name} || MASTER_")
@@ -101,7 +101,7 @@ def look_at_group(grader: Grader, run: Run, label: str = "first") -> None:
     said = "".join(
         f"Expected {total:g} from an all_reduce of the ranks' numbers; rank {r} got {sums[r]:g}. " for r in apart[:1]
     )
-    grader.fail_on(apart, "own-process-group", f"{said}Not all ranks are in one group.", at=INIT)
+    grader.fail_on(apart, "own-process-group", f"{said}The ranks are not all in one group.", at=INIT)
 
 
 def look_at_environment(grader: Grader, run: Run, label: str = "written") -> None:
@@ -109,7 +109,7 @@ def look_at_environment(grader: Grader, run: Run, label: str = "written") -> Non
     for rank, written in enumerate(run.observed(label)):
         for name, value in written.items():
             did = f"removed {name}" if value is None else f"set {name} to {value!r}"
-            said = f"Rank {rank} {did}. The launcher's variables are only read."
+            said = f"Rank {rank} {did}. Read the launcher's variables; never write them."
             grader.fail("overwrites-launcher-environment", said, of=[rank], at=name)
 
 
@@ -147,7 +147,7 @@ def test_can_be_repeated(grader: Grader) -> None:
     for rank, errors in enumerate(run.observed("errors")):
         for step, error in errors.items():
             cleans = "cleanup" in step
-            why = " Cleaning up comes last, often after another error, and must not add its own." if cleans else ""
+            why = " Cleanup often runs after another error and must not raise one of its own." if cleans else ""
             id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
     left_open(grader, run, "open_between")
@@ -177,9 +177,7 @@ def test_refuses_a_wrong_rank(grader: Grader) -> None:
         errors = [refused[label] for refused in run.observed("refused")]
         accepted = [rank for rank, error in enumerate(errors) if not set(expected.split(" or ")) & set(error.split())]
         told = {errors[rank].partition(" ")[0] for rank in accepted} - {"", "NotRefused"}
-        seen = (
-            f"raised {', '.join(sorted(told))}" if told else "went on, to make a group that nobody could ever complete"
-        )
+        seen = f"raised {', '.join(sorted(told))}" if told else "went on to create a group that could never be complete"
         said = f"Expected {expected} from setup_ddp with {call.format(world=2)}; on {{ranks}} it {seen}."
         grader.fail_on(accepted, "no-validation", said, at=SETUP)
 
@@ -190,7 +188,7 @@ def test_keeps_the_callers_group(grader: Grader) -> None:
     run = play(grader, "limits", 2)
     errors = run.observed("in a group")
     accepted = [rank for rank, error in enumerate(errors) if not {"ValueError", "RuntimeError"} & set(error.split())]
-    said = "The caller was in a process group already, and setup_ddp raised neither ValueError nor RuntimeError on {ranks}."
+    said = "The caller already belonged to a process group, but setup_ddp raised neither ValueError nor RuntimeError on {ranks}."
     grader.fail_on(accepted, "second-group-accepted", said, at=SETUP)
     lost = [rank for rank, kept in enumerate(run.observed("kept")) if not kept]
     said = "setup_ddp was called in a process group that the caller had made, and on {ranks} that group is gone."
@@ -214,7 +212,7 @@ def test_says_nothing(grader: Grader) -> None:
 def test_own_gpus(grader: Grader) -> None:
     """with a GPU for every rank: nccl, and the device of the local rank, chosen before the group is made"""
     run = play(grader, "with_devices", 4, nodes=2, devices=3)  # more GPUs than ranks: rank % GPUs is no local rank
-    look_at_backend(grader, run, "nccl", "3 GPUs for the 2 ranks of a node")
+    look_at_backend(grader, run, "nccl", "3 GPUs for 2 ranks on a node")
     look_at_device(grader, run)
     run = play(grader, "with_devices", 2, devices=2, under="spawn")  # LOCAL_RANK is not set
     look_at_backend(grader, run, "nccl", "2 GPUs for 2 ranks")
@@ -230,7 +228,7 @@ def test_shared_gpu(grader: Grader) -> None:
     run = play(grader, "with_devices", 2, devices=0)
     look_at_backend(grader, run, "gloo", "no GPU")
     chosen = [rank for rank, one in enumerate(run.observed("chosen")) if one]
-    said = "{ranks} selected a CUDA device where there is none."
+    said = "{ranks} selected a CUDA device on a machine without one."
     grader.fail_on(chosen, "hard-coded-backend", said, at=r"set_device")
 
 
@@ -250,7 +248,7 @@ def look_at_device(grader: Grader, run: Run, gpus: int = 1 << 30) -> None:
         device = str(seen["chosen"][-1]) if seen["chosen"] else by_argument.rsplit(":", 1)[-1]
         right = seen["local_rank"] % gpus
         if not device:
-            said = f"Rank {rank} selected no device: it would work on GPU 0 like every other rank of its node."
+            said = f"Rank {rank} selected no device: it would use GPU 0, like every other rank of its node."
             grader.fail("no-device", said, of=[rank], at=SETUP)
         if device != str(right):
             said = (
@@ -259,5 +257,5 @@ def look_at_device(grader: Grader, run: Run, gpus: int = 1 << 30) -> None:
             grader.fail("device-by-global-rank", said, of=[rank], at=r"set_device || device_id || def setup_ddp")
         order = seen["calls"]
         if seen["chosen"] and not by_argument and order.index("set_device") > order.index("init_process_group"):
-            said = f"Rank {rank} made the group first and selected its device after it."
+            said = f"Rank {rank} created the group first and selected its device afterwards."
             grader.fail("device-after-init", said, of=[rank], at=r"set_device")

@@ -80,7 +80,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         told, met = (report.observations.get(key) for key in ("told", "met at"))
         if told and met and told not in met:
             where = f"The launcher had said that the ranks meet at {told}; rank {report.rank} went to {met}"
-            what = f"{where}, which on each host is another place or none."
+            what = f"{where}, which is a different place on each host, or none."
             at = r"MASTER_ADDR || init_method || init_process_group"
             return grader.diagnosis("overwrites-launcher-environment", what, of=[report.rank], at=at)
     return read_loading(grader, run, LOADING)

@@ -77,14 +77,12 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         guarded = [line for line in sorted(lines) if under_rank_condition(source, line)]
         steps = reduced_in_backward(run)
         if guarded:
-            said = (
-                f"{headline} Line {guarded[0]} runs on some ranks only, and a collective is a matter for all of them."
-            )
+            said = f"{headline} Line {guarded[0]} runs on only some ranks, but all ranks must call a collective."
             at = next(row.frame for row in cause.rows if row.frame and row.frame.line == guarded[0])
             return grader.diagnosis("rank-conditional-collective", said, evidence=table, of=cause.ranks, at=at)
         if len(set(steps)) > 1:
-            said = (f"The ranks took different numbers of steps (backward passes: {say_counts(steps)}), and the one with more comes "
-                    f"to a call that nobody answers. {headline}")  # fmt: skip
+            said = (f"The ranks took different numbers of steps (backward passes: {say_counts(steps)}), so the rank with more "
+                    f"of them waits in a call that no other rank makes. {headline}")  # fmt: skip
             at = (r"^\s+(continue|break)\b || " if grader.line("DistributedSampler") else "") + LOADER
             return grader.diagnosis("uneven-data-hang", said, evidence=table, of=cause.ranks, at=at)
     if "mutually exclusive with shuffle" in error:
@@ -105,11 +103,11 @@ def test_trains_on_every_rank(grader: Grader) -> None:
     idle = [rank for rank, steps in enumerate(training.steps) if not steps]
     grader.fail_on(idle, "no-training", "The model was never called on a batch on {ranks}.", at=TRAIN_CALL)
     wrapped = [rank for rank, yes in enumerate(run.observed("is_wrapped")) if yes]
-    said = "What came back is a {} on {{ranks}}. Its state_dict has keys like 'module.first.weight', which a plain model cannot load."
+    said = "It returned a {} on {{ranks}}. Its state_dict has keys like 'module.first.weight', which a plain model cannot load."
     kind = kinds[wrapped[0]] if wrapped else ""
     grader.fail_on(wrapped, "wrapped-model-returned", said.format(kind), at=r"return .*(ddp|model|net) || return")
     other = [rank for rank, yes in enumerate(run.observed("is_module")) if not yes]
-    said = f"What came back is {kinds[other[0]] if other else ''} on {{ranks}}, instead of the trained module."
+    said = f"It returned {kinds[other[0]] if other else ''} on {{ranks}}, instead of the trained module."
     grader.fail_on(other, "nothing-returned", said, at=FUNCTION)
 
 
@@ -123,16 +121,16 @@ def test_each_sample_on_one_rank(grader: Grader) -> None:
     for epoch in range(EPOCHS):
         owners = training.owners(epoch)
         shared = [sample for sample, ranks in owners.items() if len(ranks) > 1]
-        nobody = f"{SAMPLES - len(owners)} samples were seen by nobody"
+        nobody = f"{SAMPLES - len(owners)} samples were not used at all"
         if shared and all(seen[rank] == seen[rank % a_node] for rank in EVERYBODY):
             said = (f"On {NODES} nodes with {a_node} ranks each, rank {a_node} saw the samples of rank 0: both are local rank 0 of "
-                    f"their nodes. {nobody}. The part of the data goes by the global rank.")  # fmt: skip
+                    f"their nodes. {nobody}. Choose the shard by the global rank.")  # fmt: skip
             at = r"LOCAL_RANK|local_rank || " + LOADER
             grader.fail("same-shard", said, of=range(0, WORLD, a_node), at=at)
         if shared:
             ranks = owners[shared[0]]
-            said = (f"In epoch {epoch} {len(shared)} samples were seen by more than one rank (sample {shared[0]} by {names(ranks)}), and "
-                    f"{nobody}: the ranks do not cut the same permutation.")  # fmt: skip
+            said = (f"In epoch {epoch} {len(shared)} samples were used by more than one rank (sample {shared[0]} by {names(ranks)}), and "
+                    f"{nobody}: the ranks don't shard the same permutation.")  # fmt: skip
             grader.fail("seed-per-rank-sampler", said, of=ranks, at=r"seed || " + LOADER)
     judge_missing(grader, training)
 
@@ -147,8 +145,8 @@ def judge_amount(grader: Grader, training: Training) -> None:
     same = (
         f"All {WORLD} ranks saw the same {most} samples: {show(seen[0])}. The other {SAMPLES - most} were never used."
     )
-    whole = f"Every rank walked through all {SAMPLES} samples; a shard is {SHARE}. The work is done {WORLD} times over."
-    often = f"epochs={EPOCHS} was asked for, and each rank walked through its shard of {SHARE} samples {'once' if passes == 1 else f'{passes} times'}."
+    whole = f"Every rank used all {SAMPLES} samples; a shard is {SHARE}. The same work is done {WORLD} times over."
+    often = f"epochs={EPOCHS} was asked for, but each rank went through its shard of {SHARE} samples {'once' if passes == 1 else f'{passes} times'}."
     other = (
         f"In {EPOCHS} epochs a rank's shard of {SHARE} samples makes {SHARE * EPOCHS}; seen were {say_counts(counts)}."
     )
@@ -167,7 +165,7 @@ def judge_missing(grader: Grader, training: Training) -> None:
     for epoch in range(EPOCHS):
         missing = sorted(set(range(count)) - set(training.owners(epoch)))
         if missing:
-            said = f"In epoch {epoch} {len(missing)} of {count} samples were seen by nobody ({show(missing)})."
+            said = f"In epoch {epoch} {len(missing)} of {count} samples were not used ({show(missing)})."
             grader.fail("drops-samples", said, at=r"drop_last || " + LOADER)
 
 
@@ -175,7 +173,7 @@ def judge_missing(grader: Grader, training: Training) -> None:
 def test_batch_size(grader: Grader) -> None:
     """each rank's batches have batch_size samples"""
     sizes = main_run(grader).sizes
-    said = f"batch_size={BATCH} was asked for, per rank; batches of {show(sizes)} were seen."
+    said = f"Expected batches of {BATCH} samples per rank (batch_size); got batches of {show(sizes)}."
     grader.fail_on(EVERYBODY if sizes != [BATCH] else (), "ignores-batch-size", said, at=r"batch_size || " + LOADER)
 
 
@@ -189,7 +187,7 @@ def test_reshuffles(grader: Grader) -> None:
     said = f"Rank 0 saw its samples in order, {first}, in every epoch."
     grader.fail_on([0] * unshuffled, "no-shuffle", said, at=LOADER)
     said = (f"Rank 0 saw the samples {first} in epoch 0, and the same order in epochs 1 and 2. The sampler shuffles with seed + epoch, "
-            "and nobody told it the epoch.")  # fmt: skip
+            "but it was never told the epoch.")  # fmt: skip
     grader.fail_on([0] * repeated, "missing-set-epoch", said, at=LOOP)
     if training.sizes == [BATCH]:  # batches of one sample, or of all, are the same however they are drawn
         judge_repeats(grader, training)
@@ -216,7 +214,7 @@ def test_training_mode(grader: Grader) -> None:
     modes = main_run(grader).run.observed("modes")
     late = [rank for rank, seen in enumerate(modes) if not all(seen)]
     step = modes[late[0]].index(False) if late else None
-    said = f"The model was in evaluation mode in step {step} on {{ranks}}: dropout would be off, and batch norm would not learn its statistics."
+    said = f"The model was in evaluation mode in step {step} on {{ranks}}: dropout would be off, and BatchNorm would not update its statistics."
     grader.fail_on(late, "trains-in-eval-mode", said, at=r"\.eval\( || " + LOOP)
 
 
@@ -243,10 +241,12 @@ def judge_drift(grader: Grader, training: Training) -> None:
     rank, where = drifted
     reduced, moved, wrapped = reduced_in_backward(run), moved_after_wrapping(run), wraps(run)
     apart, both = say_apart(rank, where), (0, rank)
-    plain = f"{apart}: no gradient was ever exchanged, each rank trained a model of its own."
-    lost = f"{apart}: {names(moved)} moved or cast the model after it was wrapped, and DDP's hooks were lost without a word."
+    plain = f"{apart}: no gradients were exchanged, so each rank trained a model of its own."
+    lost = f"{apart}: {names(moved)} moved or cast the model after it was wrapped, and DDP's hooks were lost without any message."
     past = f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the forward pass called on the wrapper?"
-    update = f"{apart}, though the gradients were averaged {reduced[0]} times: the ranks did not make the same update with them."
+    update = (
+        f"{apart}, although the gradients were averaged {reduced[0]} times: the ranks did not apply the same update."
+    )
     never = wrapped and not any(reduced)
     for applies, id, said, of, at in (
         (not wrapped and not carriers(run.collectives[0]), "not-wrapped", plain, both, r"model_class\( || " + FUNCTION),
@@ -289,12 +289,12 @@ def test_rank_0_speaks(grader: Grader) -> None:
     training = main_run(grader)
     said = [report.stdout.strip().splitlines() for report in training.run.ranks]
     speakers = [rank for rank in EVERYBODY[1:] if said[rank]]
-    line = f"Rank {speakers[0]} printed {said[speakers[0]][0]!r}. Only rank 0 is to speak." if speakers else ""
+    line = f"Rank {speakers[0]} printed {said[speakers[0]][0]!r}. Only rank 0 may print." if speakers else ""
     grader.fail_on(speakers, "every-rank-speaks", line, at=PRINT)
     if [epoch for epoch, _ in training.printed] != list(range(EPOCHS)):
         first, more = said[0][:1], len(said[0]) - 1
         found = (f"{first[0]!r}" + (f" and {more} more lines" if more else "")) if first else "nothing"
-        expected = f"Rank 0 printed {found}; expected are {EPOCHS} lines like 'epoch 0: loss 2.3021'."
+        expected = f"Rank 0 printed {found}; expected {EPOCHS} lines like 'epoch 0: loss 2.3021'."
         grader.fail("wrong-loss-format" if first else "no-loss-line", expected, of=[0], at=PRINT)
 
 

@@ -219,7 +219,7 @@ class Judge:
         if 0 not in lines:
             self.fail(
                 "log-overwritten",
-                f"{what} The job's output has nothing of the first start any more.",
+                f"{what} The job's output no longer contains the first start.",
                 r"#SBATCH.*--open-mode || #SBATCH.*--output || ^#SBATCH",
                 one.said,
             )

@@ -247,9 +247,11 @@ def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
     momentum = gives(optimizer=lambda values, lr: torch.optim.SGD(values, lr, momentum=0.9))
     twice, still = (
         r"/ *=? *(world_size|dist\.get_world_size) || " + BACKWARD,
-        "No weight has moved at all: the optimizer does not hold the parameters of the model that was trained, or never stepped.",
+        "No weight changed: the optimizer does not hold the parameters of the model that was trained, or never stepped.",
     )
-    softmax = "It is what cross-entropy of a softmax gives; cross-entropy has its own softmax and takes the logits as they are."
+    softmax = (
+        "It is what cross-entropy of a softmax gives; cross-entropy applies softmax itself, so pass it the logits."
+    )
     return [
         *[scaled][: int(scales_rate)],
         Hypothesis("gradients-summed", "It is what the sum of the gradients gives; DDP's mean divides by the number of ranks.", summed, r"all_reduce || " + BACKWARD),
@@ -277,15 +279,15 @@ def loss_mistakes(replayed: Replayed) -> list[Hypothesis]:
     losses, after = replayed.losses, replayed.after.mean((1, 2))
     mean, (_, batches, world) = losses.mean((1, 2)), losses.shape
     table = [
-        ("rank-local-loss", "It is rank 0's own mean: what the other ranks saw is not in it.", losses[:, :, 0].mean(1)),
+        ("rank-local-loss", "It is rank 0's own mean, without the other ranks' samples.", losses[:, :, 0].mean(1)),
         ("last-batch-loss", "It is the last batch's loss, not the epoch's mean.", losses[:, -1, 0]),
         ("last-batch-loss", "It is the last step's loss, not the epoch's mean.", losses[:, -1].mean(1)),
-        ("sum-not-mean-loss", "It is the sum over the ranks: all_reduce adds, and nobody divided.", mean * world),
+        ("sum-not-mean-loss", "It is the sum over the ranks: all_reduce adds, and no rank divided.", mean * world),
         ("sum-not-mean-loss", "It is a sum over the batches, not their mean.", mean * batches),
         ("sum-not-mean-loss", "It is the sum over rank 0's batches, not their mean.", losses[:, :, 0].sum(1)),
         ("sum-not-mean-loss", "It is the sum over all ranks and batches, not their mean.", losses.sum((1, 2))),
         ("double-averaging-loss", "It is the mean divided by the world size once more.", mean / world),
-        ("loss-after-update", "It is computed after each step, not on the way to it.", after),
+        ("loss-after-update", "It is computed after each step instead of before it.", after),
     ]
     return [Hypothesis(id, says, by_epoch(gives)) for id, says, gives in table]
 
