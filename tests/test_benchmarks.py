@@ -1,4 +1,8 @@
-"""`benchmarks/train_throughput.py`: every variant trains the same model on the same data, and says so when it could not run."""
+"""The benchmarks that must work when a machine with GPUs is there at last: `train_throughput.py` and `gpu.py`.
+
+Every variant of the first trains the same model on the same data, or says why it could not run. The second plays all of
+its rows, whatever becomes of one, and believes none that does not show what it should.
+"""
 
 from __future__ import annotations
 
@@ -101,3 +105,44 @@ def test_a_library_trains_the_same(library: str) -> None:
     assert course == pytest.approx(plain, rel=1e-3)
     assert course != pytest.approx(plain, rel=1e-6), "bf16 rounds otherwise than fp32"
     assert library in report
+
+
+def gpu() -> Any:
+    """`benchmarks/gpu.py` as a module."""
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", ROOT / "benchmarks/gpu.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there for their annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gpu_rows_are_rehearsed_without_a_gpu(tmp_path: Path) -> None:
+    """A hang is explained and a trace recorded, and the table says what happened."""
+    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--only", "hang,trace,nccl-hang"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert {name: row["result"] for name, row in found.items()} == {
+        "hang": "as it should", "trace": "as it should", "nccl-hang": "not run"}  # fmt: skip
+    assert "all_reduce #1" in found["hang"]["said"] and found["nccl-hang"]["said"] == "needs 2 GPUs, found 1"
+    assert (tmp_path / "trace.json.gz").stat().st_size > 1000
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert len(lines) == 5 and str(ROOT) not in lines[2]
+
+
+def test_a_gpu_row_that_fails_is_told_and_ends(tmp_path: Path) -> None:
+    module = gpu()
+
+    def result(*words: str, left: float = 60.0, seconds: int = 60, **expected: Any) -> tuple[str, str]:
+        row = module.Row("row", "a row", (sys.executable, "-c", *words), seconds, **expected)
+        outcome = module.play(row, tmp_path, 1, left)
+        return outcome.result, outcome.said
+
+    assert result("print('all well')") == ("as it should", "all well")
+    assert result("print('all well')", shows="kernels") == ("failed", "no line with 'kernels': all well")
+    assert result("import sys; print('oh'); sys.exit(3)") == ("failed", "exit code 3, expected 0: oh")
+    assert result("import sys; sys.exit(1)", code=1) == ("as it should", "it printed nothing")
+    assert result("import time; time.sleep(600)", seconds=1)[1] == "did not end within 1 s: it printed nothing"
+    assert result("print(1)", left=5.0) == ("not run", "no time left")
+    assert result("print(1)", gpus=2) == ("not run", "needs 2 GPUs, found 1")
