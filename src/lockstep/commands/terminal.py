@@ -17,12 +17,12 @@ from .console import console, painted, width
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 
-def show_check(check: CheckResult, exercise: str) -> None:
+def show_check(check: CheckResult, exercise: str, on: Console) -> None:
     """One check, its mark and name coloured."""
     said = painted(check_text(check, exercise, min(width(), WIDTH)))
     end = len(said.plain) if is_unwritten(check) else (said.plain + "\n").index("\n")
     said.stylize(STYLES[check.outcome] if not is_unwritten(check) else "yellow", 0, end)
-    console().print(said)
+    on.print(said)
 
 
 def show_score(result: ExerciseResult) -> None:
