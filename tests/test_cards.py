@@ -125,6 +125,17 @@ def test_a_stub_is_one_quiet_line() -> None:
     assert not page.select("details, .ls-bad, .ls-good")
 
 
+def test_after_a_pass_a_link_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "chapters")
+    report = Report(0, (ExerciseResult("setup_ddp", (check("joins", CheckOutcome.PASSED),)),))
+    said = 'Next: chapter 2, "Sharding" · then train_ddp: %check train_ddp'
+    card = report_card(report, said)
+    assert repr(card) == f"{report_text(report)}\n\n{said}"
+    page = shown(card)
+    assert page.select("p")[-1].get_text() == said
+    assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding"]
+
+
 class Output:
     """Stands for an output of a notebook: what it held, one after another."""
 

@@ -25,7 +25,7 @@ from ..grading.text import BROKE, Worth
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import shared
 from .console import console
-from .terminal import show_check, show_score
+from .terminal import show_check, show_next, show_score
 
 
 def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
@@ -35,13 +35,15 @@ def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
     shower = None if as_json else _Shower(sum(map(course.count_checks, request.exercises)))
     with shower.live() if shower else nullcontext():
         report = _grade(course, request, shower)
-    if request.submission is None and request.device == "cpu":
-        for result in report.exercises:
-            progress.record(course, result.name, result.score, result.max_score)
+    own = request.submission is None and request.device == "cpu"
+    for result in report.exercises if own else ():
+        progress.record(course, result.name, result.score, result.max_score)
     if as_json:
         sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
     else:
         _conclude(report)
+        if own:
+            show_next(course, report)
     return report.exit_code
 
 

@@ -122,11 +122,12 @@ def _code(cause: Cause) -> str:
 # A grading ------------------------------------------------------------------------------------------------------------
 
 
-def report_card(report: Report) -> Card:
-    """A grading: what failed first, what passed and what was not run folded into a line each."""
+def report_card(report: Report, coming: str = "") -> Card:
+    """A grading: what failed first, what passed and what was not run folded into a line each; then what comes next."""
     parts = [_exercise(exercise) for exercise in report.exercises]
     parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
-    return Card("".join(parts), report_text(report, HINT))
+    parts += [f"<p>{_linked(coming)}</p>"] if coming else []
+    return Card("".join(parts), "\n\n".join(filter(None, (report_text(report, HINT), coming))))
 
 
 def _exercise(result: ExerciseResult) -> str:

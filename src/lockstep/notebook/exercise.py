@@ -9,6 +9,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import Markdown, display
 
 from ..course import Course, CourseError, find, hints, progress
+from ..course.standing import next_up
 from ..grading.request import GradeRequest
 from ..grading.worker import Worker
 from ..ranks import RanksError
@@ -35,10 +36,12 @@ class ExerciseMagics(Magics):
             raise UsageError(
                 f"Lockstep could not run this check: {error}. ./lockstep doctor looks at this machine."
             ) from None
+        coming = None
         if not is_compared():
             for result in report.exercises:
                 progress.record(course, result.name, result.score, result.max_score)
-        output.end(report_card(report))
+            coming = next_up(course, names[-1]) if report.passed else None
+        output.end(report_card(report, coming.said("%check") if coming else ""))
 
     @line_magic
     def hint(self, line: str) -> None:
