@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 from support import ROOT
+from support.tiny_course import make_course
 
 from lockstep.authoring import book, chapters
 from lockstep.course import Course
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook import checking
-from lockstep.notebook.cards import Card, report_card, run_card
+from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
 
@@ -204,6 +205,26 @@ def test_where_outputs_are_compared_there_is_only_the_report(output: Output, mon
     report = Card("over", "over")
     going_on.end(report)
     assert output.held == [report]
+
+
+def test_a_run_that_comes_to_a_stub_is_one_quiet_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises the same error, and one's own code may: then it is a failure."""
+    course = make_course(tmp_path)
+    monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
+    stub = course.root / "exercises" / "add.py"
+    stub.parent.mkdir()
+    stub.touch()
+
+    def ran(message: str, file: Path) -> Card | None:
+        error = Error("NotImplementedError", message, (Frame("cell", 3), Frame(str(file), 7)), "Traceback")
+        return unwritten_card(Run(2, "cpu", [], cause=Cause(Kind.RAISED, message, (0, 1), error=error)))
+
+    card = ran("add: add both", course.root / "chapters" / ".." / "exercises" / "add.py")
+    assert card is not None and repr(card) == "✗ Nothing is written here yet · exercises/add.py:7 · %hint add"
+    assert [line.get_text() for line in shown(card).select("p")] == [repr(card)]
+    assert ran("aten: an operator is missing", stub) is None
+    assert ran("add: add both", course.solutions / "add.py") is None
+    assert unwritten_card(Run(2, "cpu", [])) is None
 
 
 def test_comparisons_see_the_text_and_not_the_card(hang: Run) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..course import CourseError, find
+from ..course.course import leaf
 from ..course.runs import READ_ON
-from ..grading.text import BROKE, Worth, is_unwritten, report_text
-from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text
+from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
 from ..ranks.report import Cause, Waiting
 from ..ranks.words import names
@@ -117,6 +118,25 @@ def _code(cause: Cause) -> str:
             f'<span>{escape(source)}</span><span class="{style}">{here}</span></div>'
         )
     return f'<div class="ls-code">{"".join(shown)}</div>'
+
+
+def unwritten_card(run: Run) -> Card | None:
+    """For a run that came to a stub which nobody has touched: one line, as its check has it. None for all others."""
+    error = run.cause.error if run.cause is not None else None
+    if error is None or error.type != "NotImplementedError" or error.frame is None:
+        return None
+    try:
+        course = find()
+    except CourseError:
+        return None
+    file = Path(error.frame.file).resolve()
+    name = file.relative_to(course.exercises).with_suffix("").as_posix() if course.exercises in file.parents else ""
+    if name not in course.names or not error.message.startswith(f"{leaf(name)}: "):
+        return None
+    shown = file.relative_to(course.root).as_posix()
+    found = Diagnosis(UNWRITTEN, "Nothing is written here yet.", file=shown, line=error.frame.line)
+    check = CheckResult(name, name, CheckOutcome.FAILED, found)
+    return Card(f'<div class="ls-card">{_failed(check, name)}</div>', check_text(check, name, hint=HINT).strip())
 
 
 # A grading ------------------------------------------------------------------------------------------------------------
