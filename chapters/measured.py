@@ -8,8 +8,14 @@ from lockstep.ranks import Run
 NAMES = ("all-reduces", "bytes in all", "launched before the last gradient was ready")
 
 
-def measured(run: Run, predicted: Sequence[int | None]) -> None:
-    """Print what rank 0 sent in its last step, and the prediction before it; a question mark where there is none."""
+def measured(run: Run | None, predicted: Sequence[int | None]) -> None:
+    """Print what rank 0 sent in its last step, and the prediction before it; a question mark where there is none.
+
+    `run` is None as long as what it runs is not written.
+    """
+    if run is None:
+        print("Nothing is measured yet. Write it, run the cell above, then this one.")
+        return
     sent = timeline(run, step=-1).panels[0].steps[0][0].buckets
     numbers = len(sent), sum(one.nbytes for one in sent), sum(one.early for one in sent)
     print("predicted   measured")

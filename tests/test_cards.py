@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 from support import ROOT
+from support.tiny_course import make_course
 
 from lockstep.authoring import book, chapters
+from lockstep.course import Course
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.notebook.cards import Card, report_card, run_card
+from lockstep.notebook import checking
+from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
 
@@ -121,6 +124,107 @@ def test_a_stub_is_one_quiet_line() -> None:
     page = shown(report_card(report))
     assert [line.get_text() for line in page.select("p")] == ["✗ Nothing is written here yet · add.py:3 · %hint add"]
     assert not page.select("details, .ls-bad, .ls-good")
+
+
+def test_after_a_pass_a_link_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "chapters")
+    report = Report(0, (ExerciseResult("setup_ddp", (check("joins", CheckOutcome.PASSED),)),))
+    said = 'Next: chapter 2, "Sharding" · then train_ddp: %check train_ddp'
+    card = report_card(report, said)
+    assert repr(card) == f"{report_text(report)}\n\n{said}"
+    page = shown(card)
+    assert page.select("p")[-1].get_text() == said
+    assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding"]
+
+
+class Output:
+    """Stands for an output of a notebook: what it held, one after another."""
+
+    def __init__(self) -> None:
+        self.held: list[Card] = []
+
+    def display(self, card: Card, display_id: bool = False) -> Output:
+        self.held.append(card)
+        return self
+
+    update = display
+
+    @property
+    def shown(self) -> str:
+        return " ".join(shown(self.held[-1]).get_text(" ").replace("◌", "").split())
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> Output:
+    made = Output()
+    monkeypatch.setattr(checking, "display", made.display)
+    monkeypatch.delenv("LOCKSTEP_SUBMISSION", raising=False)
+    return made
+
+
+def test_ticks_appear_as_they_come_and_the_report_takes_their_place(output: Output) -> None:
+    of = Course(ROOT).count_checks("average_gradients")
+    found = Diagnosis("raised", "It is 3.")
+    with checking.Checking(Course(ROOT), ["average_gradients"]) as going_on:
+        seen = [output.shown]
+        for one in (check("adds", CheckOutcome.PASSED), check("keeps <b>", CheckOutcome.FAILED, found)):
+            going_on("average_gradients", one)
+            seen.append(output.shown)
+    assert seen == [
+        f"average_gradients 0 of {of} checks",
+        f"average_gradients 1 of {of} checks ✓ adds",
+        f"average_gradients 2 of {of} checks ✓ adds ✗ keeps <b>",
+    ]
+    report = Card("over", "over")
+    going_on.end(report)
+    assert output.held[-1] is report and len(output.held) == 4
+
+
+def test_of_many_exercises_the_last_is_shown_in_full(output: Output) -> None:
+    going_on = checking.Checking(Course(ROOT), ["average_gradients", "setup_ddp"])
+    assert output.shown.startswith("2 exercises 0 of ")
+    going_on("average_gradients", check("adds", CheckOutcome.PASSED))
+    going_on("setup_ddp", check("joins", CheckOutcome.NOT_RUN, reason="needs “adds”"))
+    of = Course(ROOT).count_checks("average_gradients")
+    assert output.shown.endswith(f" ✗ average_gradients: 1 of {of} – joins: needs “adds”")
+
+
+def test_what_was_stopped_moves_no_longer(output: Output) -> None:
+    with pytest.raises(KeyboardInterrupt), checking.Checking(Course(ROOT), ["setup_ddp"]) as going_on:
+        going_on("setup_ddp", check("adds", CheckOutcome.PASSED))
+        assert shown(output.held[-1]).select(".ls-moving")
+        raise KeyboardInterrupt
+    assert "then it was stopped" in output.shown and not shown(output.held[-1]).select(".ls-moving")
+
+
+def test_where_outputs_are_compared_there_is_only_the_report(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", "solutions")
+    with checking.Checking(Course(ROOT), ["setup_ddp"]) as going_on:
+        going_on("setup_ddp", check("adds", CheckOutcome.PASSED))
+    assert output.held == []
+    report = Card("over", "over")
+    going_on.end(report)
+    assert output.held == [report]
+
+
+def test_a_run_that_comes_to_a_stub_is_one_quiet_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises the same error, and one's own code may: then it is a failure."""
+    course = make_course(tmp_path)
+    monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
+    stub = course.root / "exercises" / "add.py"
+    stub.parent.mkdir()
+    stub.touch()
+
+    def ran(message: str, file: Path) -> Card | None:
+        error = Error("NotImplementedError", message, (Frame("cell", 3), Frame(str(file), 7)), "Traceback")
+        return unwritten_card(Run(2, "cpu", [], cause=Cause(Kind.RAISED, message, (0, 1), error=error)))
+
+    card = ran("add: add both", course.root / "chapters" / ".." / "exercises" / "add.py")
+    assert card is not None and repr(card) == "✗ Nothing is written here yet · exercises/add.py:7 · %hint add"
+    assert [line.get_text() for line in shown(card).select("p")] == [repr(card)]
+    assert ran("aten: an operator is missing", stub) is None
+    assert ran("add: add both", course.solutions / "add.py") is None
+    assert unwritten_card(Run(2, "cpu", [])) is None
 
 
 def test_comparisons_see_the_text_and_not_the_card(hang: Run) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from IPython.core.error import UsageError
 
-from lockstep.commands.terminal import show_status
+from lockstep.commands.terminal import show_next, show_status
 from lockstep.course import Course, CourseError, progress
 from lockstep.course.outline import outlines
-from lockstep.course.standing import mark, standing
+from lockstep.course.standing import mark, next_up, standing
+from lockstep.grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from lockstep.notebook.course_map import CourseMap, course_map
 from lockstep.notebook.exercise import ExerciseMagics
 
@@ -73,6 +74,51 @@ def test_an_exercise_counts_when_it_has_passed(course: Course) -> None:
     assert now.chapters[1].passed == 1 and now.here == ("02_setup", "Sharding")
 
 
+def coming(course: Course, after: str) -> str:
+    """What is said to come next."""
+    up = next_up(course, after)
+    return up.said("%check") if up else ""
+
+
+def test_a_pass_says_what_is_next(course: Course) -> None:
+    """In reading order, what is not done; at the end, what was left out before."""
+    progress.record(course, "setup_ddp", 8, 8)
+    assert coming(course, "setup_ddp") == 'Next: chapter 2, "Sharding" · then train_ddp: %check train_ddp'
+    for question in outlines(course)[1].quizzes:
+        answer(course, question, "right")
+    train = 'Next: train_ddp, chapter 2, "Exercise: implement train_ddp" · %check train_ddp'
+    assert coming(course, "setup_ddp") == train
+    progress.record(course, "train_ddp", 3, 4)
+    assert coming(course, "setup_ddp") == train, "a try is no pass"
+    answer(course, "02_setup/set_epoch", "wrong")
+    assert coming(course, "setup_ddp").startswith('Next: chapter 2, "Sharding" · then train_ddp')
+    mark(course, "02_setup", complete=True)
+    assert coming(course, "setup_ddp").startswith("Next: chapter 3, ")
+    for chapter in course.chapters[1:]:
+        mark(course, chapter.name, complete=True)
+    first = outlines(course)[0]
+    assert coming(course, "setup_ddp").startswith('Next: chapter 1, "')
+    mark(course, first.name, complete=True)
+    assert coming(course, "setup_ddp") == "" and coming(course, "nothing") == ""
+
+
+def test_the_question_of_the_same_section_is_called_so(course: Course) -> None:
+    section = next(one for one in outlines(course)[0].sections if one.exercises and one.quizzes)
+    for name in section.exercises:
+        progress.record(course, name, 1, 1)
+    said = coming(course, section.exercises[-1])
+    assert said.startswith(f'Next: the question in chapter 1, "{section.title}" · then ')
+
+
+def test_a_terminal_says_what_is_next_after_a_pass_alone(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
+    for outcome in (CheckOutcome.FAILED, CheckOutcome.PASSED):
+        result = ExerciseResult("setup_ddp", (CheckResult("joins", "joins", outcome),))
+        show_next(course, Report(0, (result,)))
+        said = " ".join(capsys.readouterr().out.split())
+        after = 'Next: chapter 2, "Sharding" · then train_ddp: ./lockstep check train_ddp'
+        assert said == ("" if outcome is CheckOutcome.FAILED else after)
+
+
 def test_a_chapter_marked_as_complete_is_behind_the_reader(course: Course) -> None:
     answer(course, "01_internals/dp_or_ddp", "wrong")
     mark(course, "01_internals", complete=True)
@@ -125,6 +171,7 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
 
 def test_a_broken_chapter_is_named(course: Course) -> None:
     (course.root / "chapters" / "02_setup.ipynb").write_text(json.dumps({"no": "cells"}))
+    assert next_up(course, "setup_ddp") is None
     with pytest.raises(CourseError, match=r"02_setup\.ipynb cannot be read.*git checkout"):
         standing(course)
 

@@ -1,8 +1,8 @@
 """The course in the real JupyterLab, in a real browser: what a learner does on the first evening.
 
-The server is started as `./lockstep lab` does it, on a copy of the course. Running all five chapters takes some minutes,
-so outside CI (CI=true) only the first is run; the others say so. LOCKSTEP_SCREENSHOTS=docs/images makes the README's
-pictures anew.
+The server is started as `./lockstep lab` does it, on a copy of the course in which no exercise is written: Run All has to
+reach the end of every chapter all the same. Running all five takes some minutes, so outside CI (CI=true) only the first is
+run; the others say so. LOCKSTEP_SCREENSHOTS=docs/images makes the README's pictures anew.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -101,6 +102,21 @@ def assert_ran(cells: list[Any]) -> None:
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
 
 
+def assert_says_what_is_not_written(cells: list[Any]) -> None:
+    """Each exercise's check is one output, of one line a part; nothing is left of the ticks that it showed meanwhile."""
+    checks = [cell for cell in cells if cell.source.startswith("%check") and "clinic" not in cell.source]
+    assert checks
+    for cell in checks:
+        name = cell.source.split()[1]
+        (output,) = cell.outputs
+        head, _, *lines = output.data["text/plain"].splitlines()
+        assert head.split()[:2] == [name, "0"] and lines
+        for line in lines:
+            place = rf"exercises/{name}\.(?:py|sbatch):\d+"
+            assert re.fullmatch(rf" *✗ Nothing is written here yet · {place} · %hint {name}", line), line
+        assert "ls-card" in output.data["text/html"] and "ls-moving" not in output.data["text/html"]
+
+
 # Chapter 1 ------------------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +133,10 @@ def test_the_first_picture_is_there_before_anything_has_run(browser: Any, runnin
 def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], list[str]]) -> None:
     notebook, cells, errors = first
     assert_ran(cells)
+    assert_says_what_is_not_written(cells)
+    (mine,) = (cell for cell in cells if "from mini_ddp import MiniDDP" in cell.source)
+    line = r"✗ Nothing is written here yet · exercises/mini_ddp\.py:\d+ · %hint mini_ddp"
+    assert re.fullmatch(line, mine.outputs[0].data["text/plain"])
     assert len(cells) > 50 and errors == []
     shown = notebook.cell("timeline(run)")
     assert shown.locator("img, svg").count() >= 1
@@ -185,7 +205,9 @@ def test_a_chapter_runs_top_to_bottom(browser: Any, running: Lab, name: str) -> 
         pytest.skip("not run: takes minutes; CI=true runs all chapters in the browser")
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     errors = faults(page)
-    assert_ran(Notebook(page, running, f"{name}.ipynb").run_all(CHAPTER_SECONDS))
+    cells = Notebook(page, running, f"{name}.ipynb").run_all(CHAPTER_SECONDS)
+    assert_ran(cells)
+    assert_says_what_is_not_written(cells)
     assert errors == []
     page.close()
 
@@ -263,26 +285,41 @@ def test_a_cell_that_does_not_end_is_interrupted_and_says_where_everybody_was(be
     assert notebook.run(notebook.cell("and on it goes")).strip() == "42 and on it goes"
 
 
-def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab) -> None:
+@pytest.fixture
+def exercise(running: Lab) -> Iterator[Path]:
+    """The learner's file of an exercise; afterwards it is the stub again."""
+    file = running.course / "exercises" / "average_gradients.py"
+    yield file
+    shutil.copy(ROOT / "exercises" / file.name, file)
+
+
+def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, exercise: Path) -> None:
     wrong = find(ROOT, "average_gradients/touches_frozen")
     assert wrong is not None
-    target = running.course / "exercises" / "average_gradients.py"
+    go_on = running.course / "go on"
     for file in (running.course / ".lockstep").glob("progress*"):
         file.unlink()
     notebook = bench("%check average_gradients", "%course 01_internals")
     cell = notebook.cell("%check average_gradients")
-    target.write_text(wrong.text, encoding="utf-8")
+    gate = f"\n\nimport os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.05)\n"
+    exercise.write_text(wrong.text + gate, encoding="utf-8")
+    notebook.start(cell)
+    cell.get_by_text(f"0 of {Course(running.course).count_checks(exercise.stem)} checks").wait_for()
+    go_on.touch()
+    cell.get_by_text(re.compile(r"of \d+ · ")).wait_for(timeout=CELL_SECONDS * 1000)
+    exercise.write_text(wrong.text, encoding="utf-8")
     said = notebook.run(cell)
     assert "✓" in said and "✗" in said and "Traceback" not in said
     assert re.search(r"^ *exercises/average_gradients\.py:\d+ ", said, re.MULTILINE), "a path that one can read"
     picture(cell, "check")
-    shutil.copy(ROOT / "exercises" / "average_gradients.py", target)
+    shutil.copy(ROOT / "exercises" / "average_gradients.py", exercise)
     said = notebook.run(cell)
     assert "✗" in said and "✓" not in said, "a stub passes nothing"
     assert running.progress()["exercises"]["average_gradients"]["passed"] is False
-    shutil.copy(ROOT / "solutions" / "average_gradients.py", target)
+    shutil.copy(ROOT / "solutions" / "average_gradients.py", exercise)
     said = notebook.run(cell)
-    assert "✓" in said and "✗" not in said
+    assert "✓" in said and "✗" not in said and "then ring_all_reduce: %check ring_all_reduce" in said
+    assert (cell.locator("p", has_text="Next: ").locator("a").get_attribute("href") or "").find("01_internals") >= 0
     assert running.progress()["exercises"]["average_gradients"]["passed"] is True
     there = notebook.cell("%course 01_internals")
     assert "you are here" in notebook.run(there)

@@ -234,6 +234,9 @@ def test_what_cannot_be_drawn_says_what_is_missing(run: ranks.Run) -> None:
         timeline(ran(step.format("")))
     with pytest.raises(ValueError, match="--timeline"):
         timeline(ran(step.format('mark("end")'), ends=False))
+    with pytest.raises(ValueError, match="no run to draw"):
+        timeline(None)
+    assert [panel.title for panel in timeline(run, None, titles=("made", "not made")).panels] == ["made"]
     with pytest.raises(ValueError, match="titles"):
         timeline(run, run, titles=("one",))
     after = timeline(ran(step.format('mark("end"); d.all_reduce(torch.ones(2))')))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.command_line import at_terminal, call, plain
+from support.command_line import at_terminal, call, plain, screen
 from support.tiny_course import make_course
 
 from lockstep.commands import lab
@@ -63,11 +63,28 @@ def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path) -> None:
 
 def test_a_check_is_as_wide_as_the_terminal() -> None:
     words = set(call("check", "--submission", "setup_ddp/waits_on_rank_0").stdout.split())
-    shown = at_terminal(60, "check", "--submission", "setup_ddp/waits_on_rank_0")
-    outside = [line for line in plain(shown).splitlines() if len(line) > 60 and "/" not in line]
+    shown = screen(at_terminal(60, "check", "--submission", "setup_ddp/waits_on_rank_0"))
+    outside = [line for line in shown.splitlines() if len(line) > 60 and "/" not in line]
     assert outside == [] and "rank 0 ←  waits in barrier #1" in shown
-    own = {word for word in plain(shown).split() if word.isalpha()}
+    own = {word for word in shown.split() if word.isalpha()}
     assert own <= words, "no word is broken"
+
+
+def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    """At a terminal a line counts the checks; in a pipe, even a coloured one, there is none."""
+    course = make_course(tmp_path)
+    where = {"LOCKSTEP_COURSE": str(course.root)}
+    arguments = ("check", "add", "--submission", str(course.solutions))
+    said = at_terminal(60, *arguments, **where)
+    counted = [int(number) for number in re.findall(r"(\d) of 2 checks · \d+ s · Ctrl-C stops", said)]
+    assert counted == sorted(counted) and counted[0] == 0
+    assert said.index("0 of 2 checks") < said.index("✓ Both ranks") < said.index("✓ Nothing is printed")
+    piped = call(*arguments, **where, FORCE_COLOR="").stdout
+    seconds = re.compile(r"\d+\.\d s")
+    assert seconds.sub("", screen(said)).strip() == seconds.sub("", piped).strip()
+    assert "\x1b[?25h" in said, "the cursor is back"
+    coloured = call(*arguments, **where, FORCE_COLOR="1", NO_COLOR="").stdout
+    assert "Ctrl-C" not in coloured and "\r" not in coloured and "\x1b[32m" in coloured
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 96])

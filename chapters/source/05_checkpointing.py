@@ -1664,8 +1664,13 @@ else:
     options = "--parsable", "--output=saved/train.log"
     number = slurm.run("sbatch", *options, str(yours / "train.sbatch"), "--epochs=5").strip()
     job = slurm.wait(number, 55)
-    right = re.findall(r"test accuracy ([\d.]+)", Path("saved/train.log").read_text())
-    print(job.state, "on", job.nodes, "- digits right: more than", int(10 * float(right[-1])) * 10, "%")
+    said = Path("saved/train.log").read_text()
+    if right := re.findall(r"test accuracy ([\d.]+)", said):
+        percent = int(10 * float(right[-1])) * 10
+        print(job.state, "on", job.nodes, "- digits right: more than", percent, "%")
+    else:
+        print(job.state, "- nothing trained yet · exercises/train.sbatch · %hint train")
+        print(said[-300:])
     slurm.close()
 
 # %% [markdown]

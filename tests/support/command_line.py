@@ -55,6 +55,24 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
+def screen(text: str) -> str:
+    """What is left on the terminal: without colours, and without the line that was erased and written again."""
+    lines, row, fresh = [""], 0, False
+    for part in re.split(r"(\n|\r|\x1b\[[0-9;?]*[A-Za-z])", text):
+        if part == "\n":
+            row, fresh = row + 1, False
+            lines += [""] * (row == len(lines))
+        elif part == "\r":
+            fresh = True  # what follows writes over what is there
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part and not part.startswith("\x1b"):
+            lines[row], fresh = (part if fresh else lines[row] + part), False
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def only(text: str) -> dict[str, Any]:
     """The one JSON object that stdout holds, and nothing else."""
     lines = text.strip().splitlines()

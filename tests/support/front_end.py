@@ -27,7 +27,7 @@ SCREENSHOTS = os.environ.get("LOCKSTEP_SCREENSHOTS")
 
 @dataclass
 class Lab:
-    """A running server. `course` is its own copy of the course, with every exercise solved."""
+    """A running server. `course` is its own copy of the course, as a learner gets it: no exercise is written."""
 
     course: Path
     address: str
@@ -49,7 +49,6 @@ def lab(folder: Path) -> Iterator[Lab]:
     course = folder / "course"
     for part in ("autograder", "chapters", "exercises"):
         shutil.copytree(ROOT / part, course / part, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    shutil.copytree(ROOT / "solutions", course / "exercises", dirs_exist_ok=True)
     (folder / "home").mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "JUPYTER"))}
     environment |= {

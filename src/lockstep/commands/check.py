@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+
+from rich.console import RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
 
 from .. import ranks
 from ..course import Course, CourseError, progress
@@ -18,21 +25,25 @@ from ..grading.text import BROKE, Worth
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import shared
 from .console import console
-from .terminal import show_check, show_score
+from .terminal import show_check, show_next, show_score
 
 
 def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
     """Grade, show, record; returns the exit code."""
     for name in request.exercises:
         locate(course, name, request)  # say what is missing before anything runs
-    report = _grade(course, request, None if as_json else _Shower())
-    if request.submission is None and request.device == "cpu":
-        for result in report.exercises:
-            progress.record(course, result.name, result.score, result.max_score)
+    shower = None if as_json else _Shower(sum(map(course.count_checks, request.exercises)))
+    with shower.live() if shower else nullcontext():
+        report = _grade(course, request, shower)
+    own = request.submission is None and request.device == "cpu"
+    for result in report.exercises if own else ():
+        progress.record(course, result.name, result.score, result.max_score)
     if as_json:
         sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
     else:
         _conclude(report)
+        if own:
+            show_next(course, report)
     return report.exit_code
 
 
@@ -62,22 +73,42 @@ def _grade(course: Course, request: GradeRequest, on_check: OnCheck | None) -> R
 
 
 class _Shower:
-    """Shows checks as they conclude, under their exercise's name, until the pipe's reader has seen enough."""
+    """Shows checks as they conclude, under their exercise's name, until the pipe's reader has seen enough.
 
-    def __init__(self) -> None:
+    At a terminal the line below them says that something goes on. It is gone when the grading is over.
+    """
+
+    def __init__(self, of: int) -> None:
+        self.of, self.done, self.began = of, 0, time.monotonic()
         self.exercise = ""
         self.worth = Worth()
         self.closed = False
+        self.console = console()
+        self.spinner = Spinner("dots", style="cyan")
+
+    def live(self) -> AbstractContextManager[object]:
+        """The line that moves; nothing in a pipe, even in one that takes colours."""
+        if not (sys.stdout.isatty() and self.console.is_interactive):
+            return nullcontext()
+        return Live(self, console=self.console, transient=True, refresh_per_second=8)
+
+    def __rich__(self) -> RenderableType:
+        seconds = time.monotonic() - self.began
+        said = Text(f"{self.done} of {self.of} checks · {seconds:.0f} s · Ctrl-C stops", style="dim")
+        said.truncate(self.console.width - 4, overflow="ellipsis")
+        self.spinner.update(text=said)
+        return self.spinner.render(self.console.get_time())
 
     def __call__(self, exercise: str, result: CheckResult) -> None:
+        self.done += 1
         if self.closed:
             return
         try:
             if exercise != self.exercise:
-                console().print(f"\n[bold]{exercise}[/bold]")
+                self.console.print(f"\n[bold]{exercise}[/bold]")
                 self.exercise, self.worth = exercise, Worth()
             if self.worth(result):
-                show_check(result, exercise)
+                show_check(result, exercise, self.console)
         except BrokenPipeError:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

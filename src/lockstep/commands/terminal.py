@@ -9,20 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from ..course import Course, progress
-from ..course.standing import CourseStanding, standing
+from ..course.standing import CourseStanding, next_up, standing
 from ..grading.text import WIDTH, check_text, is_unwritten
-from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult
+from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from ..ranks.text import fit
 from .console import console, painted, width
 
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 
-def show_check(check: CheckResult, exercise: str) -> None:
+def show_check(check: CheckResult, exercise: str, on: Console) -> None:
     """One check, its mark and name coloured."""
     said = painted(check_text(check, exercise, min(width(), WIDTH)))
     end = len(said.plain) if is_unwritten(check) else (said.plain + "\n").index("\n")
     said.stylize(STYLES[check.outcome] if not is_unwritten(check) else "yellow", 0, end)
-    console().print(said)
+    on.print(said)
 
 
 def show_score(result: ExerciseResult) -> None:
@@ -30,6 +31,13 @@ def show_score(result: ExerciseResult) -> None:
     style = "bold green" if result.passed else "bold"
     line = f"{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s"
     console().print(Text(line, style=style))
+
+
+def show_next(course: Course, report: Report) -> None:
+    """After a pass, what comes next."""
+    coming = next_up(course, report.exercises[-1].name) if report.passed else None
+    if coming is not None:
+        console().print(painted(fit(coming.said("./lockstep check"), width())))
 
 
 def show_markdown(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,6 +81,10 @@ class Course:
     def checks(self, name: str) -> Path:
         """The pytest file of an exercise: `autograder/test_NAME.py`, or `autograder/GROUP/test_NAME.py` in a group."""
         return (self.autograder / name).with_name(f"test_{leaf(name)}.py")
+
+    def count_checks(self, name: str) -> int:
+        """How many checks an exercise has, counted in their file without importing it."""
+        return len(re.findall(r"^def test_", self.checks(name).read_text(encoding="utf-8"), re.MULTILINE))
 
     def scenario(self, name: str) -> Path:
         """What runs on the ranks for that exercise: its own file, or that of its whole group."""

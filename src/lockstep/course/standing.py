@@ -50,6 +50,60 @@ class CourseStanding:
     here: tuple[str, str] | None
 
 
+@dataclass(frozen=True)
+class NextUp:
+    """What is not done yet: the section that comes first, and the exercise that does (in that section or later).
+
+    `here` is set when that section is the one just left: its question is still open.
+    """
+
+    number: int
+    section: str
+    exercise: str
+    is_there: bool
+    here: bool
+
+    def said(self, check: str) -> str:
+        """A line, for a place where `check` grades an exercise: `./lockstep check`, `%check`."""
+        place = f'chapter {self.number}, "{self.section}"'
+        command = f"{check} {self.exercise}"
+        if self.is_there:
+            return f"Next: {self.exercise}, {place} · {command}"
+        then = f" · then {self.exercise}: {command}" if self.exercise else ""
+        return f"Next: {'the question in ' if self.here else ''}{place}{then}"
+
+
+def next_up(course: Course, exercise: str) -> NextUp | None:
+    """The first thing after this exercise, in reading order, that is not done; after the last one, from the beginning.
+
+    None when all is done, and when no chapter has this exercise or one cannot be read.
+    """
+    known = progress.load(course)
+    try:
+        chapters = outlines(course)
+    except CourseError:
+        return None
+    things = [
+        (chapter, section, name)
+        for chapter in chapters
+        for section in chapter.sections
+        for name in (*section.exercises, *section.quizzes)
+    ]
+    at = next((n for n, (_, _, name) in enumerate(things) if name == exercise), None)
+    if at is None:
+        return None
+    done = {name for name, one in known.exercises.items() if one.passed}
+    done |= {key for key, answer in known.quizzes.items() if answer == progress.RIGHT}
+    behind = {name for name, state in known.chapters.items() if state == progress.COMPLETE}
+    left = [one for one in things[at + 1 :] + things[:at] if one[2] not in done and one[0].name not in behind]
+    if not left:
+        return None
+    chapter, section, _ = left[0]
+    upcoming = next((name for _, section, name in left if name in section.exercises), "")
+    is_there, here = upcoming in section.exercises, section is things[at][1]
+    return NextUp(chapter.number, section.title.replace("`", ""), upcoming, is_there, here)
+
+
 def standing(course: Course, known: progress.Progress | None = None) -> CourseStanding:
     """Where the learner is now, or with `known` done. Raises CourseError when a chapter cannot be read."""
     known = known or progress.load(course)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..course import CourseError, find
+from ..course.course import leaf
 from ..course.runs import READ_ON
-from ..grading.text import BROKE, Worth, is_unwritten, report_text
-from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text
+from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
 from ..ranks.report import Cause, Waiting
 from ..ranks.words import names
@@ -119,14 +120,34 @@ def _code(cause: Cause) -> str:
     return f'<div class="ls-code">{"".join(shown)}</div>'
 
 
+def unwritten_card(run: Run) -> Card | None:
+    """For a run that came to a stub which nobody has touched: one line, as its check has it. None for all others."""
+    error = run.cause.error if run.cause is not None else None
+    if error is None or error.type != "NotImplementedError" or error.frame is None:
+        return None
+    try:
+        course = find()
+    except CourseError:
+        return None
+    file = Path(error.frame.file).resolve()
+    name = file.relative_to(course.exercises).with_suffix("").as_posix() if course.exercises in file.parents else ""
+    if name not in course.names or not error.message.startswith(f"{leaf(name)}: "):
+        return None
+    shown = file.relative_to(course.root).as_posix()
+    found = Diagnosis(UNWRITTEN, "Nothing is written here yet.", file=shown, line=error.frame.line)
+    check = CheckResult(name, name, CheckOutcome.FAILED, found)
+    return Card(f'<div class="ls-card">{_failed(check, name)}</div>', check_text(check, name, hint=HINT).strip())
+
+
 # A grading ------------------------------------------------------------------------------------------------------------
 
 
-def report_card(report: Report) -> Card:
-    """A grading: what failed first, what passed and what was not run folded into a line each."""
+def report_card(report: Report, coming: str = "") -> Card:
+    """A grading: what failed first, what passed and what was not run folded into a line each; then what comes next."""
     parts = [_exercise(exercise) for exercise in report.exercises]
     parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
-    return Card("".join(parts), report_text(report, HINT))
+    parts += [f"<p>{_linked(coming)}</p>"] if coming else []
+    return Card("".join(parts), "\n\n".join(filter(None, (report_text(report, HINT), coming))))
 
 
 def _exercise(result: ExerciseResult) -> str:

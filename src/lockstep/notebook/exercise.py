@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -10,10 +9,12 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import Markdown, display
 
 from ..course import Course, CourseError, find, hints, progress
+from ..course.standing import next_up
 from ..grading.request import GradeRequest
 from ..grading.worker import Worker
 from ..ranks import RanksError
 from .cards import report_card
+from .checking import Checking, is_compared
 
 _worker = Worker()
 
@@ -27,17 +28,20 @@ class ExerciseMagics(Magics):
         """Grade exercises: `%check train_ddp`."""
         course, names = _asked(line, "%check")
         try:
-            report = _worker.grade(course, GradeRequest(tuple(names)))
+            with Checking(course, names) as output:
+                report = _worker.grade(course, GradeRequest(tuple(names)), output)
         except CourseError as error:
             raise UsageError(str(error)) from None
         except RanksError as error:
             raise UsageError(
                 f"Lockstep could not run this check: {error}. ./lockstep doctor looks at this machine."
             ) from None
-        if not os.environ.get("LOCKSTEP_SUBMISSION"):
+        coming = None
+        if not is_compared():
             for result in report.exercises:
                 progress.record(course, result.name, result.score, result.max_score)
-        display(report_card(report))
+            coming = next_up(course, names[-1]) if report.passed else None
+        output.end(report_card(report, coming.said("%check") if coming else ""))
 
     @line_magic
     def hint(self, line: str) -> None:

@@ -21,7 +21,7 @@ from IPython.display import display
 from .. import cluster, ranks
 from ..ranks import Kind, Run, text
 from ..ranks.line_buffer import LineBuffer
-from .cards import run_card
+from .cards import run_card, unwritten_card
 
 HOLD_BACK_SECONDS = 0.5
 EXPECTATIONS = tuple(kind.value.replace(" ", "-") for kind in Kind)
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--hosts", action="store_true", help="do not run without hosts of their own for the nodes")
     options.add_argument("--bandwidth", metavar="RATE", help="let the ranks share a link this slow, such as 1gbit")
     options.add_argument("--timeout", type=float, default=60.0, help="end a run that takes longer, in seconds")
-    options.add_argument("--into", metavar="NAME", help="keep the run's result in this variable; None: not run")
+    options.add_argument("--into", metavar="NAME", help="keep the run's result in this variable; None: nothing ran")
     options.add_argument(
         "--expect", choices=EXPECTATIONS, help="this cell is meant to end so; anything else is an error"
     )
@@ -147,13 +147,18 @@ class RanksMagic(Magics):
         except ranks.RanksError as error:
             raise RanksFailed(f"{error}. ./lockstep doctor looks at this machine.") from None
         output.close()
+        stub = unwritten_card(result)
+        if stub is not None:
+            display(stub)
+            self._keep(options.into, None)
+            return
         self._keep(options.into, result)
         if options.watch_replicas:
             print(text.replicas(result))
         self._conclude(result, (options.expect or "").replace("-", " "))
 
     def _keep(self, name: str | None, result: Run | None) -> None:
-        """Put the run's result into the reader's variable; None means that the cell was not run."""
+        """Put the run's result into the reader's variable; None means not run, or only to a stub's first line."""
         if name and self.shell is not None:
             self.shell.user_ns[name] = result
 

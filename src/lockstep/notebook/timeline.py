@@ -120,16 +120,18 @@ class Timeline:
         return {"traceEvents": _trace_events(self.panels), "displayTimeUnit": "ms"}
 
 
-def timeline(run: Run, *more: Run, titles: tuple[str, ...] = (), step: int | None = None) -> Timeline:
-    """The timeline of one run, or of several under each other.
+def timeline(*runs: Run | None, titles: tuple[str, ...] = (), step: int | None = None) -> Timeline:
+    """The timeline of one run, or of several under each other. A run that is None was not made, and is left out.
 
     Raises ValueError when a run was recorded without `--timeline` or has no marks to tell its steps by.
     """
-    runs = (run, *more)
     names = titles or tuple("" for _ in runs)
     if len(names) != len(runs):
         raise ValueError(f"{len(runs)} runs and {len(names)} titles")
-    return Timeline(tuple(_panel(one, name, step) for one, name in zip(runs, names, strict=True)))
+    made = [(one, name) for one, name in zip(runs, names, strict=True) if one is not None]
+    if not made:
+        raise ValueError("no run to draw: run the cell above that makes it")
+    return Timeline(tuple(_panel(one, name, step) for one, name in made))
 
 
 def _panel(run: Run, title: str, step: int | None) -> Panel:
