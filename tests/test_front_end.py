@@ -1,6 +1,6 @@
 """The course in the real JupyterLab, in a real browser: what a learner does on the first evening.
 
-The server is started as `./lockstep lab` does it, on a copy of the course. Running all five chapters takes some minutes,
+The server is started as `./lockstep lab` does it, on a copy of the course. Running all chapters takes some minutes,
 so outside CI (CI=true) only the first is run; the others say so. LOCKSTEP_SCREENSHOTS=docs/images makes the README's
 pictures anew.
 """
