@@ -89,7 +89,8 @@ def test_a_claim_is_one_short_sentence() -> None:
 @pytest.mark.parametrize("name", chapters.names())
 def test_every_chapter_keeps_claims_and_each_place_is_exact(name: str) -> None:
     cited = [place for entry in claims.read(ROOT).claims for place in entry.places if place.chapter == name]
-    assert len(cited) > 20
+    later = ("06_beyond_ddp",)  # none of the three texts that the course began from tells of its subject
+    assert len(cited) > 20 or name in later
     assert all(place.mark for place in cited), "a claim's place is a cell or a sentence, never a whole section"
 
 

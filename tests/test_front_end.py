@@ -1,7 +1,7 @@
 """The course in the real JupyterLab, in a real browser: what a learner does on the first evening.
 
 The server is started as `./lockstep lab` does it, on a copy of the course in which no exercise is written: Run All has to
-reach the end of every chapter all the same. Running all five takes some minutes, so outside CI (CI=true) only the first is
+reach the end of every chapter all the same. Running all of them takes some minutes, so outside CI (CI=true) only the first is
 run; the others say so. LOCKSTEP_SCREENSHOTS=docs/images makes the README's pictures anew.
 """
 

@@ -256,3 +256,22 @@ def test_bars_are_as_long_as_their_values_and_take_no_markup() -> None:
     for wrong in ({}, {"x": -1.0}):
         with pytest.raises(ValueError):
             bars(wrong)
+
+
+def test_stacked_bars_have_a_part_for_each_value_and_a_table_as_text() -> None:
+    from lockstep.notebook.bars import stacked
+
+    picture = stacked({"DDP": {"a <b>": 2.0, "c": 1.0}, "half": {"c": 0.5}}, unit="MB", title="each rank")
+    html = picture._repr_html_()
+    bars = re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)" height="18"', html)
+    (first, two), (second, one), (_, none), (third, half) = [(float(x), float(width)) for x, width in bars]
+    assert second == pytest.approx(first + two) and two == pytest.approx(2 * one, abs=0.2)
+    assert none == 0 and third == first and half == pytest.approx(one / 2, abs=0.2)
+    assert "<b>" not in html and "a &lt;b&gt;" in html and "3.0 MB" in html and html.startswith('<svg data-measured=""')
+    assert [line.split() for line in repr(picture).splitlines()[1:]] == [
+        ["DDP", "2.0", "1.0", "MB"],
+        ["half", "0.0", "0.5", "MB"],
+    ]
+    for wrong in ({}, {"x": {}}, {"x": {"a": -1.0}}, {"x": dict.fromkeys("abcdefg", 1.0)}):
+        with pytest.raises(ValueError):
+            stacked(wrong)

@@ -1334,7 +1334,8 @@ for parameters in (1e8, 1e9, 7e9):
 # %% [markdown]
 # So: **DDP while it fits, then FSDP2.** Use tensor parallelism when a single layer is too large for a GPU, and pipelines
 # when the model has to span nodes with slow links between them. Memory decides which of them you need; the number of
-# ranks decides how much of the communication you can still hide ("The roofline").
+# ranks decides how much of the communication you can still hide ("The roofline"). In chapter 6 you measure what each rank
+# holds and sends, and shard by hand.
 
 # %%
 quiz("04_optimization/zero")

@@ -1,5 +1,7 @@
 """Bars of what a cell has measured: `bars({"with": 0.41, "without": 0.31}, unit="s")` shows them in a notebook.
 
+`stacked({"alone": {"parameters": 3.5, "gradients": 3.5}}, unit="MB")` divides each bar into its parts.
+
 The numbers differ in every run, so the picture is marked as measured: comparisons of outputs ignore it
 (`chapters/nbval_sanitize.cfg`), and what can be compared is printed beside it.
 """
@@ -10,6 +12,7 @@ import html
 from collections.abc import Mapping
 
 WIDTH, ROW, LABEL, VALUE = 720, 26, 230, 90
+COLOURS = ("#4c78a8", "#e0a13a", "#5f9e6e", "#b279a2", "#d1605e", "#8c8c8c")
 
 
 class Bars:
@@ -48,3 +51,63 @@ def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
     if min(values.values()) < 0:
         raise ValueError(f"a bar cannot be negative: {dict(values)}")
     return Bars(values, unit, title)
+
+
+class Stacked:
+    """A picture of horizontal bars, each of which consists of parts; as a text, the table of the same numbers."""
+
+    def __init__(self, rows: Mapping[str, Mapping[str, float]], unit: str, title: str) -> None:
+        self.rows = {name: dict(parts) for name, parts in rows.items()}
+        self.parts = list(dict.fromkeys(part for parts in self.rows.values() for part in parts))
+        self.unit, self.title = unit, title
+
+    def __repr__(self) -> str:
+        widths = [max(len(part), 6) for part in self.parts]
+        lines = [
+            f"{self.title:26}" + "".join(f"  {part:>{width}}" for part, width in zip(self.parts, widths, strict=True))
+        ]
+        for name, parts in self.rows.items():
+            cells = [f"  {parts.get(part, 0.0):{width}.1f}" for part, width in zip(self.parts, widths, strict=True)]
+            lines.append(f"{name:26}{''.join(cells)}  {self.unit}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        most = max((sum(parts.values()) for parts in self.rows.values()), default=0.0) or 1.0
+        height = ROW * (len(self.rows) + 2)
+        lines = [f'<text x="0" y="16" font-weight="600" fill="currentColor">{html.escape(self.title)}</text>']
+        left = 0.0
+        for part, colour in zip(self.parts, COLOURS, strict=False):
+            lines += [
+                f'<rect x="{left:.0f}" y="{ROW + 5}" width="12" height="12" rx="2" fill="{colour}"/>',
+                f'<text x="{left + 17:.0f}" y="{ROW + 16}" fill="currentColor">{html.escape(part)}</text>',
+            ]
+            left += 40 + 7.5 * len(part)
+        for number, (name, parts) in enumerate(self.rows.items(), 2):
+            top, left = ROW * number, float(LABEL)
+            lines.append(f'<text x="0" y="{top + 16}" fill="currentColor">{html.escape(name)}</text>')
+            for part, colour in zip(self.parts, COLOURS, strict=False):
+                length = (WIDTH - LABEL - VALUE) * parts.get(part, 0.0) / most
+                lines.append(
+                    f'<rect x="{left:.1f}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" fill="{colour}">'
+                    f"<title>{html.escape(part)}: {parts.get(part, 0.0):.3g} {html.escape(self.unit)}</title></rect>"
+                )
+                left += length
+            shown = f"{sum(parts.values()):.1f} {html.escape(self.unit)}"
+            lines.append(f'<text x="{left + 8:.1f}" y="{top + 16}" fill="currentColor">{shown}</text>')
+        return (
+            f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+            f'style="max-width:100%" role="img" aria-label="{html.escape(self.title)}" '
+            f'font-family="sans-serif" font-size="13">{"".join(lines)}</svg>'
+        )
+
+
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "") -> Stacked:
+    """A picture of these rows and their parts. Raises ValueError when there is nothing to draw, or too many parts."""
+    picture = Stacked(rows, unit, title)
+    if not picture.parts:
+        raise ValueError("there is nothing to draw")
+    if len(picture.parts) > len(COLOURS):
+        raise ValueError(f"{len(picture.parts)} parts, and only {len(COLOURS)} colours")
+    if any(value < 0 for parts in picture.rows.values() for value in parts.values()):
+        raise ValueError(f"a bar cannot be negative: {picture.rows}")
+    return picture

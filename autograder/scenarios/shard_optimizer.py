@@ -1,0 +1,71 @@
+"""On the ranks: `ShardedOptimizer` is given parameters and gradients that were drawn. Nothing is judged here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lockstep.grading.on_rank import join, mark, observe
+
+
+def steps(
+    submission,
+    parameters: list[torch.Tensor],
+    gradients: list[list[torch.Tensor | None]],
+    optimizer: str,
+    groups: list[list[int]],
+    options: list[dict[str, Any]],
+    rates: list[list[float]],
+    **defaults: Any,
+) -> None:
+    """Some steps. `gradients[step]` has one for each parameter, the same on all ranks, as DDP leaves them.
+
+    `groups` are the parameters' numbers by group, with the groups' own `options`; without any, the parameters are given as
+    `Module.parameters()` gives them. `rates[step]` is what a schedule sets before that step, for each group.
+    """
+    device = join()
+    made: list[torch.optim.Optimizer] = []
+
+    class Kept(getattr(torch.optim, optimizer)):
+        """The optimizer that was asked for, which can be found again."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    own = [nn.Parameter(tensor.clone().to(device)) for tensor in parameters]
+    given = [{"params": [own[n] for n in group], **more} for group, more in zip(groups, options, strict=True)]
+    sharded = submission.ShardedOptimizer(given or (one for one in own), Kept, **defaults)
+    observe("rates", [group["lr"] for group in sharded.param_groups])
+    after, left = [], []
+    for step, drawn in enumerate(gradients):
+        for parameter, gradient in zip(own, drawn, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient.clone().to(device)
+        if rates:
+            for group, rate in zip(sharded.param_groups, rates[step], strict=False):  # their number is observed
+                group["lr"] = rate
+        mark("step")
+        sharded.step()
+        mark("end")
+        after.append([parameter.detach().clone() for parameter in own])
+        sharded.zero_grad()
+        left.append([number for number, parameter in enumerate(own) if parameter.grad is not None])
+        for parameter in own:
+            parameter.grad = None  # what was left must not reach the next step
+    observe("parameters", after)
+    observe("gradients left", left)
+    observe("state", state_of(made, own))
+    observe("optimizers", len(made))
+
+
+def state_of(made: list[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> list[int]:
+    """The bytes of state that this rank has for each parameter, and last, for tensors that are none of them."""
+    number = {parameter: index for index, parameter in enumerate(parameters)}
+    found = [0] * (len(parameters) + 1)
+    for optimizer in made:
+        for parameter, state in optimizer.state.items():
+            found[number.get(parameter, -1)] += sum(one.nbytes for one in state.values() if torch.is_tensor(one))
+    return found

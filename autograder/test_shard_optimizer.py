@@ -1,0 +1,347 @@
+"""What `ShardedOptimizer` has to do.
+
+    ShardedOptimizer(params, optimizer_class, **defaults)    .param_groups    .step()    .zero_grad()
+
+Every rank is given the same parameters and, before each step, the same gradients, as DDP leaves them. Both were drawn
+here, so one plain optimizer for all parameters says what has to come out. The class that is handed over can be found
+again: whose state a rank keeps is counted there. What is sent is read from the recorded collectives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.grading import (
+    EXACT,
+    Diagnosis,
+    Each,
+    Grader,
+    Hypothesis,
+    Run,
+    Tolerance,
+    difference,
+    evidence,
+    names,
+)  # fmt: skip
+
+# Three large ones, where numbering the owners in turn gives all of them to rank 0, on two ranks and on three; and so
+# many small ones behind them that half of the *number* is not half of the elements.
+LARGE, SMALL = (40, 30), [(7, 5), (11,), (3, 6), (9,), ()]
+SHAPES = [LARGE if n in (0, 6, 12) else SMALL[n % len(SMALL)] for n in range(27)]
+SIZES = [math.prod(shape) for shape in SHAPES]
+WITHOUT = 4  # never has a gradient, and weight decay would move it
+LATE = 7  # has none in step 0
+STEPS = 3
+WORLDS = (2, 3)
+OPTIONS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
+CLOSE = Tolerance(relative=1e-5, absolute=1e-6)
+
+CLASS = r"class ShardedOptimizer"
+MAKE = r"optimizer_class\( || optimizer_class || " + CLASS
+OWNERS = r"owner.* = || sorted\( || numel || % || " + MAKE
+SEND = r"broadcast || all_gather || all_reduce || scatter || def step"
+LOCAL = r"\.step\( || def step"
+GRAD = r"\.grad\b || " + LOCAL
+GROUPS = r"param_groups || params\"\] || " + MAKE
+ZERO = r"\.grad = None || zero_grad\( || def zero_grad"
+
+Steps = list[list[torch.Tensor]]
+
+
+class Played:
+    """Parameters and gradients as drawn, and how the submission's steps with them went."""
+
+    def __init__(
+        self,
+        grader: Grader,
+        purpose: str,
+        world_size: int,
+        shapes: list[tuple[int, ...]],
+        optimizer: str = "SGD",
+        groups: list[list[int]] | None = None,
+        options: list[dict[str, Any]] | None = None,
+        rates: list[list[float]] | None = None,
+        **defaults: Any,
+    ) -> None:
+        generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+        self.initial = [torch.randn(shape, generator=generator) for shape in shapes]
+        self.gradients: list[list[torch.Tensor | None]] = [
+            [torch.randn(shape, generator=generator) for shape in shapes] for _ in range(STEPS)
+        ]
+        if shapes is SHAPES:
+            for step, drawn in enumerate(self.gradients):
+                drawn[WITHOUT] = None
+                drawn[LATE] = drawn[LATE] if step else None
+        self.optimizer, self.defaults = getattr(torch.optim, optimizer), defaults
+        self.groups, self.options, self.rates = groups or [], options or [], rates or []
+        self.world_size, self.payload = world_size, sum(4 * tensor.numel() for tensor in self.initial)
+        self.run = grader.run(
+            "steps",
+            world_size,
+            parameters=self.initial,
+            gradients=self.gradients,
+            optimizer=optimizer,
+            groups=self.groups,
+            options=self.options,
+            rates=self.rates,
+            **defaults,
+        )
+        self.seen: list[Steps] = self.run.observed("parameters")
+        self.state: list[list[int]] = self.run.observed("state")
+
+    def plain(
+        self,
+        defaults: dict[str, Any] | None = None,
+        scale: float = 1.0,
+        zeros: bool = False,
+        grouped: bool = True,
+        scheduled: bool = True,
+    ) -> Steps:
+        """All parameters after each step of one optimizer; or with a mistake: other options, other gradients, no groups."""
+        own = [torch.nn.Parameter(tensor.clone()) for tensor in self.initial]
+        options = self.options if grouped else [{} for _ in self.groups]
+        groups = [{"params": [own[n] for n in group], **more} for group, more in zip(self.groups, options, strict=True)]
+        optimizer = self.optimizer(groups or own, **(self.defaults if defaults is None else defaults))
+        after = []
+        for step, drawn in enumerate(self.gradients):
+            for group, rate in zip(optimizer.param_groups, self.rates[step] if self.rates and scheduled else ()):  # noqa: B905
+                group["lr"] = rate
+            for parameter, gradient in zip(own, drawn, strict=True):
+                parameter.grad = gradient * scale if gradient is not None else None
+                if zeros and gradient is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            after.append([parameter.detach().clone() for parameter in own])
+        return after
+
+    def owned(self, rank: int) -> list[bool]:
+        """Which parameters this rank keeps state of."""
+        return [nbytes > 0 for nbytes in self.state[rank][:-1]]
+
+    def kept(self, right: Steps, rank: int, owner: int) -> Steps:
+        """What a rank has after each step if only what `owner` updates arrives, besides what it updates itself."""
+        arrives = [a or b for a, b in zip(self.owned(rank), self.owned(owner), strict=True)]
+        return [
+            [new if came else old for new, old, came in zip(step, self.initial, arrives, strict=True)] for step in right
+        ]
+
+
+def main_run(grader: Grader, world_size: int = 3) -> Played:
+    """SGD with momentum and weight decay, on parameters of very different sizes."""
+    return Played(grader, "main", world_size, SHAPES, **OPTIONS)
+
+
+def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+    """Name what a failed run of this exercise usually means."""
+    cause = run.cause
+    assert cause is not None
+    if cause.error is not None and "empty parameter list" in cause.error.message:
+        return grader.diagnosis(
+            "owns-nothing",
+            f"{names(cause.ranks).capitalize()} raised {cause.error}. There were fewer parameters than ranks.",
+            of=cause.ranks,
+            at=cause.error.frame or MAKE,
+        )
+    if cause.error is not None and "leaf Variable" in cause.error.message:
+        return grader.diagnosis(
+            "writes-with-autograd",
+            f"{names(cause.ranks).capitalize()} raised {cause.error}",
+            of=cause.ranks,
+            at=cause.error.frame or SEND,
+        )
+    if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives)):
+        headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
+        said = f"{headline}. All ranks had the same parameters and the same gradients."
+        return grader.diagnosis("ranks-disagree-on-owners", said, evidence=evidence(run), of=cause.ranks, at=SEND)
+    return None
+
+
+def judge_steps(grader: Grader, played: Played, more: list[Hypothesis] | None = None) -> None:
+    """All parameters after each step on every rank, against one optimizer and what the usual mistakes give."""
+    right = played.plain()
+    world, ranks = played.world_size, range(played.world_size)
+    rate = {"lr": played.defaults["lr"]} if "lr" in played.defaults else {}
+    mistakes = [
+        Hypothesis("shard-not-sent", "That is where it started: what its owner made of it never arrived.",
+                   lambda: Each([played.kept(right, rank, rank) for rank in ranks]), SEND),
+        Hypothesis("sent-by-wrong-rank", "Only what rank 0 owns arrived; everything else is where it started.",
+                   lambda: Each([played.kept(right, 0, 0)] * world), SEND),
+        Hypothesis("averages-again", f"That comes from gradients that were divided by {world} once more.",
+                   lambda: played.plain(scale=1 / world), GRAD),
+        Hypothesis("averages-again", f"That comes from gradients that were multiplied by {world}: DDP's mean was summed.",
+                   lambda: played.plain(scale=world), GRAD),
+        Hypothesis("options-lost", f"That is what {played.optimizer.__name__} makes of it without the options, save lr.",
+                   lambda: played.plain(defaults=rate), MAKE),
+        Hypothesis("options-lost", f"That is what {played.optimizer.__name__} makes of it with its own defaults.",
+                   lambda: played.plain(defaults={}), MAKE),
+        Hypothesis("none-becomes-zero", "That is what weight decay makes of a parameter whose gradient is zero, not None.",
+                   lambda: played.plain(zeros=True), GRAD),
+        *(more or []),
+    ]  # fmt: skip
+    what = f"With {world} ranks, [step][parameter] of the parameters" if world > 1 else "With one rank, the parameter"
+    grader.explain(what, played.seen, right, mistakes, otherwise="wrong-sharded-step", at=LOCAL, tolerance=CLOSE)
+
+
+# The checks ----------------------------------------------------------------------------------------------------------
+
+
+def test_step(grader: Grader) -> None:
+    """a step gives every rank the parameters that one optimizer for all of them would"""
+    for world_size in WORLDS:
+        played = main_run(grader, world_size)
+        if not any(played.run.observed("optimizers")):
+            said = "No optimizer of the class that was passed was made on any rank."
+            grader.fail("optimizer-class-unused", said, at=MAKE)
+        judge_steps(grader, played)
+
+
+@pytest.mark.needs("test_step")
+def test_equal(grader: Grader) -> None:
+    """after a step the ranks have exactly the same parameters"""
+    seen = main_run(grader).seen
+    for rank in range(1, len(seen)):
+        if apart := difference(seen[rank], seen[0], EXACT):
+            said = (
+                f"[step][parameter] {apart.path} is {apart.right!r} on rank 0 and {apart.seen!r} on rank {rank}. "
+                "Both are nearly right, and they are not the same."
+            )
+            grader.fail("ranks-drift", said, of=[0, rank], at=SEND)
+
+
+@pytest.mark.needs("test_step")
+def test_state(grader: Grader) -> None:
+    """each parameter's state is on exactly one rank"""
+    for played in (main_run(grader, world_size) for world_size in WORLDS):
+        for rank, state in enumerate(played.state):
+            if state[-1]:
+                said = f"Rank {rank} has {state[-1]} bytes of state for tensors that are none of the parameters."
+                grader.fail("parameter-cut", said, of=[rank], at=MAKE)
+        for number, shape in enumerate(SHAPES):
+            having = [rank for rank in range(played.world_size) if played.owned(rank)[number]]
+            if len(having) > 1:
+                said = (
+                    f"Parameter {number}, of shape {tuple(shape)}, has state on {names(having)}. In all, the ranks keep "
+                    f"{sum(map(sum, played.state))} bytes of state; one optimizer for all parameters keeps "
+                    f"{played.payload - 4 * SIZES[WITHOUT]}."
+                )
+                grader.fail("state-not-sharded", said, of=having, at=MAKE)
+
+
+@pytest.mark.needs("test_state")
+def test_balance(grader: Grader) -> None:
+    """no rank's part is larger than an even share and the largest parameter"""
+    for played in (main_run(grader, world_size) for world_size in WORLDS):
+        ranks = range(played.world_size)
+        parts = [sum(n for n, own in zip(SIZES, played.owned(rank), strict=True) if own) for rank in ranks]
+        share = sum(SIZES) / played.world_size
+        said = (
+            f"The ranks own {', '.join(map(str, parts))} elements. An even share is {share:.0f}, and the largest parameter "
+            f"has {max(SIZES)}: no part may have more than {share + max(SIZES):.0f}."
+        )
+        too_large = [rank for rank in ranks if parts[rank] > share + max(SIZES)]
+        grader.fail_on(too_large, "parts-unbalanced", said, at=OWNERS)
+
+
+@pytest.mark.needs("test_step")
+def test_sent_once(grader: Grader) -> None:
+    """a step sends each parameter once"""
+    played = main_run(grader)
+    for step in range(STEPS):
+        calls = [
+            [call for call in played.run.collectives[rank] if start < call.number < end]
+            for rank in range(played.world_size)
+            for start, end in [_between(played.run, rank, step)]
+        ]
+        # A broadcast moves its tensor once, and all ranks name its size; a reduction moves it twice; in a gather each
+        # rank names what it brings.
+        sent = 0
+        for own in zip(*calls, strict=False):
+            if own[0].kind == "broadcast":
+                sent += own[0].nbytes
+            elif "reduce" in own[0].kind:
+                sent += 2 * own[0].nbytes
+            else:
+                sent += sum(call.nbytes for call in own)
+        if sent > 1.5 * played.payload:  # room for what makes parts equally long
+            kinds = sorted({call.kind for own in calls for call in own})
+            said = (
+                f"Step {step} moved {sent} bytes through {', '.join(kinds)}; the parameters are {played.payload} bytes."
+            )
+            grader.fail("step-sends-too-much", said, at=SEND)
+
+
+def _between(run: Run, rank: int, step: int) -> tuple[int, int]:
+    starts, ends = ([one.number for one in run.ranks[rank].marks if one.name == name] for name in ("step", "end"))
+    return starts[step], ends[step]
+
+
+@pytest.mark.needs("test_step")
+def test_zero_grad(grader: Grader) -> None:
+    """zero_grad sets every gradient to None, also those of other ranks' parameters"""
+    played = main_run(grader)
+    for rank, steps in enumerate(played.run.observed("gradients left")):
+        if left := steps[-1]:
+            own = [number for number in left if played.owned(rank)[number]]
+            whose = "some of them its own" if own else "all of them other ranks' parameters"
+            said = f"After zero_grad {len(left)} parameters still have a gradient on rank {rank}, {whose}."
+            grader.fail("gradients-left", said, of=[rank], at=ZERO)
+
+
+@pytest.mark.needs("test_step")
+def test_whole_parameters(grader: Grader) -> None:
+    """an optimizer that looks at a whole parameter makes the same of it"""
+    shapes = [(12, 10), (5, 9), (11, 3), (8, 8), (7,)]
+    played = Played(grader, "whole", 2, shapes, "Adafactor", lr=0.02, weight_decay=0.1)
+    right = played.plain()
+    grader.explain(
+        "With Adafactor, [step][parameter] of the parameters", played.seen, right,
+        [Hypothesis("options-lost", "That is what Adafactor makes of it with its own defaults.", lambda: played.plain({}), MAKE)],
+        otherwise="parameter-cut", at=OWNERS, tolerance=CLOSE,
+    )  # fmt: skip
+
+
+@pytest.mark.needs("test_step")
+def test_groups(grader: Grader) -> None:
+    """each parameter group keeps its own options"""
+    shapes = [(6, 5), (7, 4), (8, 3), (5,), (4,), (3,)]
+    groups, options = [[0, 1, 2], [3, 4, 5]], [{"weight_decay": 0.3}, {"lr": 0.2, "weight_decay": 0.0}]
+    played = Played(grader, "groups", 2, shapes, "AdamW", groups, options, lr=0.02)
+    lost = Hypothesis(
+        "group-options-lost",
+        "That is what the defaults make of it, without its group's options.",
+        lambda: played.plain(grouped=False),
+        GROUPS,
+    )
+    judge_steps(grader, played, [lost])
+
+
+@pytest.mark.needs("test_groups")
+def test_schedule(grader: Grader) -> None:
+    """param_groups has every group on every rank, and a learning rate that is set there is used"""
+    # The second group has one parameter: one of the two ranks owns nothing of it, and has the group all the same.
+    groups, options = [[0, 1, 2, 3], [4]], [{}, {"lr": 0.25, "momentum": 0.5}]
+    rates = [[0.05, 0.1], [0.02, 0.01], [0.4, 0.003]]
+    shapes = [(6, 5), (7, 4), (8, 3), (5,), (4,)]
+    played = Played(grader, "schedule", 2, shapes, "SGD", groups, options, rates, lr=0.05)
+    for rank, seen in enumerate(played.run.observed("rates")):
+        if seen != [0.05, 0.25]:
+            said = f"The groups were made with lr 0.05 and 0.25. On rank {rank}, param_groups has {len(seen)} with lr {seen}."
+            grader.fail("schedule-lost", said, of=[rank], at=GROUPS)
+    lost = Hypothesis(
+        "schedule-lost",
+        "That is what the learning rate that it was made with gives.",
+        lambda: played.plain(scheduled=False),
+        GROUPS,
+    )
+    judge_steps(grader, played, [lost])
+
+
+@pytest.mark.needs("test_step")
+def test_few_parameters(grader: Grader) -> None:
+    """one parameter on three ranks, and on one"""
+    for world_size in (3, 1):
+        judge_steps(grader, Played(grader, "few", world_size, [(3, 2)], "AdamW", lr=0.1))

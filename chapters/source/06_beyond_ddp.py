@@ -1,0 +1,458 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: true
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Chapter 6. When the model does not fit
+#
+# DDP keeps a whole copy of everything on every rank. When that no longer fits, you divide it. In this chapter you measure what
+# fills a rank's memory, shard the largest part by hand, and let FSDP2 shard the rest. Each time you predict the bytes first.
+#
+# After this chapter you can
+#
+# - **measure** a training step's memory by kind: parameters, gradients, optimizer state, activations;
+# - **write** an optimizer whose state is divided over the ranks (ZeRO stage 1);
+# - **shard** a model with `fully_shard` and say which collectives it adds, and when;
+# - **predict** memory and traffic for N ranks, and check both against a run;
+# - **resume** a sharded checkpoint on another number of ranks;
+# - **choose** between DDP, ZeRO and FSDP2.
+#
+# About 50 minutes: 20 to read and run, 30 for one exercise. You need chapters 1 and 4, and no GPU.
+#
+# **What a CPU shows here.** Everything below runs over gloo: `ZeroRedundancyOptimizer`, `fully_shard`, bfloat16, saving.
+# Bytes and collectives are those that NCCL would be asked for. Only the overlap of gathering with computing needs streams,
+# and so a GPU. That was not run here.
+
+# %%
+# %load_ext lockstep
+import shutil
+import torch
+from lockstep import ranks
+from lockstep.notebook.bars import stacked
+from lockstep.notebook.contract import contract
+from lockstep.notebook.quiz import quiz
+
+shutil.rmtree("saved/beyond", ignore_errors=True)  # of an earlier run
+
+# %% [markdown]
+# ## What fills the memory
+#
+# The model is a small GPT: four transformer layers and 0.9 million parameters, as in chapter 4.
+
+# %%
+# %%writefile small_gpt.py
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+class GPT(nn.Module):
+    """Four layers of width 128, for sequences of 128 characters."""
+    def __init__(self):
+        super().__init__()
+        self.token, self.place = nn.Embedding(256, 128), nn.Embedding(128, 128)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, nhead=4, dim_feedforward=512, dropout=0.0, batch_first=True)
+            for _ in range(4))
+        self.head = nn.Linear(128, 256)
+
+    def forward(self, tokens):
+        x = self.token(tokens) + self.place(torch.arange(128))
+        mask = nn.Transformer.generate_square_subsequent_mask(128)  # hides the characters to come
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.head(x.flatten(0, 1))
+
+def loss_of(model, batch):
+    return cross_entropy(model(batch[:, :-1]).float(), batch[:, 1:].flatten())
+
+# %% [markdown]
+# A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
+# **activations**, which forward keeps for backward. `saved_tensors_hooks` calls a function with each tensor that forward
+# keeps. Some of these are copies of parameters, *gathered* by FSDP2 as you will see. They get a separate column.
+
+# %%
+# %%writefile kinds.py
+import torch
+from small_gpt import loss_of
+
+def local(tensor):
+    """What this rank holds of a tensor; those of FSDP2 have `to_local`."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+def forward(model, batch):
+    """The loss, and the MB that forward keeps: activations, and gathered copies of parameters."""
+    own = {local(p).data_ptr() for p in model.parameters()}
+    kept = []
+    def keep(tensor):
+        original = tensor if tensor._base is None else tensor._base  # a linear layer keeps a view
+        kept.append((isinstance(original, torch.nn.Parameter), tensor.untyped_storage()))
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = loss_of(model, batch)
+    # Each storage once. FSDP2 frees one by shrinking it to 0 bytes.
+    sizes = {s.data_ptr(): (copy, s.nbytes() / 1e6) for copy, s in kept if s.nbytes()}
+    extra = [one for place, one in sizes.items() if place not in own]
+    return loss, sum(size for copy, size in extra if not copy), sum(size for copy, size in extra if copy)
+
+# %% [markdown]
+# The other kinds are tensors that you can reach:
+
+# %%
+# %%writefile --append kinds.py
+
+def megabytes(tensors):
+    return sum(local(t).nbytes for t in tensors if torch.is_tensor(t)) / 1e6
+
+def step_by_kind(model, optimizer, batch):
+    """One training step. Returns the MB on this rank by kind."""
+    loss, activations, copies = forward(model, batch)
+    loss.backward()
+    gradients = megabytes(p.grad for p in model.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has one inside
+    return {
+        "parameters": megabytes(model.parameters()), "gradients": gradients,
+        "optimizer state": megabytes(t for one in state.values() for t in one.values()),
+        "activations": activations, "gathered copies": copies}
+
+# %% [markdown]
+# **Predict.** There are 875,264 parameters in float32, and the optimizer is AdamW. How many MB do parameters, gradients and
+# state take? Which of the four kinds depends on the batch?
+
+# %%
+from kinds import step_by_kind
+from small_gpt import GPT
+
+torch.manual_seed(0)
+alone = {}
+for sequences in (1, 2, 4):
+    model = GPT()
+    batch = torch.randint(256, (sequences, 129))
+    step = step_by_kind(model, torch.optim.AdamW(model.parameters()), batch)
+    alone[f"batch of {sequences}"] = {kind: size for kind, size in step.items() if size}
+picture = stacked(alone, unit="MB", title="one process")
+picture
+
+# %% [markdown]
+# 3.5 MB of parameters, as much for gradients, and twice as much for AdamW, which keeps two moments of each parameter: 16
+# bytes per parameter. Only the activations grow with the batch. So first find out which kind is too large:
+#
+# | too large | remedy |
+# |---|---|
+# | activations | smaller micro-batches, bfloat16, activation checkpointing (chapter 4, "Memory") |
+# | optimizer state | shard it: ZeRO stage 1 |
+# | gradients and parameters | shard them too: FSDP2 |
+
+# %%
+quiz("06_beyond_ddp/kind")
+
+# %% [markdown]
+# ## Shard the optimizer
+#
+# Under DDP, every rank has the same gradients after backward. Every rank then updates the same moments with them and
+# computes the same new parameters. **ZeRO stage 1** divides this work: each parameter has an **owner** among the ranks. Only
+# the owner keeps its state and updates it. Then it sends the new values to the others.
+#
+# Two parameters, two ranks. Rank 0 owns the first and rank 1 the second:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+for parameter in parameters:
+    parameter.grad = torch.ones(2)  # the same on both ranks, as DDP leaves it
+optimizer = torch.optim.SGD([parameters[dist.get_rank()]], lr=0.5, momentum=0.9)  # +
+
+optimizer.step()
+print("updated here:", [p.tolist() for p in parameters])
+with torch.no_grad():
+    for owner, parameter in enumerate(parameters):
+        dist.broadcast(parameter, src=owner)  # +
+print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len(optimizer.state))
+
+# %% [markdown]
+# Both ranks call both broadcasts, in the same order: the owner sends, the other one receives.
+#
+# The price is traffic: after the all-reduce of the gradients, the parameters cross too. Chapter 1's ring shows why it
+# need not cost more: an all-reduce is a reduce-scatter and an all-gather. If the owners get only *their* gradients by a
+# reduce-scatter and gather the *parameters* afterwards, the bytes are the same as DDP's.
+
+# %%
+quiz("06_beyond_ddp/zero_grad")
+
+# %% [markdown]
+# ## Exercise: implement shard_optimizer
+#
+# *Medium, 30 minutes.* Open `exercises/shard_optimizer.py`. Balance counts elements, not parameters: an embedding can be
+# larger than all biases together.
+
+# %%
+contract("shard_optimizer", "ShardedOptimizer")
+
+# %%
+# %check shard_optimizer
+
+# %% [markdown]
+# <details><summary>"optimizer got an empty parameter list"</summary>
+# There were fewer parameters than ranks. Pass a list of groups: a group may be empty, a list of parameters may not.
+# </details>
+#
+# <details><summary>It hangs in a broadcast</summary>
+# Every rank calls every broadcast, not only the owner. Loop over all parameters, in the order given.
+# </details>
+#
+# The solution is `solutions/shard_optimizer.py`. PyTorch's own is `ZeroRedundancyOptimizer`.
+#
+# ## Shard everything: FSDP2
+#
+# `fully_shard` divides the parameters themselves. Each rank keeps a slice of every parameter. Just before a layer computes,
+# the ranks **all-gather** its parameters. Afterwards they free them. In backward they gather them again, and a
+# **reduce-scatter** leaves each rank with the mean gradient of its own slice. The optimizer sees slices only.
+#
+# You choose the units: call `fully_shard` on every layer, then on the model, which takes what is left.
+
+# %%
+# %%writefile ways.py
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel as DDP
+from small_gpt import GPT
+
+bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+OPTIONS = {"FSDP2": {}, "FSDP2, kept": {"reshard_after_forward": False},
+           "FSDP2, bfloat16": {"mp_policy": bf16}}
+WAYS = ["DDP", "ZeRO-1", *OPTIONS]
+
+def make(way):
+    """The same model and AdamW, replicated or sharded."""
+    torch.manual_seed(0)
+    model = GPT()
+    if way in ("DDP", "ZeRO-1"):
+        model = DDP(model, gradient_as_bucket_view=True)  # else DDP's buckets hold the gradients again
+        if way == "ZeRO-1":
+            return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    else:
+        for layer in model.layers:
+            fully_shard(layer, **OPTIONS[way])  # +
+        fully_shard(model, **OPTIONS[way])  # +
+    return model, torch.optim.AdamW(model.parameters())  # after fully_shard: it replaces them
+
+# %% [markdown]
+# Here is one step of FSDP2 on four ranks, in the order of its collectives:
+
+# %%
+# %%ranks 4 --into run --quiet
+from kinds import *
+from ways import *
+from lockstep.ranks import mark, observe
+
+dist.init_process_group("gloo")
+for way in WAYS:
+    model, optimizer = make(way)
+    torch.manual_seed(dist.get_rank())
+    batch = torch.randint(256, (2, 129))
+    step_by_kind(model, optimizer, batch)  # after the first step DDP rebuilds its buckets
+    mark(way)
+    observe(way, step_by_kind(model, optimizer, batch))
+    mark(f"{way}, end")
+
+# %%
+from ways import WAYS
+
+def calls_of(way):
+    """What rank 0 put into the collectives of the measured step: kind and bytes, in order."""
+    at = {mark.name: mark.number for mark in run.ranks[0].marks}
+    between = range(at[way], at[f"{way}, end"])
+    return [(call.kind.replace("_into_tensor", "").replace("_tensor", ""), call.nbytes)
+            for call in run.collectives[0] if call.number in between]
+
+for kind, nbytes in calls_of("FSDP2"):
+    print(f"{kind:15}{nbytes / 1e6:6.2f} MB")
+
+# %% [markdown]
+# The first five all-gathers are forward: what is left to the model, then four layers. Backward gathers the four layers again,
+# each followed by the reduce-scatter of an earlier one. The model's own parameters (embeddings and head) are not gathered
+# again: `fully_shard` keeps those of the outermost module, because backward needs them at once.
+#
+# **Predict** the memory on four ranks. With P = 3.5 MB of parameters, DDP holds 4P without activations. What do ZeRO-1 and
+# FSDP2 hold?
+
+# %%
+def predicted(way, size, n):
+    """MB of parameters, gradients and AdamW's state on one of n ranks, for parameters of this size."""
+    shards = {"DDP": (1, 1, 1), "ZeRO-1": (1, 1, n)}.get(way, (n, n, n))
+    return sum(part * size / shard for part, shard in zip((1, 1, 2), shards))
+
+held = {way: run.observed(way)[0] for way in WAYS}
+P = 875_264 * 4 / 1e6
+for way, kinds in held.items():
+    measured = kinds["parameters"] + kinds["gradients"] + kinds["optimizer state"]
+    print(f"{way:16} predicted {predicted(way, P, 4):5.2f} MB   measured {measured:5.2f} MB")
+
+# %%
+picture = stacked(held, unit="MB", title="each of four ranks")
+picture
+
+# %% [markdown]
+# ZeRO-1 needs 0.09 MB more than predicted: it deals out whole parameters, while FSDP2 cuts each one. The activations do not
+# shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
+#
+# **`reshard_after_forward=False`** keeps the gathered layers from forward to backward: a whole copy of the parameters. What
+# does it buy?
+
+# %%
+quiz("06_beyond_ddp/reshard")
+
+# %% [markdown]
+# ## Count the traffic
+#
+# What does each way send? On N ranks, each rank sends (N−1)/N of the size for an all-gather, a reduce-scatter or a
+# broadcast, and twice that for an all-reduce. **Predict** with P for the size: DDP is one all-reduce, 2·¾·P. ZeRO-1 adds the
+# broadcasts. FSDP2 is two all-gathers and a reduce-scatter; kept, one of each.
+
+# %%
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # it puts in a quarter
+ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
+
+for way in WAYS:
+    sent = sum(FACTOR[kind] * nbytes * 3 / 4 for kind, nbytes in calls_of(way)) / 1e6
+    print(f"{way:16} predicted {ROUNDS[way] * P * 3 / 4:5.2f} MB   measured {sent:5.2f} MB")
+
+# %% [markdown]
+# FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it sends
+# what DDP sends. If it frees them, it sends half as much again and never holds the whole model. With bfloat16 it is back
+# at DDP's traffic: `param_dtype` halves the gathers. The gradients are summed in float32 (`reduce_dtype`).
+#
+# *GPU.* FSDP2 gathers the next layer while this one computes. With a slow network between the nodes, a mesh of two
+# dimensions shards within a node and copies between nodes (HSDP; chapter 4, "Beyond DDP").
+
+# %%
+quiz("06_beyond_ddp/traffic")
+
+# %% [markdown]
+# ## Save, and resume on another number of ranks
+#
+# No rank has the whole model, so each writes its slices: `torch.distributed.checkpoint` (**DCP**) stores them with a plan of
+# which slice is where (chapter 5, "Shards"). Four ranks train on one batch and save after the second step:
+
+# %%
+# %%writefile resumable.py
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from kinds import *
+from ways import *
+
+def state_of(model, optimizer):
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+def train(model, optimizer):
+    """One step on the same four sequences, however many ranks share them. Returns the loss before it."""
+    everything = torch.randint(256, (4, 129), generator=torch.Generator().manual_seed(0))
+    loss = loss_of(model, everything.chunk(dist.get_world_size())[dist.get_rank()])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(loss)
+    return f"{loss.item() / dist.get_world_size():.2f}"
+
+def start():
+    dist.init_process_group("gloo")
+    return make("FSDP2")
+
+# %%
+# %%ranks 4
+from resumable import *
+
+model, optimizer = start()
+before = [train(model, optimizer) for step in range(2)]
+dcp.save(state_of(model, optimizer), checkpoint_id="saved/beyond")
+print("losses:", *before, " saved ", *[train(model, optimizer) for step in range(3)])
+
+# %%
+# %%ranks 2
+from resumable import *
+
+model, optimizer = start()
+state = state_of(model, optimizer)
+dcp.load(state, checkpoint_id="saved/beyond")  # each rank reads the slices that it owns now
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+print("loaded ", *[train(model, optimizer) for step in range(3)], end="   ")
+weight = model.head.weight
+print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
+
+# %% [markdown]
+# Two ranks continue with the losses of four. The weights give the first of them; the next ones are right because AdamW's
+# moments came along.
+
+# %%
+quiz("06_beyond_ddp/resume")
+
+# %% [markdown]
+# ## Which way
+#
+# The same formula for models that do not fit on a laptop, on 8 ranks with float32 and AdamW:
+
+# %%
+for parameters in (125e6, 1.5e9, 13e9):
+    ways = ("DDP", "ZeRO-1", "FSDP2")
+    row = [f"{way} {predicted(way, parameters * 4 / 1e9, 8):6.1f} GB" for way in ways]
+    print(f"{parameters / 1e9:6.3f} billion parameters:  " + "   ".join(row))
+
+# %% [markdown]
+# Add the activations, and for FSDP2 the layers that are gathered at the same time. A GPU of 80 GB holds the first two models
+# with any of the three, and the last one with FSDP2 only. So:
+#
+# - **DDP while it fits.** It is the simplest, and sends least.
+# - **ZeRO-1** if only the optimizer's state is too large.
+# - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
+# - **Tensor parallelism** if one layer is too large for a GPU, within a node; **pipelines** across nodes. These two divide
+#   the computation of one batch, which none of the ways above do.
+
+# %%
+quiz("06_beyond_ddp/which")
+
+# %% [markdown]
+# ## Checklist
+#
+# **Measure by kind** before you shard: activations have other remedies.
+#
+# **Predict:** 16 bytes per parameter in float32 with AdamW, each kind divided by N if it is sharded.
+#
+# **Shard the layers first, then the model**, and make the optimizer afterwards.
+#
+# **Every rank calls** the forward, the step and the save. A rank that skips one leaves the others in an all-gather.
+#
+# **Save with DCP**, and test once that another number of ranks can load it.
+#
+# ## Take it with you
+#
+# - Parameters, gradients and AdamW's state take 4, 4 and 8 bytes per parameter; activations grow with the batch.
+# - ZeRO-1: the owner updates a parameter and sends it to the others. Nothing else changes.
+# - FSDP2 gathers a layer when it is needed and reduce-scatters its gradient.
+# - An all-reduce is a reduce-scatter and an all-gather. That is why sharding gradients and state costs no traffic.
+# - Sharding does not divide the activations.
+#
+# In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask which
+# kind of memory it is, and say what your choice sends.
+#
+# ## What to read next
+#
+# PyTorch's pages on `fully_shard` (`pytorch.org/docs/stable/distributed.fsdp.fully_shard.html`) and its tutorial on FSDP2
+# (`pytorch.org/tutorials/intermediate/FSDP_tutorial.html`). Papers: Rajbhandari et al., "ZeRO" (SC 2020); Zhao et al.,
+# "PyTorch FSDP" (VLDB 2023). torchtitan puts FSDP2, tensor parallelism and pipelines together in one training loop.
+
+# %%
+from lockstep.notebook.course_map import course_map
+
+course_map("06_beyond_ddp")

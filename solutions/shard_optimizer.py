@@ -1,0 +1,127 @@
+"""Exercise shard_optimizer: ZeRO stage 1, an optimizer whose state is divided over the ranks.
+
+Chapter 6, "Shard the optimizer". To see it at work on two ranks:
+
+    torchrun --nproc-per-node=2 exercises/shard_optimizer.py
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+
+class ShardedOptimizer:
+    """An optimizer of which each rank keeps only a part of the state.
+
+        optimizer = ShardedOptimizer(ddp_model.parameters(), torch.optim.AdamW, lr=1e-3)
+        loss_of(ddp_model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    Every rank makes one of the same parameters, in the same order, and calls its methods together with the other ranks.
+    After backward DDP has left the same gradients on all ranks, so that each rank can update its own part.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        optimizer_class: type[torch.optim.Optimizer],
+        **defaults: Any,
+    ) -> None:
+        """Choose an owner for each parameter, and make an `optimizer_class` for the parameters that this rank owns.
+
+        - Each parameter has exactly one owner, and only the owner has state for it.
+        - An owner has the whole parameter: optimizers such as Adafactor and Muon look at all of it.
+        - The parts are balanced: none has more elements than an even share and the largest parameter together.
+        - With fewer parameters than ranks, some ranks own nothing.
+
+        Args:
+            params: parameters, or parameter groups as torch's optimizers take them. Each group keeps its own options.
+            optimizer_class: a class of `torch.optim`.
+            defaults: its options, such as `lr`.
+        """
+        # --- solution: choose the owners, make an optimizer of the own part ---
+        listed = list(params)
+        groups = [dict(group) for group in listed] if isinstance(listed[0], dict) else [{"params": listed}]
+        for group in groups:
+            group["params"] = list(group["params"])
+        self._parameters = [parameter for group in groups for parameter in group["params"]]
+
+        # Every rank comes to the same owners, because sizes and order are the same everywhere.
+        self._owner: dict[nn.Parameter, int] = {}
+        held = [0] * dist.get_world_size()
+        for parameter in sorted(self._parameters, key=torch.numel, reverse=True):
+            self._owner[parameter] = held.index(min(held))
+            held[self._owner[parameter]] += parameter.numel()
+
+        rank = dist.get_rank()
+        for group in groups:
+            group["params"] = [parameter for parameter in group["params"] if self._owner[parameter] == rank]
+        # As groups: an optimizer refuses an empty list of parameters, but not a group without any.
+        self._local = optimizer_class(groups, **defaults)
+        # --- end ---
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The options of each group, on every rank, in the order given. A schedule sets `lr` here before a step."""
+        # --- solution: return the groups ---
+        return self._local.param_groups
+        # --- end ---
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters. Afterwards all ranks have all of them, bit for bit the same.
+
+        - They are what one `optimizer_class` for all parameters would make of them.
+        - A parameter whose gradient is None stays as it is.
+        - Each parameter is sent once, by its owner. Neither gradients nor state are sent.
+        """
+        # --- solution: update the own part, then receive the other parts ---
+        self._local.step()
+        for parameter in self._parameters:
+            dist.broadcast(parameter, src=self._owner[parameter])
+        # --- end ---
+
+    def zero_grad(self) -> None:
+        """Set the gradients of all parameters to None, those of other ranks' parameters too."""
+        # --- solution: forget every gradient ---
+        for parameter in self._parameters:
+            parameter.grad = None
+        # --- end ---
+
+
+if __name__ == "__main__":
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
+    rank = dist.get_rank()
+    made: list[torch.optim.Optimizer] = []
+
+    class Counted(torch.optim.AdamW):
+        """An AdamW that can be found again."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            """As AdamW."""
+            super().__init__(*args, **options)
+            made.append(self)
+
+    torch.manual_seed(0)  # the same weights everywhere
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10)))
+    optimizer = ShardedOptimizer(model.parameters(), Counted, lr=0.01)
+    for _ in range(3):
+        model(torch.full((1, 64), float(rank))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = sum(tensor.nbytes for one in made for state in one.state.values() for tensor in state.values())
+    total = sum(parameter.double().sum().item() for parameter in model.parameters())
+    print(f"rank {rank}: {kept} bytes of state, sum of all parameters {total:.9f}", flush=True)
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+# lockstep-canary: ba5643e299141fe8
