@@ -9,6 +9,7 @@ What counts is what its report holds, tensor by tensor, and the first line of th
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,12 +22,16 @@ BUFFERS = r"named_buffers || buffers\( || state_dict || " + WALK
 NEST = r"isinstance\(.*(dict|Mapping) || register\( || isinstance\(.*(list|tuple) || " + FUNCTION
 HELD = r"named_modules|\.modules\( || vars\(\w+\)|__dict__ || " + FUNCTION
 LOSS = r"isinstance\(loss || loss is || loss\. || " + FUNCTION
+UNWRAP = r"DistributedDataParallel\) || \.module\b || " + WALK
 EXPECTED = r"device is None || device = || next\( || " + FUNCTION
 TEXT = r"def __str__"
 REMEDY = r"\.to\( || " + TEXT
 
 CALL = r"(?<!def )\bmodel\( || " + FUNCTION
-CALLED = "The model was called. A report only looks: a forward pass takes time, draws random numbers and moves BatchNorm's statistics."
+CALLED = (
+    "The model was called. A report only looks: a forward pass takes time, draws random numbers and changes "
+    "BatchNorm's statistics."
+)
 
 HERE, THERE = "cpu", "other"
 REGISTERED = {
@@ -44,9 +49,14 @@ LSTM = {f"model.lstm.{name}_l0": ("parameter", "float32") for name in ("weight_i
 ATTRIBUTES = {
     "model.mean": "float32",
     "model.anchors[0]": "float32",
-    'model.anchors[1]["wide"]': "float64",
+    'model.anchors[1][0]["wide"]': "float64",
     "model.norm.extra": "float32",
     "model.adapters[0].weight": "float32",
+}
+FOCAL = {
+    "loss.scale": ("parameter", HERE, "float32"),
+    "loss.weight": ("buffer", HERE, "float32"),
+    "loss.gamma": ("attribute", HERE, "float32"),
 }
 LINEAR = {"model.weight": ("parameter", "float32"), "model.bias": ("parameter", "float32")}
 
@@ -195,6 +205,21 @@ def test_attributes(grader: Grader) -> None:
     look_at(grader, found(run, "attributes"), wanted, missing)
 
 
+@pytest.mark.needs("test_attributes")
+def test_wrapped(grader: Grader) -> None:
+    """looks inside a DDP wrapper"""
+    seen = found(grader.run("wrapped", 1), "wrapped")
+    wrapper = [path for path, *_ in seen["tensors"] if "module." in path]
+    if wrapper:
+        grader.fail(
+            "wrapper-in-the-names", f"The model was wrapped in DDP, and the report names {wrapper[0]}.", at=UNWRAP
+        )
+    wanted = {path: (kind, HERE, dtype) for path, (kind, dtype) in (REGISTERED | LSTM).items()}
+    wanted |= {path: ("attribute", HERE, dtype) for path, dtype in ATTRIBUTES.items()}
+    missing = {r"adapters|mean|anchors|extra": ("attributes-overlooked", HELD)} | MISSING_REGISTERED
+    look_at(grader, seen, wanted, missing)
+
+
 @pytest.mark.needs("test_registered")
 def test_losses(grader: Grader) -> None:
     """tells a loss that holds weights from a plain one"""
@@ -207,6 +232,7 @@ def test_losses(grader: Grader) -> None:
         r".": ("parameters-overlooked", WALK),
     }
     look_at(grader, found(run, "weighted"), model | {"loss.weight": ("buffer", HERE, "float32")}, missing)
+    look_at(grader, found(run, "focal"), model | FOCAL, missing)
     for label, what in (("plain", "nn.CrossEntropyLoss()"), ("function", "the function F.cross_entropy")):
         seen = found(run, label)
         accused = [path for path, *_ in seen["tensors"] if path.startswith("loss")]
@@ -220,6 +246,20 @@ def test_losses(grader: Grader) -> None:
         look_at(grader, seen, model, missing)
 
 
+@pytest.mark.needs("test_attributes", "test_losses", "test_nested_batches")
+def test_order(grader: Grader) -> None:
+    """lists the model first, then the loss, then the batch"""
+    tensors = found(grader.run("ordered", 1), "ordered")["tensors"]
+    for (path, kind, *_), (after, other, *_) in pairwise(tensors):
+        if _place(path, kind) > _place(after, other):
+            grader.fail(
+                "other-order",
+                f"{path} ({kind}) comes before {after} ({other}). Expected: the model's parameters, buffers and "
+                "attributes, then the loss's, then the batch.",
+                at=FUNCTION,
+            )
+
+
 @pytest.mark.needs("test_registered", "test_nested_batches")
 def test_expected_device(grader: Grader) -> None:
     """judges by where most of the model is, or by the device that it is told"""
@@ -231,6 +271,14 @@ def test_expected_device(grader: Grader) -> None:
             "expects-first-parameter" if seen["device"] == HERE else "ignores-expected-device",
             f"Two of the model's three parameters and the batch are on {other}, the first parameter was left on the CPU; the "
             f"report expects everything on {seen['device']}, and would have {_some(seen['misplaced'])} moved.",
+            at=EXPECTED,
+        )
+    seen = found(run, "data")
+    if seen["device"] != other:
+        grader.fail(
+            "expects-device-of-the-data",
+            f"Both parameters of the model are on {other}; its three buffers and the batch were left on the CPU. The report "
+            f"expects everything on {seen['device']}, and would have {_some(seen['misplaced'])} moved.",
             at=EXPECTED,
         )
     seen = found(run, "said")
@@ -256,7 +304,7 @@ def test_verdict_when_all_is_well(grader: Grader) -> None:
     if not first.lower().startswith("all") or HERE not in first:
         grader.fail(
             "verdict-not-first",
-            f"Everything is on the CPU, and the report's first line is {first[:120]!r}. Who looks at it wants to know that first.",
+            f"Everything is on the CPU, and the report's first line is {first[:120]!r}.",
             at=TEXT,
         )
     look_at_table(grader, seen)
@@ -288,22 +336,22 @@ def look_at_verdict(grader: Grader, seen: dict[str, Any], remedy: str) -> None:
     """The first line, when something is misplaced."""
     first = seen["text"].partition("\n")[0]
     off = [path for path, _, device, _ in seen["tensors"] if device == HERE]
-    named = [path for path in off if path in first]
+    named = off[0] in first
     if not named or not re.search(rf"\b{HERE}\b", first) or not re.search(rf"\b{seen['other']}\b", first):
         grader.fail(
             "verdict-not-first",
-            f"{off[0]} is on the CPU, the model on {seen['other']}. The report's first line names "
-            f"{'it, but not both devices' if named else 'neither it nor another misplaced tensor'}: {first[:120]!r}",
+            f"{off[0]} is on the CPU, the model on {seen['other']}. The report's first line "
+            f"{'does not name both devices' if named else 'does not name this tensor'}: {first[:120]!r}",
             at=TEXT,
         )
     if not re.search(remedy, first):
-        kind = next(kind for path, kind, *_ in seen["tensors"] if path == named[0])
+        kind = next(kind for path, kind, *_ in seen["tensors"] if path == off[0])
         shown = re.sub(r"\\|\($", "", remedy.replace("|", " or ").replace(r"\(", "(…)"))
         says = re.search(r"[\w\]\[\".]*\.to\(.*?\)", first[:500])
         if says or kind == "attribute":
             grader.fail(
                 "wrong-remedy",
-                f"{named[0]} ({kind}) is on the CPU, and the first line advises {says.group(0) if says else first[:100]!r}, "
+                f"{off[0]} ({kind}) is on the CPU, and the first line advises {says.group(0) if says else first[:100]!r}, "
                 f"which does not move it. Look for {shown}.",
                 at=REMEDY,
             )
@@ -341,13 +389,18 @@ def test_only_looks(grader: Grader) -> None:
             if seen["changed"]:
                 grader.fail(
                     "report-acts",
-                    f"After the call {len(seen['changed'])} of the tensors that it was given had changed ({seen['changed'][0]}). "
-                    "Whoever asks where a tensor is does not expect it to go.",
+                    f"The call changed {len(seen['changed'])} of the tensors that it was given ({seen['changed'][0]}).",
                     at=r"^[^'\"]*\.to\( || " + FUNCTION,
                 )
             if seen["drew"] or not seen["mode"]:
                 what = "random numbers were drawn" if seen["drew"] else "the model was in eval mode"
                 grader.fail("report-acts", f"After the call {what}.", at=FUNCTION)
+
+
+def _place(path: str, kind: str) -> tuple[int, int]:
+    """Where a tensor of this path and kind stands in the report."""
+    roots, kinds = ["model", "loss", "batch"], ["parameter", "buffer", "attribute", "batch"]
+    return roots.index(re.split(r"\W", path)[0]), kinds.index(kind)
 
 
 def _some(items: list[str]) -> str:

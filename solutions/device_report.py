@@ -1,4 +1,4 @@
-"""Exercise device_report: which tensor is where, and what to write where one is in the wrong place.
+"""Exercise device_report: say where each tensor is, and how to move one that is on the wrong device.
 
 Chapter 3, “Devices”. To see it at work, no GPU needed (the "meta" device stands in for one):
 
@@ -30,7 +30,7 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceReport:
-    """What `device_report` found: every tensor, in order, and the device on which all of them should be."""
+    """What `device_report` found: every tensor, in order, and the device that all of them should be on."""
 
     device: torch.device
     tensors: list[Placed]
@@ -45,15 +45,15 @@ class DeviceReport:
         ]
 
     def __str__(self) -> str:
-        """The verdict, then one line for every tensor, with its path, device and type.
+        """The verdict in the first line; below it one line for each tensor, with its path, device and dtype.
 
-        All is well: the first line begins with "all" and names the device. Otherwise it names the first misplaced
-        tensor, the device where it is, the device where it should be, and what to write to get it there:
+        If every tensor is on `self.device`, the first line begins with "all" and names this device. Otherwise it names
+        the first misplaced tensor, the device it is on, the device it should be on, and the fix:
 
-        - a registered parameter or buffer moves with its module: `model.to("cuda")`, `loss.to("cuda")`;
+        - a parameter or buffer moves with its module: `model.to("cuda")`, `loss.to("cuda")`;
         - data are moved by hand: `batch[1]["mask"] = batch[1]["mask"].to("cuda")`;
-        - an attribute is moved by no `.to()`: it has to be registered first, with `register_buffer` (or, for modules in
-          a plain list, with `nn.ModuleList`).
+        - no `.to()` moves an attribute: register it first, with `register_buffer` (or `nn.ModuleList`, for modules in a
+          plain list).
         """
         # --- solution: say the verdict in the first line, then every tensor ---
         verdicts = [
@@ -74,30 +74,26 @@ class DeviceReport:
 def device_report(
     model: nn.Module, *batch: Any, loss: Any = None, device: torch.device | str | None = None
 ) -> DeviceReport:
-    """Find every tensor that a training step touches, and say on which device and of which type it is.
+    """Find every tensor that a training step uses, with its device and dtype.
 
-    Nothing is moved, changed or computed.
+    Do not move, change or compute anything. List each tensor once, in this order:
 
-    - The model's parameters, frozen ones too, and its buffers, also those that are not in its `state_dict`, under the
-      names of `named_parameters()` and `named_buffers()`, behind `model.`. A tied parameter comes once. A DDP wrapper is
-      looked through: there is no `module.` in a name.
-    - Its attributes: tensors that a module holds without having registered them, directly or in lists, tuples and
-      dictionaries, and the tensors of modules that lie in such a list. `model.to(device)` leaves all of these where they
-      are. What has been named as a parameter or buffer is not named again (an `nn.LSTM` keeps a second list of its).
-    - `loss`, looked at in the same way when it is a module, behind `loss.`. A plain loss holds no tensor, and there is
-      nothing to move; `nn.CrossEntropyLoss(weight=…)` holds one.
-    - The batch, however it is nested: mappings, lists, tuples, named tuples and dataclasses. `batch[0]`,
-      `batch[1]["boxes"][2]`, `batch[1].mask`. What is no tensor is passed over. The lengths in a `PackedSequence` stay on
-      the CPU by design, and are passed over too.
-
-    Order: model (parameters, buffers, attributes), loss, batch. The optimizer is not looked at: its state follows its
-    parameters, and its step counters stay on the CPU.
+    1. The model's parameters, frozen ones too, and then its buffers, including those that are not in its `state_dict`.
+       Their names are those of `named_parameters()` and `named_buffers()`, after `model.`. If DDP wraps the model, look
+       inside the wrapper: no name contains `module.`.
+    2. The model's attributes: tensors that a module holds without having registered them, directly or in lists, tuples
+       and dictionaries, and the tensors of modules in a plain list. `model.to(device)` moves none of these. Parameters
+       and buffers are not attributes too, even if a module keeps a second list of them, as `nn.LSTM` does.
+    3. The same of `loss`, after `loss.`, if it is a module. `nn.CrossEntropyLoss(weight=…)` holds a tensor; a plain
+       loss holds none, and is not mentioned.
+    4. The batch, however it is nested: mappings, lists, tuples, named tuples and dataclasses. Its paths look like
+       `batch[0]`, `batch[1]["boxes"][2]` and `batch[1].mask`. Skip everything that is not a tensor.
 
     Args:
         model: the module that is trained, wrapped in DDP or not.
         batch: what the training step takes from its loader, in one piece or in several.
         loss: the loss, a module or a function.
-        device: where all of it should be; by default where most of the model's parameters are.
+        device: where every tensor should be; by default the device of most of the model's parameters.
     """
     # --- solution: collect every tensor, and decide where they should be ---
     if isinstance(model, DistributedDataParallel):
@@ -148,9 +144,7 @@ def _of_module(module: nn.Module, path: str, seen: set[int]) -> Iterator[Placed]
 def _inside(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a nest of containers, each once, with the way to them. `seen` also ends nests that hold themselves."""
     parts: list[tuple[str, Any]]
-    if isinstance(value, nn.utils.rnn.PackedSequence):
-        parts = [(f"{path}.{name}", item) for name, item in value._asdict().items() if name != "batch_sizes"]
-    elif isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         parts = []
     elif isinstance(value, nn.Module):
         registered = [*value.named_parameters(), *value.named_buffers()]

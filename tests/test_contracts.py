@@ -19,7 +19,6 @@ COURSE = Course(ROOT)
 LEDGERS = sorted((COURSE.autograder / "contracts").rglob("*.toml"))
 WITHOUT = {
     "checkpoint",
-    "device_report",
     "elastic_training",
     "exact_resume",
     "preflight",

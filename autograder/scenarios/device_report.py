@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.grading.on_rank import observe
 
@@ -54,11 +56,21 @@ class Holding(Registered):
     def __init__(self) -> None:
         super().__init__()
         self.mean = torch.zeros(3)
-        self.anchors = [torch.ones(2), {"wide": torch.ones(4, dtype=torch.float64)}]
+        self.anchors = [torch.ones(2), ({"wide": torch.ones(4, dtype=torch.float64)},)]
         self.name = "holding"
         self.lstm = nn.LSTM(2, 2)  # keeps its parameters in a second list
         self.norm.extra = torch.zeros(1)  # deeper down
         self.adapters = [nn.Linear(2, 2, bias=False)]  # a plain list: nn.Module does not see it
+
+
+class Focal(nn.Module):
+    """A loss with a parameter, a buffer and a tensor that it has not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("weight", torch.ones(2))
+        self.gamma = torch.full((1,), 2.0)
 
 
 class Plain(nn.Module):
@@ -152,12 +164,26 @@ def attributes(submission) -> None:
     _look(submission, "attributes", _moved(Holding()))
 
 
+def wrapped(submission) -> None:
+    """The same model inside DDP, on the CPU."""
+    observe("other", str(OTHER))
+    dist.init_process_group("gloo")
+    _look(submission, "wrapped", DistributedDataParallel(Holding()))
+
+
+def ordered(submission) -> None:
+    """A model, a loss and a batch with tensors of every kind, on the CPU."""
+    observe("other", str(OTHER))
+    _look(submission, "ordered", Holding(), torch.zeros(2), {"y": torch.zeros(2)}, loss=Focal())
+
+
 def losses(submission) -> None:
-    """A function, a plain loss and one that holds weights, left on the CPU."""
+    """A function, a plain loss and two that hold tensors, left on the CPU."""
     observe("other", str(OTHER))
     model = nn.Linear(2, 2, device=OTHER)
     data = torch.zeros(2, 2, device=OTHER)
     _look(submission, "weighted", model, data, loss=nn.CrossEntropyLoss(weight=torch.ones(2)))
+    _look(submission, "focal", model, data, loss=Focal())
     _look(submission, "plain", model, data, loss=nn.CrossEntropyLoss())
     _look(submission, "function", model, data, loss=nn.functional.cross_entropy)
 
@@ -166,5 +192,9 @@ def expectations(submission) -> None:
     """Where should it be? Where most of the model is, unless somebody says it."""
     observe("other", str(OTHER))
     _look(submission, "most", Plain(), torch.zeros(2, device=OTHER))
+    norm = nn.BatchNorm1d(2, device=OTHER)
+    for name, buffer in nn.BatchNorm1d(2).named_buffers():
+        setattr(norm, name, buffer)
+    _look(submission, "data", norm, torch.zeros(2, 2), torch.zeros(2))
     _look(submission, "said", nn.Linear(2, 2), torch.zeros(2, 2), device=OTHER)
     _look(submission, "said_as_text", nn.Linear(2, 2), torch.zeros(2, 2), device="cpu")
