@@ -24,6 +24,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (
+    "attach",
     "author",
     "bank",
     "cli",
@@ -36,7 +37,7 @@ COMMANDS = (
     "teacher",
     "terminal",
 )
-TOOL = ("__main__.py", *(f"commands/{name}.py" for name in COMMANDS), "course", "ranks", "cluster")
+TOOL = ("__main__.py", *(f"commands/{name}.py" for name in COMMANDS), "course", "ranks", "cluster", "outside")
 FOLDERS = ("src", "autograder", "chapters", "exercises", "solutions", "tests")
 DISTRIBUTIONS = {"bs4": "beautifulsoup4", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
@@ -45,6 +46,7 @@ BY_NAME = {
     "ipykernel": "runs the chapters' cells",
     "mypy": "a command",
     "nbval": "pytest --nbval",
+    "py-spy": "a command: `lockstep attach` reads stacks with it",
     "pytest-randomly": "shuffles the tests",
     "pytest-xdist": "pytest --numprocesses",
     "ruff": "a command",

@@ -16,15 +16,22 @@ from lockstep import grading
 from lockstep.grading import on_rank, surface
 
 SOURCE = ROOT / "src"
-FLOORS = (("ranks",), ("cluster",), ("course",), ("grading",), ("notebook", "authoring"), ("commands",))
+FLOORS = (("ranks",), ("cluster", "outside"), ("course",), ("grading",), ("notebook", "authoring"), ("commands",))
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
-FLOOR_OF_THE_TOOL = ("lockstep.ranks", "lockstep.cluster", "lockstep.commands.run", "lockstep.commands.console")
-"""What `lockstep run` consists of: a tool that people install without a course."""
+FLOOR_OF_THE_TOOL = (
+    "lockstep.ranks",
+    "lockstep.cluster",
+    "lockstep.outside",
+    "lockstep.commands.run",
+    "lockstep.commands.attach",
+    "lockstep.commands.console",
+)
+"""What `lockstep run` and `attach` consist of: a tool that people install without a course."""
 OF_A_COURSE = re.compile(
     r"chapter|exercise|lesson|learner|notebook (?!cell)|\bcourse\b|\bclaims?\b|\b[A-Z]\d\d\b|%%|sklearn|\./lockstep|doctor"
     r"|lockstep\.(?:course|grading|notebook|authoring)", re.IGNORECASE
 )  # fmt: skip
-FREE_OF_CIRCLES = ("ranks", "cluster", "course", "grading", "notebook", "authoring", "commands")
+FREE_OF_CIRCLES = ("ranks", "cluster", "outside", "course", "grading", "notebook", "authoring", "commands")
 AUTOGRADER = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "autograder").rglob("*.py")

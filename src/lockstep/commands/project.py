@@ -1,8 +1,9 @@
-"""For anybody's own project and machine: `lockstep doctor`, `run`."""
+"""For anybody's own project and machine: `lockstep doctor`, `run`, `attach`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -35,3 +36,17 @@ def run_script(arguments: Sequence[str], program: str = "lockstep run") -> int:
     from .run import main
 
     return main(arguments, read_on(), program)
+
+
+@commands.command()
+def attach(
+    pids: Annotated[
+        list[int] | None, typer.Argument(help="ranks, or torchrun itself; all your jobs if none", show_default=False)
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="how long to look at the job")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON array on stdout and nothing else")] = False,
+) -> int:
+    """Explain a job that hangs now, from outside: which ranks wait, where and for whom. It only reads the processes."""
+    from .attach import main
+
+    return main(pids or [], seconds, as_json)

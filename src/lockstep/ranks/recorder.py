@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from .calls import CALLS, inside_of
 from .channel import Channel, ChannelError, encode
 from .messages import Ask, Begin, End, IsRank, Leave, Mark, Observe, Place, Sample, StackReport, Watcher, read
 
@@ -204,7 +205,7 @@ class Recorder:
                 return (code.co_filename, frame.f_lineno, code.co_name), inside, reduce_op
             if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
                 reduce_op = _reduce_name(frame.f_locals.get("op"))
-            inside = _inside(code.co_filename, code.co_name) or inside
+            inside = inside_of(code.co_filename, code.co_name) or inside
             frame = frame.f_back
         return None, inside, reduce_op
 
@@ -237,13 +238,13 @@ class Recorder:
                 communicating = communicating is not False
                 public = not call or not name.startswith("_")
                 if public and name not in ("wrapper", "wait") and call != "backward":
-                    call = _CALLS.get(name, name)
+                    call = CALLS.get(name, name)
                 detail |= _detail(name, frame)
             elif communicating is None and (
                 code.co_filename.startswith(_FILES) or not code.co_filename.startswith((_HERE, _TORCH))
             ):
                 communicating = False
-            inside = _inside(code.co_filename, name)
+            inside = inside_of(code.co_filename, name)
             if inside == "DDP()":
                 call = "DDP()"
             elif inside == "backward":
@@ -352,24 +353,6 @@ def _completed(work: Any) -> bool:
 def _reduce_name(op: Any) -> str:
     text = str(op)
     return text.rsplit(".", 1)[-1].strip("<>: 0123456789").upper() if op is not None else ""
-
-
-_CALLS = {
-    "_engine_run_backward": "backward",
-    "_verify_param_shape_across_processes": "DDP()",
-    "_create_c10d_store": "init_process_group",
-}
-
-
-def _inside(filename: str, name: str) -> str:
-    if name == "_engine_run_backward":
-        return "backward"
-    if filename.endswith(os.path.join("nn", "parallel", "distributed.py")):
-        if name == "__init__":
-            return "DDP()"
-        if name in ("_pre_forward", "_sync_buffers"):
-            return "forward"
-    return ""
 
 
 def _is_passive(filename: str, frame: FrameType) -> bool:
