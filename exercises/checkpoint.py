@@ -1,7 +1,7 @@
 """Exercise checkpoint: files that survive whatever happens to the job that writes them.
 
-Chapter 5, "Atomic and durable". To see it at work on two ranks, twice, so that the second start finds what the first
-has left:
+Chapter 5, "Atomic and durable". To see it at work on two ranks (run it twice: the second start finds what the first
+saved):
 
     torchrun --nproc-per-node=2 exercises/checkpoint.py /tmp/checkpoints
 """
@@ -16,45 +16,41 @@ import torch.distributed as dist
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], keep: int = 3) -> None:
-    """Write `state` as the newest checkpoint in the folder `path`. Called on every rank; the process group exists.
+    """Save `state` as the newest checkpoint in the folder `path`. Called on every rank of an existing process group.
 
-    - Rank 0's `state` is written, by one rank alone. What the others pass is not looked at.
-    - No rank returns before the checkpoint is there.
-    - Atomic: from the moment a file has its final name it is whole. Killed at any instant, a save leaves the older
-      checkpoints, or those and the new one; never less, and never a mixture. A reader sees the same.
-    - Durable: what counts as saved survives a power failure, so it has reached the disk (`os.fsync`) before it gets its
-      name, and the name itself (the folder's entry) has reached the disk before this function returns.
-    - Afterwards the `keep` newest are there, and nothing older; nor anything that a save has left which was killed or
-      failed. Files of other people are left alone.
-    - When it fails (the disk is full), every rank raises, and the older checkpoints are still there.
+    - One rank writes, and it writes rank 0's `state`. What the other ranks pass doesn't matter.
+    - No rank returns before the checkpoint is complete.
+    - Atomic: a file is complete from the moment it has its final name. Killed at any instant, a save leaves the older
+      checkpoints or the new one: never neither, never a mixture. A process that loads meanwhile sees the same.
+    - Durable: the contents are on the disk (`os.fsync`) before the file gets its final name, and the name (the folder's
+      entry) is on the disk before this function returns.
+    - Afterwards the folder holds the `keep` newest checkpoints and no older ones, and nothing that a killed or failed
+      save left behind. Leave all other files alone.
+    - If the save fails (the disk is full), every rank raises an exception, and the older checkpoints are still there.
 
     Args:
-        path: the folder; it is made when it is not there.
+        path: the folder. Create it, with its parents, if it doesn't exist.
         state: dictionaries with text keys, lists and tuples, nested as you like, of tensors, numbers, text and None:
             what `torch.load(weights_only=True)` reads.
-        keep: how many checkpoints to keep, this one included; at least 1.
-
-    Raises:
-        OSError or RuntimeError: the checkpoint could not be written. On the writing rank it is the error itself.
+        keep: how many checkpoints to keep, including this one; at least 1.
     """
     raise NotImplementedError("checkpoint: write the checkpoint")
 
 
 def load_latest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the newest checkpoint in the folder `path` that is whole. Called on every rank; the process group exists.
+    """Return the newest intact checkpoint in the folder `path`. Called on every rank of an existing process group.
 
-    - Newest means saved last, whatever the files' times say: copying a folder changes those.
-    - All ranks return the same checkpoint, also where one of them sees another state of the folder (a network file
-      system shows a new file late) or cannot read a file that the others can.
-    - A file that is cut short, or of which a single bit has changed, is not loaded. The next older one is taken
-      instead, with a warning (`warnings.warn`) that names the file. torch.load by itself does not notice a bit that
-      has changed in a tensor.
-    - Loading runs no code from the file (`weights_only=True`), and tensors come back on the CPU.
-    - A dictionary in which every key begins with `module.` is what a DDP wrapper's `state_dict()` gives. It comes back
-      without that prefix, wherever in the state it stands. All other keys come back as they were.
+    - Newest means saved last, whatever the files' times say: copying a folder changes them.
+    - All ranks return the same checkpoint, even if one of them sees an older state of the folder (a network file system
+      shows a new file late) or can't read a file that the others can.
+    - Skip a file that is cut short or in which a single bit has changed. Load the next older one, with a warning
+      (`warnings.warn`) that names the file. `torch.load` doesn't notice a changed bit in a tensor.
+    - Loading runs no code from the file (`weights_only=True`). Tensors come back on the CPU.
+    - A dictionary in which every key starts with `module.` comes from a DDP wrapper's `state_dict()`. Remove this prefix,
+      wherever in the state the dictionary is. All other keys come back unchanged.
 
     Returns:
-        What was saved, or None where there is no checkpoint (nor, perhaps, a folder) to load.
+        What was saved, or None if there is no checkpoint (or no folder).
     """
     raise NotImplementedError("checkpoint: load the newest checkpoint that is whole on all ranks")
 

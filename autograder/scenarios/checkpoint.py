@@ -362,7 +362,10 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
 
 
 def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str]) -> None:
-    """Save often, look at what is left each time, then load; once more with the files' times turned around."""
+    """Save often, look at what is left each time, then load; once more with the files' times turned around.
+
+    With the default `keep` also load with the newest damaged, and save once more with keep=1.
+    """
     join()
     observe("scenario", "many")
     folder = Path("many")
@@ -376,6 +379,9 @@ def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str])
     left = []
     options = {} if keep is None else {"keep": keep}
     for number in range(1, saves + 1):
+        if number == saves and rank() == 0:
+            shutil.copytree(folder, "earlier")
+        dist.barrier()
         submission.save_checkpoint(folder, numbered(number), **options)
         dist.barrier()
         left.append(files(folder))
@@ -393,6 +399,18 @@ def many(submission: Any, saves: int, keep: int | None, foreign: dict[str, str])
             os.utime(folder / name, (1_700_000_000 + age * 1000, 1_700_000_000 + age * 1000))
     dist.barrier()
     observe("loaded again", load(submission, folder))
+    if keep is None:
+        dist.barrier()
+        if rank() == 0:
+            with contextlib.suppress(ValueError):  # the last save has left no file: `loaded` shows that already
+                newest = fresh_file(folder, Path("earlier"))
+                newest.write_bytes(newest.read_bytes()[:-100])
+        dist.barrier()
+        observe("loaded older", load(submission, folder))
+        dist.barrier()
+        submission.save_checkpoint(folder, numbered(saves + 1), 1)
+        dist.barrier()
+        observe("left with keep=1", files(folder))
 
 
 def waits(submission: Any) -> None:
