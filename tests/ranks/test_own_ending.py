@@ -30,7 +30,7 @@ FAILS = "dist.barrier()\nif rank == 0: raise ValueError('broken')\n"
 
 
 def test_a_handler_runs_when_another_rank_has_failed() -> None:
-    text = PRELUDE + "if rank: signal.signal(signal.SIGTERM, save)\n" + FAILS + "while True: time.sleep(60)"
+    text = PRELUDE + "if rank: signal.signal(signal.SIGTERM, save)\n" + FAILS + "while True: time.sleep(0.1)"
     run = ranks.run(ranks.Source(text), 2, grace=EVER)
     assert run.ranks[1].stdout == "saved SIGTERM\n"
     assert run.outcomes == [Outcome.RAISED, Outcome.STOPPED]
@@ -63,7 +63,7 @@ def test_the_grace_is_over_when_all_that_are_left_wait_for_each_other() -> None:
 
 
 def test_who_does_not_end_is_killed_after_the_grace() -> None:
-    text = PRELUDE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAILS + "while True: time.sleep(60)"
+    text = PRELUDE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAILS + "while True: time.sleep(0.1)"
     said: list[str] = []
     run = ranks.run(ranks.Source(text), 2, grace=2, on_notice=said.append)
     assert run.outcomes[1] is Outcome.STOPPED
@@ -74,7 +74,7 @@ def test_who_does_not_end_is_killed_after_the_grace() -> None:
 def test_the_command_passes_on_the_signal_that_ends_it(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text(
-        PRELUDE + f"signal.signal({int(number)}, save)\nprint('ready', flush=True)\nwhile True: time.sleep(60)"
+        PRELUDE + f"signal.signal({int(number)}, save)\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "lockstep", "run", "-n", "2", str(script)], stdout=subprocess.PIPE, text=True,

@@ -22,8 +22,8 @@ CALLERS = 4
 """So many of the user's frames are shown of a rank that others wait for."""
 SAID = {"DDP()": "the construction of DDP()", "forward": "DDP's forward", "wait": "wait()"}
 UNNUMBERED = (
-    "Call numbers are not known: two ranks at one line may be in different rounds of a loop. Start the job with "
-    "TORCH_FR_BUFFER_SIZE=2000 to have torch keep them."
+    "Calls cannot be counted from outside: two ranks at one line may be in different rounds of a loop. Started with "
+    "`lockstep run`, the job has its calls counted."
 )
 
 

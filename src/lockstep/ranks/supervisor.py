@@ -605,8 +605,7 @@ class Supervisor:
         self._say_leave()
         number = self.stops[0] if self.stops and self.stops[0] else signal.SIGTERM
         for member in working:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, number)
+            processes.signal_main_thread(member.pid, number)  # in another thread it would not wake the one that sleeps
         began = time.monotonic()
         said = False
         while time.monotonic() < began + self.job.grace and len(self.stops) == stops and end is self.run.end:
