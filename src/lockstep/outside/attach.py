@@ -19,7 +19,7 @@ from .jobs import Job
 from .watch import Seen
 
 CALLERS = 4
-"""So many of the user's frames are shown of a rank that others wait for."""
+"""The most of the user's frames that are shown of a rank that others wait for."""
 SAID = {"DDP()": "the construction of DDP()", "forward": "DDP's forward", "wait": "wait()"}
 UNNUMBERED = (
     "Calls cannot be counted from outside: two ranks at one line may be in different rounds of a loop. Started with "
@@ -88,7 +88,7 @@ class Explained:
 
 
 def attach(job: Job, seconds: float) -> Explained:
-    """Look at the job for so many seconds. Raises NotPermitted and NoSampler."""
+    """Look at the job for this many seconds. Raises NotPermitted and NoSampler."""
     below = {rank: descendants(pid) for rank, pid in job.processes.items()}
     seen = watch.look([*job.processes.values(), *(pid for pids in below.values() for pid in pids)], seconds)
     positions = [

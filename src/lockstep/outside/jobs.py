@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..ranks.processes import descendants, is_janitor, parents
@@ -28,7 +28,6 @@ class Job:
     world_size: int
     expected: frozenset[int]
     guessed: bool = False
-    environments: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def missing(self) -> list[int]:
@@ -107,8 +106,7 @@ def _job(members: Mapping[int, Mapping[str, str]], known: dict[int, int]) -> Job
             expected |= set(range(start, min(start + int(count), world_size)))
         elif variables["MASTER_ADDR"].startswith(_LOOPBACK):
             expected |= set(range(world_size))
-    environments = {int(variables["RANK"]): variables for variables in members.values()}
-    return Job(dict(sorted(processes.items())), world_size, frozenset(expected), environments=environments)
+    return Job(dict(sorted(processes.items())), world_size, frozenset(expected))
 
 
 def _python(pid: int, known: dict[int, int]) -> int:

@@ -55,7 +55,7 @@ class Seen:
 
 
 def look(pids: Sequence[int], seconds: float) -> dict[int, Seen]:
-    """What these processes do, from some samples over so many seconds. One that ends meanwhile is left out.
+    """What these processes do, from some samples over this many seconds. One that ends meanwhile is left out.
 
     Raises NotPermitted and NoSampler.
     """
