@@ -343,9 +343,25 @@ def test_rebuilt_order(grader: Grader) -> None:
     judge_feedback(grader, *feed_back(grader, ONE_BUCKET))
 
 
+def judge_what_is_dropped(grader: Grader) -> None:
+    """What an overflow leaves is no debt: the step after it is as if it had not been."""
+    steps = [draw(grader, f"dropped {step}") for step in range(3)]
+    for own in steps[1]:
+        own["a"] = own["a"].clone()
+        own["a"][0, :4] = torch.tensor([1e6, -1e6, torch.nan, torch.inf])
+    options = {"dtype": "float16", "error_feedback": True}
+    seen = [
+        one[2]["a"] for one in grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options).observed("seen")
+    ]
+    what = "With error feedback, numbers of step 2's gradient were 1e6, -1e6, NaN and inf, for which float16 has no room. In step 3 the mean"
+    right, id = mean_of(steps[2])["a"], "residual-poisoned"
+    grader.explain(what, seen, right, otherwise=id, at=RESIDUAL, tolerance=rounding(torch.float16))
+
+
 @pytest.mark.needs("test_rebuilt_order")
 def test_digits(grader: Grader) -> None:
     """training on digits gets as far as plain DDP, even when gradients overflow or are NaN in some steps"""
+    judge_what_is_dropped(grader)
     pixels, classes = digits()
     each = [{"pixels": pixels[rank::2], "classes": classes[rank::2]} for rank in range(2)]
     options = {"steps": EPOCHS, "scale": SCALE, "nan_step": NAN_STEP, "dtype": "float16", "error_feedback": True}

@@ -34,6 +34,7 @@ CALLED = (
 )
 
 HERE, THERE = "cpu", "other"
+TWO_NAMES = "model.mean", "model.also_mean"  # of one tensor
 REGISTERED = {
     "model.encoder.weight": ("parameter", "float32"),
     "model.frozen": ("parameter", "float32"),
@@ -52,6 +53,7 @@ ATTRIBUTES = {
     'model.anchors[1][0]["wide"]': "float64",
     "model.norm.extra": "float32",
     "model.adapters[0].weight": "float32",
+    "model.adapters[0].steps": "int64",
 }
 FOCAL = {
     "loss.scale": ("parameter", HERE, "float32"),
@@ -95,13 +97,18 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 
 
 def found(run: Run, label: str) -> dict[str, Any]:
-    """What one call observed, the second device under its name here."""
+    """What one call observed, the second device under its name here, and a tensor of two names under the first."""
     seen: dict[str, Any] = run.observed(label)[0]
     other = run.observed("other")[0]
+    first, second = TWO_NAMES
+    names = {second: first} if first not in [path for _, path, *_ in seen["tensors"]] else {}
     tensors: list[tuple[str, ...]] = []
     for kind, path, device, dtype in seen["tensors"]:
-        tensors.append((path, kind, THERE if device == other else device, dtype.removeprefix("torch.")))
-    return seen | {"tensors": tensors, "other": other}
+        place = THERE if device == other else device
+        tensors.append((names.get(path, path), kind, place, dtype.removeprefix("torch.")))
+    text = seen["text"].replace(second, first) if names else seen["text"]
+    misplaced = [names.get(path, path) for path in seen["misplaced"]]
+    return seen | {"tensors": tensors, "text": text, "misplaced": misplaced, "other": other}
 
 
 def look_at(grader: Grader, seen: dict[str, Any], wanted: Tensors, missing: dict[str, tuple[str, str]]) -> None:
@@ -308,6 +315,11 @@ def test_verdict_when_all_is_well(grader: Grader) -> None:
             at=TEXT,
         )
     look_at_table(grader, seen)
+    seen = found(grader.run("empty", 1), "empty")
+    first = seen["text"].partition("\n")[0]
+    if seen["tensors"] or not first.lower().startswith("all") or HERE not in first:
+        what = f'Neither the model nor the batch holds a tensor, device="cpu"; the report\'s first line is {first[:120]!r}.'
+        grader.fail("verdict-not-first", what, at=TEXT)
 
 
 @pytest.mark.needs("test_left_behind", "test_expected_device")

@@ -213,6 +213,13 @@ def test_asked(grader: Grader) -> None:
     last = resumed(grader, left or {})
     job(grader).goes_on(last, through(grader), done, after, left, stopped=True)
     job(grader).ends_alike(last, through(grader), done, after)
+    wanted = [step for step in range(done + 1, TOTAL) if step % SAVE_EVERY == 0]
+    saved = [done + step for step in last.observed("saves")[0] if done + step < TOTAL]  # the last: test_complete
+    if saved != wanted:
+        expected, made = (", ".join(map(str, steps)) or "none" for steps in (wanted, saved))
+        what = f"{after} With save_every={SAVE_EVERY}, the next start should save after steps {expected}; it saved after {made}."
+        fails = "saves-too-seldom" if set(wanted) - set(saved) else "saves-too-often"
+        grader.fail(fails, what, of=[0], at=LINES.saving)
 
 
 # Another number of ranks ---------------------------------------------------------------------------------------------

@@ -33,7 +33,19 @@ from judging.exact_resume import (
 )
 from judging.resumed import read_loading
 
-from lockstep.grading import EXACT, Diagnosis, Each, Grader, Hypothesis, Outcome, Run, difference, equal, fitting
+from lockstep.grading import (
+    EXACT,
+    CheckNotRun,
+    Diagnosis,
+    Each,
+    Grader,
+    Hypothesis,
+    Outcome,
+    Run,
+    difference,
+    equal,
+    fitting,
+)
 
 WORLD, BATCH = 2, 5  # 18 samples a rank: batches of 5, 5, 5 and 3
 ODD_WORLD, ODD_BATCH = 3, 3  # 12 samples a rank: four batches of 3
@@ -41,10 +53,10 @@ SAVE_EVERY = 5
 
 
 def given(grader: Grader, batch: int = BATCH, save_every: int = SAVE_EVERY) -> dict[str, Any]:
-    """What train is called with, drawn for every seed. On three ranks it is another seed."""
+    """What train is called with, drawn for every seed. On three ranks the seed is 0: NumPy takes none below it."""
     generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
     x, y = torch.randn(SAMPLES, 6, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
-    seed = grader.random(f"seed {batch}").randrange(1, 9999)
+    seed = 0 if batch == ODD_BATCH else grader.random("seed").randrange(1, 9999)
     return {"x": x, "y": y, "options": {"epochs": EPOCHS, "batch_size": batch, "save_every": save_every, "seed": seed}}
 
 
@@ -101,24 +113,55 @@ def test_trains(grader: Grader) -> None:
     draws = [call["steps"][0]["draws"] for call in through]
     for at, generator in enumerate(GENERATORS):
         if equal(draws[0][:, at], draws[1][:, at], EXACT):
+            judge_loading(grader)
             what = f"The first number that {generator} gave was {draws[0][0, at]:.6f} on rank 0, and on rank 1 as well."
             grader.fail("same-random-numbers-everywhere", what, of=range(WORLD), at=r"seed\( || " + TRAIN)
+    judge_steps(grader, through)
+
+
+def judge_steps(grader: Grader, calls: list[dict[str, Any]]) -> None:
+    """Every batch goes through `train_step` once, on a model that averages its gradients."""
+    gradients = [call["steps"][0]["gradients"] for call in calls]
+    if apart := difference(gradients[1], gradients[0]):
+        what = (
+            f"In step 1 the gradients of ranks 0 and 1 differ by up to {apart.distance:.1e}: each stepped with its own."
+        )
+        grader.fail("bypasses-ddp", what, of=range(WORLD), at=r"train_step\( || " + TRAIN)
+    for key, what, right in (
+        ("scaled", "the number of losses that were scaled by the scaler", [1] * TOTAL),
+        ("rate", "the learning rate", [0.02 * 0.6 ** (step // 4) for step in range(TOTAL)]),
+        ("scale", "the scale of the loss", [3.0 * 1.3 ** (step // 3) for step in range(TOTAL)]),
+    ):
+        seen = [[float(step[key]) for step in call["steps"]] for call in calls]
+        says = f"Of {TOTAL} steps and {what} in each, one"
+        at = r"train_step\( || \.step\(|\.backward\( || " + TRAIN
+        grader.explain(says, seen, right, otherwise="not-by-train-step", at=at)
 
 
 @pytest.mark.needs("test_trains")
 def test_same_start(grader: Grader) -> None:
     """the same seed gives the same training"""
     run = two(grader)
-    at = r"seed\( || make\(\) || " + TRAIN
+    line = r"seed\( || make\(\) || " + TRAIN
     for stop in stops(grader).values():
-        for key, what in (("weights", "weights"), ("draws", "random numbers"), ("loss", "loss")):
-            begun, through = (
-                [[step[key] for step in call["steps"]] for call in run.observed(name)]
-                for name in (f"until {stop}", "through")
-            )
-            bad = [rank for rank in range(WORLD) if not equal(begun[rank], through[rank][: len(begun[rank])], EXACT)]
+        begun, through = run.observed(f"until {stop}"), run.observed("through")
+        for what, of, steps in (
+            ("first weights", lambda step: step["weights"], 1),
+            *(
+                (f"numbers from {who}", lambda step, at=at: step["draws"][:, at], stop)
+                for at, who in enumerate(GENERATORS)
+            ),
+            ("weights", lambda step: step["weights"], stop),
+            ("losses", lambda step: step["loss"], stop),
+        ):
+            bad = []
+            for rank, (one, other) in enumerate(zip(begun, through, strict=True)):
+                number = min(steps, len(one["steps"]))
+                seen, same = ([of(step) for step in call["steps"][:number]] for call in (one, other))
+                if not equal(seen, same, EXACT):
+                    bad.append(rank)
             twice = f"Two trainings with the same seed, both from the start: on {{ranks}} the {what} are not the same."
-            grader.fail_on(bad, "start-not-seeded", twice, at=at)
+            grader.fail_on(bad, "start-not-seeded", twice, at=line)
 
 
 @pytest.mark.needs("test_same_start")
@@ -132,6 +175,33 @@ def test_stops(grader: Grader) -> None:
         grader.explain(what, made, stop, otherwise="ignores-stop-after", at=at)
         at = r"return .*(ddp|wrap|model|None) || " + TRAIN
         grader.explain("What train returned", returned, "the model", otherwise="wrong-thing-returned", at=at)
+
+
+@pytest.mark.needs("test_stops")
+def test_saves(grader: Grader) -> None:
+    """it saves after every `save_every` steps of the whole training, where it stops, and after the last step"""
+    run = two(grader)
+    calls = [("A training that ran through", "through", 0, TOTAL)]
+    for where, stop in stops(grader).items():
+        calls += [
+            (f"A training that stopped after step {stop}", f"until {stop}", 0, stop),
+            (f"Interrupted {where} and resumed after step {stop}, it", f"after {stop}", stop, TOTAL),
+        ]
+    for who, name, began, ended in calls:
+        call = run.observed(name)[0]
+        if len(call["steps"]) != ended - began:
+            continue  # test_place judges where it went on
+        right = [step for step in range(began + 1, ended + 1) if step % SAVE_EVERY == 0 or step == ended]
+        saved = [began + step for step in call["saves"]]
+        if saved != right:
+            what = f"With save_every={SAVE_EVERY}, the saves expected are after steps {listed(right)}. {who} saved after {listed(saved)}."
+            fails = "saves-too-seldom" if set(right) - set(saved) else "saves-too-often"
+            grader.fail(fails, what, of=[0], at=SAVING)
+
+
+def listed(steps: list[int]) -> str:
+    """The numbers of the steps, in words."""
+    return ", ".join(map(str, steps)) or "none"
 
 
 # Resumed -------------------------------------------------------------------------------------------------------------
@@ -158,18 +228,30 @@ def judge_place(grader: Grader, case: Case) -> None:
 @pytest.mark.needs("test_stops")
 def test_place(grader: Grader) -> None:
     """a resumed training goes on with the next sample: none twice, none left out"""
+    ends = [("through", TOTAL), *((f"until {stop}", stop) for stop in stops(grader).values())]
+    if any(two(grader).observed(name)[0]["saves"][-1:] != [end] for name, end in ends):
+        raise CheckNotRun("needs a checkpoint that is missing above")
     for case in cases(grader):
         judge_place(grader, case)
     stop = next(iter(stops(grader).values()))
-    for name, done, id, at in (
-        ("complete", TOTAL, "trains-on-after-the-end", r"for epoch || while || " + TRAIN),
-        ("told again", stop, "ignores-stop-after", r"(if|while|==) .*stop_after || " + TRAIN),
+    goes_on, ignores = r"for epoch || while || " + TRAIN, r"(if|while|==) .*stop_after || " + TRAIN
+    for name, done, how, id, at in (
+        ("complete", TOTAL, "", "trains-on-after-the-end", goes_on),
+        ("told again", stop, " with the same stop_after", "ignores-stop-after", ignores),
+        ("told less", stop, f" with stop_after={stop - 2}", "ignores-stop-after", ignores),
+        ("told more", TOTAL, " with a stop_after that is larger", "trains-on-after-the-end", goes_on),
     ):
-        more = [len(call["steps"]) for call in two(grader).observed(name)]
-        what = (
-            f"{done} steps were done. Called again{' with the same stop_after' * (done == stop)}, the number of steps"
+        again = two(grader).observed(name)
+        what = f"{done} steps were done. Called again{how}, the number of steps"
+        grader.explain(what, [len(call["steps"]) for call in again], 0, otherwise=id, at=at)
+        what, returns = f"{done} steps were done. What train returned when called again{how}", r"return || " + TRAIN
+        grader.explain(
+            what, [call["returned"] for call in again], "the model", otherwise="wrong-thing-returned", at=returns
         )
-        grader.explain(what, more, 0, otherwise=id, at=at)
+        ended = two(grader).observed("through" if done == TOTAL else f"until {stop}")
+        for part, lacks in (("weights", "weights-not-restored"), ("buffers", "buffers-forgotten")):
+            what = f"{done} steps were done. Of the {part} of the model that train returned when called again{how}, one"
+            grader.explain(what, [again[0][part]], ended[0][part], otherwise=lacks, at=LOADING, tolerance=EXACT)
 
 
 PARTS = {
@@ -207,20 +289,35 @@ def test_state(grader: Grader) -> None:
 @pytest.mark.needs("test_place")
 def test_random_numbers(grader: Grader) -> None:
     """every generator of every rank goes on where it was"""
+    judge_loading(grader)
     for case in cases(grader):
-        for rank, call in enumerate(case.calls):
-            got, right = call["steps"][0]["draws"], case.through[rank]["steps"][case.stop]["draws"]
-            wrong = [at for at in range(len(GENERATORS)) if not equal(got[:, at], right[:, at], EXACT)]
-            if not wrong:
-                continue
-            who = GENERATORS[wrong[0]]
-            drew = f"rank {rank} drew {got[0, wrong[0]]:.6f} from {who}, where it had been {right[0, wrong[0]]:.6f}"
-            left = Hypothesis(
-                "random-state-forgotten", f"Not put back: {', '.join(GENERATORS[at] for at in wrong)}.", None, RANDOM
-            )
-            found = fitting([got[:2, wrong[0]]], sources(case, rank, wrong), EXACT) or left
-            what = f"{case.interrupted}: in step {case.stop + 1} {drew}. {found.says} {case.cost}"
-            grader.fail(found.id, what, of=[rank], at=found.at)
+        judge_random_numbers(grader, case)
+
+
+def judge_random_numbers(grader: Grader, case: Case) -> None:
+    """The numbers of the first step after an interruption, on every rank."""
+    for rank, call in enumerate(case.calls):
+        got, right = call["steps"][0]["draws"], case.through[rank]["steps"][case.stop]["draws"]
+        wrong = [at for at in range(len(GENERATORS)) if not equal(got[:, at], right[:, at], EXACT)]
+        if not wrong:
+            continue
+        who = GENERATORS[wrong[0]]
+        drew = f"rank {rank} drew {got[0, wrong[0]]:.6f} from {who}, where it had been {right[0, wrong[0]]:.6f}"
+        left = Hypothesis(
+            "random-state-forgotten", f"Not put back: {', '.join(GENERATORS[at] for at in wrong)}.", None, RANDOM
+        )
+        found = fitting([got[:2, wrong[0]]], sources(case, rank, wrong), EXACT) or left
+        what = f"{case.interrupted}: in step {case.stop + 1} {drew}. {found.says} {case.cost}"
+        grader.fail(found.id, what, of=[rank], at=found.at)
+
+
+def judge_loading(grader: Grader) -> None:
+    """A step's samples are fetched in this process, after the step before."""
+    for rank, call in enumerate(two(grader).observed("through")):
+        for number, step in enumerate(call["steps"], 1):
+            if early := sorted(set(step["samples"]) - set(step["fetched"])):
+                what = f"On rank {rank} the samples {early} of step {number} were not fetched between step {number - 1} and step {number}."
+                grader.fail("fetches-ahead", what, of=[rank], at=r"DataLoader\( || dataset\[ || for .* in || " + TRAIN)
 
 
 @pytest.mark.needs("test_state", "test_random_numbers")
@@ -256,6 +353,7 @@ def test_three_ranks(grader: Grader) -> None:
     for where, stop in places.items():
         case = Case(where, stop, run.observed(f"after {stop}"), through)
         judge_place(grader, case)
+        judge_random_numbers(grader, case)
         step, same = case.calls[0]["steps"][0], through[0]["steps"][stop]
         begun_alike = all(equal(step[what], same[what], EXACT) for what in ("draws", "weights", "moments", "loss"))
         if begun_alike and (apart := difference(step["gradients"], same["gradients"])):

@@ -17,6 +17,7 @@ from judging.find_divergence import WORLD, Change, Found, add, between, compared
 from lockstep.grading import Diagnosis, Grader, Run, evidence, names
 
 EVERY, STEPS = 2, 7
+TOLERANCE = 0.75
 FIRST = 4  # the step at which the watch has to see a difference: made at step 3, and it looks at every second one
 TENSORS = 64  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
 BYTES = 64 + 16 * TENSORS
@@ -229,6 +230,16 @@ def test_bits(grader: Grader) -> None:
     why = next((why for _, name, _, _, why in BITS if name not in seen), "There is a difference")
     expected = [Found(kind, name, [1], largest) for kind, name, _, largest, _ in BITS]
     judge(grader, each, expected, ("rounds-bits-away", CHECKSUM), why)
+    # 300 and 1, whose difference no bfloat16 can hold; beside a NaN and an infinity that all ranks have; a NaN alone.
+    far = {"do": "add", "rank": 1, "kind": "parameter", "name": "brief", "at": random.randrange(5), "by": 299}
+    beside = {"do": "add", "rank": 1, "kind": "buffer", "name": "odd", "at": 2, "by": 0.5}
+    alone = {"do": "nan", "rank": 1, "kind": "buffer", "name": "norm.running_var", "at": random.randrange(3)}
+    expected = [
+        Found("parameter", "brief", [1], 299.0),
+        Found("buffer", "odd", [1], 0.5),
+        Found("buffer", "norm.running_var", [1], math.inf),
+    ]
+    judge(grader, found(compared(grader, "nan", [far, beside, alone])), expected)
 
 
 @pytest.mark.needs("test_kinds")
@@ -260,18 +271,32 @@ def test_hyper_parameters(grader: Grader) -> None:
 @pytest.mark.needs("test_kinds")
 def test_options(grader: Grader) -> None:
     """leaves out gradients when told so, and what is within the tolerance"""
+    gradient, small, exact = unwanted(grader)
+    big = small | {"by": -4.5, "name": "decoder.weight"}
+    each = found(compared(grader, "options", [gradient, small, exact, big], gradients=False, tolerance=TOLERANCE))
+    for own in each:
+        judge_options(grader, own, "find_divergence", FUNCTION)
+    judge(grader, each, [Found("parameter", "decoder.weight", [1], 4.5)])
+
+
+def unwanted(grader: Grader) -> list[Change]:
+    """What gradients=False and tolerance=TOLERANCE leave out: a gradient, less than the tolerance, and just as much."""
     gradient, _ = add(grader, 2, "gradient", "encoder.weight", 12)
-    gradient["by"] += 4
-    small, within = add(grader, 1, "parameter", "encoder.weight", 12)
-    big = small | {"by": -within.largest - 4, "name": "decoder.weight"}
-    each = found(compared(grader, "options", [gradient, small, big], gradients=False, tolerance=3.0))
-    for one in (one for own in each for one in own):
-        given = [("gradients=False", GRADIENTS)] * (one.kind == "gradient")
-        given += [("tolerance=3.0", r"tolerance || " + FUNCTION)] * (one.key == within.key)
-        for option, at in given:
-            said = f"With {option} the {one.kind} {one.name} was reported, which differs by {one.largest:.4g}."
-            grader.fail("ignores-options", said, at=at)
-    judge(grader, each, [within._replace(name="decoder.weight", largest=within.largest + 4)])
+    small, _ = add(grader, 1, "parameter", "encoder.weight", 12)
+    exact = {"do": "add", "rank": 2, "kind": "buffer", "name": "zeros", "at": 1, "by": TOLERANCE}
+    return [gradient | {"by": 4.5}, small | {"by": small["by"] / 2}, exact]
+
+
+def judge_options(grader: Grader, told: list[Found], who: str, at: str) -> None:
+    """Nothing that is `unwanted` was reported."""
+    for one in told:
+        option, where = f"tolerance={TOLERANCE}", r"tolerance || "
+        if one.kind == "gradient":
+            option, where = "gradients=False", r"gradients= || \.grad\b || "
+        elif one.largest > TOLERANCE:
+            continue
+        said = f"With {option} {who} reported the {one.kind} {one.name}, which differs by {one.largest:.4g}."
+        grader.fail("ignores-options", said, at=where + at)
 
 
 @pytest.mark.needs("test_parameter")
@@ -320,7 +345,7 @@ def test_watch(grader: Grader) -> None:
     seed = grader.random("model").randrange(1 << 30)
     changes = {"3": first, "5": later}
     each = [{"changes": {n: one for n, one in changes.items() if one["rank"] == rank}} for rank in range(WORLD)]
-    run = grader.run("watches", WORLD, each=each, seed=seed, every=EVERY, steps=STEPS)
+    run = grader.run("watches", WORLD, each=each, seed=seed, every=EVERY, steps=STEPS, options={})
     seen = run.observed("seen")
     for rank, step in ((rank, step) for rank in range(WORLD) for step in range(1, STEPS + 1)):
         judge_watch(grader, run, rank, step, *(seen[rank][step - 1] or [None, None])[:2])
@@ -332,6 +357,13 @@ def test_watch(grader: Grader) -> None:
         )
         grader.fail("not-the-first-step", said, at=WATCH)
     judge(grader, last, [expected])
+    options = {"gradients": False, "tolerance": TOLERANCE}
+    steps = {str(step): one for step, one in enumerate(unwanted(grader), 1)}
+    each = [{"changes": {n: one for n, one in steps.items() if one["rank"] == rank}} for rank in range(WORLD)]
+    run = grader.run("watches", WORLD, each=each, seed=seed, every=1, steps=len(steps), options=options)
+    for found_by_step in run.observed("seen"):
+        for one in (one for one in found_by_step if one is not None):
+            judge_options(grader, read(one[2]), "DivergenceWatch", WATCH)
 
 
 def judge_watch(grader: Grader, run: Run, rank: int, step: int, told: int | None, agreed: int | None) -> None:

@@ -53,6 +53,7 @@ REDUCE = r"all_reduce\( || " + CLASS
 HOOK = r"def .*(hook|ready) || register_post_accumulate_grad_hook || register_hook || " + CLASS
 FINISH = r"def finish_gradient_synchronization"
 DIVIDE = r"/= || div || / || AVG || " + REDUCE
+TYPE = r"dtype || torch\.(zeros|empty)\( || " + REDUCE
 BUCKET = r"cap || bucket || " + CLASS
 MISSING = r"grad is None || is not None || " + FINISH
 NO_SYNC = r"def no_sync || " + HOOK
@@ -161,6 +162,16 @@ def judge_parameters(grader: Grader, run: Run) -> None:
     grader.explain(what, run.observed("mine"), right, otherwise="different-weights", at=FINISH, tolerance=EXACT)
 
 
+def judge_type(grader: Grader) -> None:
+    """The mean in a float64 model, of gradients for which float32 has no room."""
+    right = torch.full((3,), 1 / 3, dtype=torch.float64)
+    seen = grader.run("slopes", WORLD, slope=1 / 3, dtype="float64").observed("gradient")
+    says = "That is the mean rounded to float32: it went through a tensor of another type than the parameter's."
+    rounded = Hypothesis("mean-in-another-type", says, right.float().double())
+    what = "Both ranks had a float64 gradient of 1/3. The mean"
+    grader.explain(what, seen, right, [rounded], otherwise="wrong-mean", at=TYPE, tolerance=EXACT)
+
+
 # The checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +202,7 @@ def test_matches_ddp(grader: Grader) -> None:
     trained = main_run(grader)
     judge_gradients(grader, trained)
     judge_parameters(grader, trained.run)
+    judge_type(grader)
 
 
 @pytest.mark.needs("test_matches_ddp")
@@ -266,6 +278,13 @@ def test_no_sync(grader: Grader) -> None:
         [Hypothesis("loses-accumulated", "All ranks still have their own.", Each([one["alone"] for one in seen]))],
         otherwise="loses-accumulated", at=NO_SYNC, tolerance=EXACT,
     )  # fmt: skip
+    run = grader.run("overlaps", WORLD, layers=LAYERS, per_bucket=PER_BUCKET, quiet=1)
+    before, after = (
+        {rank for rank in range(WORLD) if sent(events(one, rank, "backward done"))}
+        for one in (overlap_run(grader), run)
+    )
+    said = "After one no_sync() the next backward launched no all-reduce on {ranks}: all were left to finish_gradient_synchronization."
+    grader.fail_on(before - after, "launches-after-backward", said, at=NO_SYNC)
 
 
 @pytest.mark.needs("test_matches_ddp")
@@ -273,7 +292,8 @@ def test_divides_first(grader: Grader) -> None:
     """gradients are divided before the sum, so that it does not overflow"""
     slope = 3e38
     what = f"Both ranks had a gradient of {slope:g}, and the largest float32 is 3.4e+38. The mean"
-    seen, right = grader.run("overflows", WORLD, slope=slope).observed("gradient"), torch.full((3,), slope)
+    run = grader.run("slopes", WORLD, slope=slope, dtype="float32")
+    seen, right = run.observed("gradient"), torch.full((3,), slope)
     grader.explain(what, seen, right, otherwise="divides-after-the-sum", at=DIVIDE)
 
 

@@ -9,16 +9,18 @@ come back must name it, on every rank that is there. A call that never comes bac
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from lockstep.grading import Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Diagnosis, Grader, Play, Run, evidence, names
 
 WORLD = 3
 SECONDS = 1.2  # where somebody is waited for until the deadline
 TOGETHER = 2.5  # ... and the others need time to meet
 PATIENT = 30.0  # where nobody should have to wait
+HOSTED = 7.0  # ... unless nobody hosts the store, which must be told before the wait is taken for a hang
 
 FUNCTION = r"def preflight"
 ENVIRONMENT = r"environ|getenv || " + FUNCTION
@@ -36,12 +38,14 @@ CASES: list[tuple[str, str | None]] = [
     *((name, None) for name in VARIABLES),
     *((name, "") for name in ("RANK", "MASTER_ADDR")),
     *((name, "two") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")),
-    ("RANK", "1.0"),
+    ("RANK", "0.0"),
+    ("WORLD_SIZE", "1.0"),
+    ("LOCAL_RANK", "0.5"),
     ("RANK", "1"),  # in a world of one
     ("RANK", "-1"),
     ("WORLD_SIZE", "0"),
     ("LOCAL_RANK", "-1"),
-    ("MASTER_PORT", "70000"),
+    ("MASTER_PORT", "65536"),
     ("MASTER_PORT", "0"),
 ]
 
@@ -75,14 +79,18 @@ def situation(case: Any) -> str:
         "taken": "Rank 0 has to host the store, and another program has the port",
         "foreign": "At MASTER_PORT a program listens that is no store, and says nothing",
         "devices": "The device or backend does not fit",
-        "missing": "Rank 1 never came",
+        "missing": "Ranks 1 and 3 of 4 never came",
+        "given, missing": "A group existed already, and rank 1 never called preflight",
+        "hosted": "No agent hosted the store: TORCHELASTIC_USE_AGENT_STORE was 'False'",
+        "gpus": "Rank 1 had GPUs, and the others had none",
         "duplicate": "Two processes had RANK=1, and nobody RANK=2",
         "world size": "WORLD_SIZE was 4 on rank 1 and 3 on the others",
         "version": "Rank 1 had another version of torch than the others",
-        "lie": "The all-reduce gave rank 1 a wrong sum",
+        "lie": "The all-reduce gave rank 1 a sum that was 1 too large",
+        "given lie": "A group existed already, and its all-reduce counted rank 2 twice and rank 0 not at all, on rank 1",
         "garbled": "RANK was 'one' on rank 1",
         "given and wrong": "A group of 3 existed already, in which rank 2 had RANK=0",
-        "given": "A group existed already, and all was well",
+        "given": "A group existed already, no variable was set, and all was well",
         "well": "All was well",
     }[case]
 
@@ -98,9 +106,14 @@ def mentions(name: str, lines: list[str]) -> bool:
 
 
 def mentions_rank(number: int, lines: list[str]) -> bool:
-    """Whether some line speaks of this rank: `rank 1`, `ranks 0, 1`, `RANK=1`, `[1]`."""
-    pattern = rf"(?i)\branks?\b[^a-z\n]*(?<!\d){number}(?!\d)"
+    """Whether some line speaks of this rank: `rank 1`, `ranks 0, 1`, `ranks 0 and 1`, `RANK=1`."""
+    pattern = rf"(?i)\branks?\b(?:[^a-z\n]|\b(?:and|or)\b)*(?<!\d){number}(?!\d)"
     return any(re.search(pattern, line) for line in lines)
+
+
+def names_backend(name: str, lines: list[str]) -> bool:
+    """Whether some line names it, other than in the path of a file."""
+    return any(re.search(rf"(?<![\w/]){name}(?![\w/])", line) for line in lines)
 
 
 def returned(grader: Grader, found: dict[str, Any], what: str, rank: int = 0, at: str = FUNCTION) -> list[str]:
@@ -123,16 +136,47 @@ def returned(grader: Grader, found: dict[str, Any], what: str, rank: int = 0, at
     return lines
 
 
-def together(grader: Grader, case: str, odd: int, seconds: float, world: int = WORLD, **changes: str | None) -> Run:
-    """All ranks call it; something is different on rank `odd`."""
+def unchanged(grader: Grader, found: dict[str, Any], what: str) -> None:
+    """No variable has another value than before."""
+    if changed := found["changed"]:
+        grader.fail(
+            "changes-environment", f"{what}. After it {', '.join(changed[:3])} had another value.", at=r"environ"
+        )
+
+
+WAITING: dict[str, tuple[list[int], int, dict[str, str]]] = {  # the ranks that are odd, how many there are, changes
+    "missing": ([1, 3], 4, {}),
+    "given, missing": ([1], WORLD, {}),
+    "garbled": ([1], WORLD, {"RANK": "one"}),
+    "duplicate": ([2], WORLD, {"RANK": "1", "LOCAL_RANK": "1"}),
+    "world size": ([1], WORLD, {"WORLD_SIZE": "4"}),
+}
+PORTS = ("nobody", "taken", "foreign")
+
+
+def waited(grader: Grader, case: str) -> Run:
+    """A case in which the ranks may wait for each other until the deadline: all of those are played at the same time."""
+
+    def how(name: str) -> dict[str, Any]:
+        odd, world, changes = WAITING[name]
+        return {"world_size": world, "case": name, "odd": odd, "changes": changes, "timeout": TOGETHER}
+
+    grader.play_ahead(Play.of("together", **how(name)) for name in WAITING)
+    return grader.run("together", **how(case))
+
+
+def together(
+    grader: Grader, case: str, odd: list[int], seconds: float, world: int = WORLD, **changes: str | None
+) -> Run:
+    """All ranks call it; something is different on the ranks `odd`."""
     return grader.run("together", world, case=case, odd=odd, changes=changes, timeout=seconds)
 
 
 def everybody(
-    grader: Grader, run: Run, what: str, absent: int | None = None, at: str = FUNCTION
+    grader: Grader, run: Run, what: str, absent: Collection[int] = (), at: str = FUNCTION
 ) -> dict[int, list[str]]:
     """The lines on each rank that was there; none of them may be empty."""
-    found = {rank: one for rank, one in enumerate(run.observed("found")) if rank != absent}
+    found = {rank: one for rank, one in enumerate(run.observed("found")) if rank not in absent}
     lines = {rank: returned(grader, one, what, rank, at) for rank, one in found.items()}
     empty = [rank for rank, own in lines.items() if not own]
     if empty and len(empty) == len(lines):
@@ -148,13 +192,31 @@ def everybody(
     return lines
 
 
+def group_as_before(grader: Grader, run: Run, case: str) -> None:
+    """A group that was there still is, and one that was not is gone."""
+    odd = [rank for rank, one in enumerate(run.observed("found")) if one and one["group"]]
+    if case.startswith("given"):
+        what = "A group existed before the call, and none after it on {ranks}."
+        grader.fail_on(odd, "destroys-given-group", what, at=r"destroy_process_group")
+    what = f"{situation(case)}. After preflight there was a process group on {{ranks}}."
+    what += " The job's own init_process_group raises then."
+    grader.fail_on(odd, "leaves-its-group", what, at=r"destroy_process_group || " + GROUP)
+
+
+def in_time(grader: Grader, run: Run, case: str, absent: list[int]) -> None:
+    """Whether the others had returned by far in time, by the clock of one that did not call it."""
+    if run.observed("late")[absent[0]]:
+        what = f"{situation(case)}. With timeout={TOGETHER}, the others had not returned after three times as long."
+        grader.fail("no-deadline", what, of=[rank for rank in range(run.world_size) if rank not in absent], at=ROLL)
+
+
 # The checks ----------------------------------------------------------------------------------------------------------
 
 
 def test_well(grader: Grader) -> None:
     """returns an empty list when all is well, on one rank and on three"""
     for world in (1, WORLD):
-        run = together(grader, "well", 0, PATIENT, world)
+        run = together(grader, "well", [], PATIENT, world)
         for rank, found in enumerate(run.observed("found")):
             lines = returned(grader, found, f"All was well on {world} rank{'s' if world > 1 else ''}", rank)
             if lines:
@@ -166,45 +228,53 @@ def test_well(grader: Grader) -> None:
 @pytest.mark.needs("test_well")
 def test_leaves_nothing(grader: Grader) -> None:
     """leaves no process group and no changed variable behind, and the job can start"""
-    run = together(grader, "well", 0, PATIENT)
+    run = together(grader, "well", [], PATIENT)
     found = run.observed("found")
-    still = [rank for rank, one in enumerate(found) if one["group"]]
-    if still:
-        grader.fail(
-            "leaves-its-group",
-            f"After preflight there was a process group on {names(still)}. The job's own init_process_group raises then.",
-            of=still,
-            at=r"destroy_process_group || " + GROUP,
-        )
-    changed = sorted({name for one in found for name in one["changed"]})
-    if changed:
-        grader.fail(
-            "changes-environment", f"After preflight {', '.join(changed[:3])} had another value.", at=r"environ"
-        )
+    group_as_before(grader, run, "well")
+    for one in found:
+        unchanged(grader, one, "preflight was called")
     if any(one != [6.0, True] for one in run.observed("sum")):
         grader.fail("leaves-its-group", "After preflight the job's own group gave a wrong sum.", at=GROUP)
 
 
 @pytest.mark.needs("test_well")
+def test_hosts(grader: Grader) -> None:
+    """hosts the store on rank 0 if no agent does, and leaves it to the job"""
+    for well in (True, False):
+        run = grader.run("hosted", WORLD, well=well, timeout=HOSTED)
+        for rank, found in enumerate(run.observed("found")):
+            lines = returned(grader, found, situation("hosted"), rank, STORE)
+            if well and lines:
+                what = f"{situation('hosted')}; rank {rank} was told: {lines[0][:200]!r}"
+                grader.fail("cries-wolf", what, of=[rank], at=r"TORCHELASTIC_USE_AGENT_STORE || " + STORE)
+        errors = run.observed("job")
+        cut = [rank for rank, error in enumerate(errors) if error]
+        who = "the job's rank 0 could not open it" if cut == [0] else f"{names(cut)} could not reach it"
+        what = f"Rank 0 hosted the store{'' if well else ', and rank 1 had another version of torch'}. After preflight {who}: "
+        grader.fail_on(cut, "store-kept-from-the-job", what + repr("".join(errors)[:160]), at=STORE)
+
+
+@pytest.mark.needs("test_well")
+def test_barrier(grader: Grader) -> None:
+    """calls monitored_barrier in the group, on every rank"""
+    run = together(grader, "well", [], PATIENT)
+    without = [
+        rank for rank, one in enumerate(run.ranks) if "monitored_barrier" not in [c.kind for c in one.collectives]
+    ]
+    what = "All was well, and {ranks} never called monitored_barrier."
+    grader.fail_on(without, "no-monitored-barrier", what, at=r"barrier\( || " + GROUP)
+
+
+@pytest.mark.needs("test_well")
 def test_given_group(grader: Grader) -> None:
     """tries a group that exists already, and leaves it as it is"""
-    run = together(grader, "given", 0, PATIENT)
+    run = together(grader, "given", [], PATIENT)
     for rank, found in enumerate(run.observed("found")):
         lines = returned(grader, found, situation("given"), rank, GROUP)
         if lines:
-            grader.fail(
-                "cries-wolf",
-                f"A group existed, all was well, and rank {rank} was told: {lines[0][:200]!r}",
-                of=[rank],
-                at=GROUP,
-            )
-        if found["group"]:
-            grader.fail(
-                "destroys-given-group",
-                f"A group existed before the call, and none after it on rank {rank}.",
-                of=[rank],
-                at=r"destroy_process_group",
-            )
+            told = f"{situation('given')}; rank {rank} was told: {lines[0][:200]!r}"
+            grader.fail("cries-wolf", told, of=[rank], at=GROUP)
+    group_as_before(grader, run, "given")
     if any(one != [6.0, True] for one in run.observed("sum")):
         grader.fail("destroys-given-group", "After preflight the group that existed gave a wrong sum.", at=GROUP)
 
@@ -223,6 +293,7 @@ def test_variables(grader: Grader) -> None:
         if not mentions(name, lines):
             id = "value-overlooked" if re.fullmatch(r"-?\d+", value or "") else "names-no-variable"
             grader.fail(id, f"{what}; preflight says {lines[0][:200]!r}, without the variable's name.", at=at)
+        unchanged(grader, found, what)
 
 
 @pytest.mark.needs("test_variables")
@@ -240,7 +311,8 @@ def test_address(grader: Grader) -> None:
 @pytest.mark.needs("test_variables")
 def test_ports(grader: Grader) -> None:
     """names a port where nothing listens, and one that is taken"""
-    for kind in ("nobody", "taken", "foreign"):
+    grader.play_ahead(Play.of("ports", 1, kind=kind, timeout=SECONDS) for kind in PORTS)
+    for kind in PORTS:
         run = grader.run("ports", 1, kind=kind, timeout=SECONDS)
         port = run.observed("port")[0]
         lines = returned(grader, run.observed("found")[0][0], situation(kind), at=STORE)
@@ -258,7 +330,7 @@ def test_ports(grader: Grader) -> None:
 
 @pytest.mark.needs("test_variables")
 def test_devices(grader: Grader) -> None:
-    """names a local rank for which there is no GPU, and a backend that is not there"""
+    """takes nccl where there are GPUs; names a local rank without a GPU, and a backend that is not there"""
     run = grader.run("devices", 1, gpus=2, local_rank=2, backend=None, timeout=SECONDS)
     what = "LOCAL_RANK was 2 on a node with 2 GPUs"
     lines = returned(grader, run.observed("found")[0][0], what, at=DEVICE)
@@ -270,6 +342,14 @@ def test_devices(grader: Grader) -> None:
         )
     if grader.device == "cuda":
         return
+    for backend, wanted in ((None, "nccl"), ("gloo", "gloo")):
+        run = grader.run("devices", 1, gpus=2, local_rank=1, backend=backend, timeout=SECONDS)
+        asked = run.observed("asked for")[0]
+        given = "no backend given" if backend is None else 'backend="gloo"'
+        what = f"On a node with GPUs, and {given}, preflight asked for "
+        what += f"{' and '.join(asked) or 'no group'}; a group with {wanted} was expected."
+        right = any("nccl" in one for one in asked) == (wanted == "nccl")
+        grader.fail_on(() if right else [0], "takes-another-backend", what, at=BACKEND)
     run = grader.run("devices", 1, gpus=0, local_rank=0, backend="nccl", timeout=SECONDS)
     what = 'backend="nccl" was asked for on a machine without a GPU'
     lines = returned(grader, run.observed("found")[0][0], what, at=BACKEND)
@@ -283,26 +363,30 @@ def test_devices(grader: Grader) -> None:
 
 @pytest.mark.needs("test_well")
 def test_missing_rank(grader: Grader) -> None:
-    """names the missing rank, on all the others"""
-    run = together(grader, "missing", 1, TOGETHER)
-    lines = everybody(grader, run, situation("missing"), absent=1, at=ROLL)
-    silent = [rank for rank, own in lines.items() if not mentions_rank(1, own)]
+    """names the missing ranks, on all the others, and doesn't wait for longer than it was told"""
+    run, absent = waited(grader, "missing"), WAITING["missing"][0]
+    lines = everybody(grader, run, situation("missing"), absent, at=ROLL)
+    silent = [rank for rank, own in lines.items() if not all(mentions_rank(one, own) for one in absent)]
     if silent:
         knows = [rank for rank in lines if rank not in silent]
         grader.fail(
             "missing-rank-not-named",
             f"{situation('missing')}. {names(silent).capitalize()} {'was' if len(silent) == 1 else 'were'} told: "
             f"{lines[silent[0]][0][:160]!r}"
-            + (f"; only {names(knows)} could say who." if knows else "; who it is nobody says."),
+            + (f"; only {names(knows)} named both." if knows else ", which does not name both."),
             of=silent,
             at=ROLL,
         )
+    in_time(grader, run, "missing", absent)
+    run, absent = waited(grader, "given, missing"), WAITING["given, missing"][0]
+    everybody(grader, run, situation("given, missing"), absent, at=GROUP)
+    in_time(grader, run, "given, missing", absent)
 
 
 @pytest.mark.needs("test_missing_rank")
 def test_broken_rank(grader: Grader) -> None:
     """tells all ranks of the one whose variables are wrong"""
-    run = together(grader, "garbled", 1, TOGETHER, RANK="one")
+    run = waited(grader, "garbled")
     lines = everybody(grader, run, situation("garbled"), at=ROLL)
     if not mentions("RANK", lines[1]):
         grader.fail(
@@ -324,7 +408,7 @@ def test_broken_rank(grader: Grader) -> None:
 @pytest.mark.needs("test_missing_rank")
 def test_duplicate_rank(grader: Grader) -> None:
     """names a rank that two processes have"""
-    run = together(grader, "duplicate", 2, TOGETHER, RANK="1", LOCAL_RANK="1")
+    run = waited(grader, "duplicate")
     lines = everybody(grader, run, situation("duplicate"), at=ROLL)
     for rank, own in lines.items():
         if not mentions_rank(1, own):
@@ -339,7 +423,7 @@ def test_duplicate_rank(grader: Grader) -> None:
 @pytest.mark.needs("test_missing_rank")
 def test_world_size(grader: Grader) -> None:
     """says that the ranks do not agree on WORLD_SIZE"""
-    run = together(grader, "world size", 1, TOGETHER, WORLD_SIZE="4")
+    run = waited(grader, "world size")
     lines = everybody(grader, run, situation("world size"), at=SHARED)
     silent = [rank for rank, own in lines.items() if not any(re.search(r"(?i)world.?size", line) for line in own)]
     if silent:
@@ -353,9 +437,9 @@ def test_world_size(grader: Grader) -> None:
 
 @pytest.mark.needs("test_well")
 def test_versions(grader: Grader) -> None:
-    """says that the ranks do not have the same torch"""
-    version = f"2.{grader.random('version').randrange(5, 9)}.1"
-    run = together(grader, "version", 1, PATIENT, torch=version)
+    """says that the ranks do not have the same torch, or the same backend"""
+    run = together(grader, "version", [1], PATIENT, patch=str(grader.random("version").randrange(11, 30)))
+    version = run.observed("version")[1]
     found = {
         rank: returned(grader, one, situation("version"), rank, SHARED)
         for rank, one in enumerate(run.observed("found"))
@@ -376,13 +460,20 @@ def test_versions(grader: Grader) -> None:
             of=silent,
             at=SHARED,
         )
+    if grader.device == "cuda":
+        return
+    lines = everybody(grader, together(grader, "gpus", [1], TOGETHER), situation("gpus"), at=SHARED)
+    silent = [rank for rank, own in lines.items() if not all(names_backend(one, own) for one in ("gloo", "nccl"))]
+    if silent:
+        what = f"{situation('gpus')}, so rank 1 took nccl and the others gloo. {names(silent).capitalize()}: "
+        grader.fail("disagreement-overlooked", what + repr(lines[silent[0]][0][:200]), of=silent, at=SHARED)
 
 
 @pytest.mark.needs("test_well", "test_given_group")
 def test_collective(grader: Grader) -> None:
     """sees that an all-reduce of the ranks' numbers gave something else"""
-    for case, odd, changes in (("lie", 1, {}), ("given and wrong", 2, {"RANK": "0"})):
-        run = together(grader, case, odd, PATIENT if case == "lie" else TOGETHER, **changes)
+    for case, odd, changes in (("lie", 1, {}), ("given lie", 1, {}), ("given and wrong", 2, {"RANK": "0"})):
+        run = together(grader, case, [odd], TOGETHER if changes else PATIENT, **changes)
         found = [returned(grader, one, situation(case), rank, SUM) for rank, one in enumerate(run.observed("found"))]
         if not any(found):
             grader.fail(
@@ -392,3 +483,4 @@ def test_collective(grader: Grader) -> None:
                 at=SUM,
             )
         everybody(grader, run, situation(case), at=SUM)
+        group_as_before(grader, run, case)

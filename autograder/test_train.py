@@ -204,11 +204,19 @@ def test_evaluation(grader: Grader) -> None:
         got = [[result["loss"], result["accuracy"]] for result in run.observed("result")]
         what = f"Of {world} ranks, loss and accuracy ({got[0]}; over the {TESTED} samples of the test set {right}): one"
         grader.explain(what, got, right, mistakes, otherwise=otherwise, at=EVALUATION, tolerance=CLOSE)
+        looked = [{n for batch in one for n in batch} for one in run.observed("tested")]
+        what = f"Each of the {world} ranks evaluated all {TESTED} samples of the test set."
+        grader.fail_on(
+            range(world) if all(len(one) == TESTED for one in looked) else (), "work-not-shared", what, at=EVALUATION
+        )
+        wrapped = [rank for rank, kinds in enumerate(run.observed("evaluated")) if "DistributedDataParallel" in kinds]
+        what = "On {ranks} evaluate was given the DDP wrapper."
+        grader.fail_on(wrapped, "evaluates-the-wrapper", what, at=r"evaluate\( || " + EVALUATION)
 
 
 @pytest.mark.needs("test_samples")
 def test_speaks(grader: Grader) -> None:
-    """rank 0 tells how it is going, with the loss over all ranks, and no other rank says anything"""
+    """rank 0 tells where it starts and how it goes, with the loss over all ranks; no other rank says anything"""
     run = through(grader)
     told, *others = [report.stdout for report in run.ranks]
     loud = [rank for rank, said in enumerate(others, 1) if said.strip()]
@@ -216,12 +224,41 @@ def test_speaks(grader: Grader) -> None:
     grader.fail_on(loud, "every-rank-speaks", printed, at=r"print\( || " + TRAIN)
     at, lines = r"say\(|print\( || " + TRAIN, told.strip().splitlines()
     what = f"In {TOTAL} steps and {EPOCHS} epochs, with --log-every 2, rank 0 printed {len(lines)} lines."
-    enough = len(lines) >= TOTAL // 2 + EPOCHS and re.search(r"\d\.\d", told)
+    enough = len(lines) >= 1 + TOTAL // 2 + EPOCHS and re.search(r"\d\.\d", told)
     grader.fail_on(() if enough else [0], "says-nothing", what, at=at)
-    second, of = run.observed("steps")[0][1], data(grader)["train"]
+    steps, of = run.observed("steps")[0], data(grader)["train"]
+    losses = [model.loss(one["weights"], of, together(run, n)) for n, one in enumerate(steps)]
+    printed = [str(n) for n, loss in enumerate(losses, 1) if model.prints(told, loss)]
+    what = f"With --log-every 2, rank 0 printed the losses of the steps {', '.join(printed)}."
+    grader.fail_on([0] * (len(printed) > TOTAL // 2 + 1), "logs-too-often", what, at=r"log_every || " + at)
+    second = steps[1]
     whole, own = (model.loss(second["weights"], of, samples) for samples in (together(run, 1), share(second)))
     what = f"In step 2 the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
     grader.fail_on([0] * (model.prints(told, own) and not model.prints(told, whole)), "rank-local-loss", what, at=at)
+
+
+@pytest.mark.needs("test_step")
+def test_loss(grader: Grader) -> None:
+    """train_step returns the mean loss of this rank's micro-batches before the step, without a graph"""
+    seed, of = drawn_seed(grader), data(grader)["train"]
+    order = grader.random("parts").sample(range(model.SAMPLES), 18)
+    parts = [[order[start : start + 3] for start in (9 * rank, 9 * rank + 3, 9 * rank + 6)] for rank in range(WORLD)]
+    run = grader.run("steps_once", WORLD, train=of, samples=parts, seed=seed)
+    weights = model.initial(seed)
+    right = [model.loss(weights, of, [n for part in own for n in part]).item() for own in parts]
+    last = [model.loss(weights, of, own[-1]).item() for own in parts]
+    every = [model.loss(weights, of, [n for own in parts for part in own for n in part]).item()] * WORLD
+    id, at = "wrong-loss-returned", r"return || " + STEP
+    mistakes = [
+        Hypothesis(id, "It is that of the last micro-batch alone.", Each(last)),
+        Hypothesis(id, "It is the sum over the micro-batches.", Each([3 * one for one in right])),
+        Hypothesis(id, "It is the mean over all ranks.", Each(every)),
+    ]
+    what = "Of the losses that train_step returned for 3 micro-batches, one"
+    grader.explain(what, run.observed("loss"), Each(right), mistakes, otherwise=id, at=at, tolerance=CLOSE)
+    kept = [rank for rank, graph in enumerate(run.observed("graph")) if graph]
+    what = "The loss that train_step returned on {ranks} still requires a gradient."
+    grader.fail_on(kept, "loss-keeps-its-graph", what, at=at)
 
 
 # Saved ---------------------------------------------------------------------------------------------------------------
@@ -239,6 +276,10 @@ def test_saves(grader: Grader) -> None:
     if id := durability(operations, [file], [folder]):
         what = f"The checkpoint {DURABLE[id]}: {in_order(operations)}."
         grader.fail(id, what, of=[0], at=r"fsync || replace || torch\.save || " + at)
+    trusting = [rank for rank, trusts in enumerate(run.observed("trusting")) if trusts]
+    grader.fail_on(
+        trusting, "runs-code-from-a-file", "On {ranks} load called torch.load with weights_only=False.", at=LOADING
+    )
     came, what = run.observed("loaded"), "After a save with step 7 on rank 0 and 8 on rank 1, what load returned"
     grader.explain(what, came, [7, [0.0]], otherwise="state-comes-back-changed", at=at)
     there, what = [came is not None for came in run.observed("nothing")], "Without a file, that load returned a state"
@@ -248,6 +289,22 @@ def test_saves(grader: Grader) -> None:
     what = f"Where no file can be made save raised {[error for error in errors if error]}, and returned on {{ranks}}."
     id = "others-never-learn-of-it" if any(errors) else "swallows-a-failed-save"
     grader.fail_on(silent, id, what, at=r"except || raise || " + at)
+    others = run.observed("another error")
+    what = f"Where no file can be made save raised {''.join(others[:1])} on {{ranks}}; a RuntimeError was expected."
+    grader.fail_on([rank for rank, other in enumerate(others) if other], "another-error", what, at=r"raise || " + at)
+
+
+@pytest.mark.needs("test_samples")
+def test_saves_when(grader: Grader) -> None:
+    """a checkpoint is saved every --save-every steps, and no more often"""
+    seen = through(grader).observed("checkpoints")[0]
+    saved = [step for step, (before, after) in enumerate(pairwise(seen), 1) if before != after and step < TOTAL]
+    right = list(range(SAVE_EVERY, TOTAL, SAVE_EVERY))
+    id = "saves-too-seldom" if set(right) - set(saved) else "saves-too-often"
+    what = f"In {TOTAL} steps with --save-every {SAVE_EVERY}, the saves expected before the last step are after steps {right}. "
+    grader.fail_on(
+        [0] * (saved != right), id, f"{what}{{ranks}} saved after {saved}.", at=r"save_every || save\( || " + TRAIN
+    )
 
 
 # Interrupted ---------------------------------------------------------------------------------------------------------
@@ -341,9 +398,13 @@ def test_two_hosts(grader: Grader) -> None:
 def test_refuses(grader: Grader) -> None:
     """a batch that cannot be divided evenly is refused"""
     run = grader.run("refuses", WORLD, arguments=arguments(grader, "--accumulate", "5"))
-    bad = [rank for rank, said in enumerate(run.observed("refused")) if said == "nothing"]
+    said = run.observed("refused")
+    bad = [rank for rank, error in enumerate(said) if error == "nothing"]
     what = f"--batch-size {BATCH} and --accumulate 5 on {WORLD} ranks: {{ranks}} trained instead of raising ValueError."
     grader.fail_on(bad, "uneven-batch-accepted", what, at=r"accumulate || " + TRAIN)
+    others = [rank for rank, error in enumerate(said) if error != "ValueError"]
+    what = f"--batch-size {BATCH} and --accumulate 5 on {WORLD} ranks: {{ranks}} raised {''.join(said[others[0]] if others else '')}; "
+    grader.fail_on(others, "another-error", what + "a ValueError was expected.", at=r"raise || accumulate || " + TRAIN)
 
 
 @pytest.mark.needs("test_evaluation", "test_step")

@@ -14,8 +14,10 @@ from judging.train_ddp import (
     EPOCHS,
     FUNCTION,
     LOOP,
+    LOSS_LINE,
     SCALED_RATE,
     Training,
+    as_given,
     by_epoch,
     carriers,
     dataset,
@@ -37,7 +39,7 @@ NODES = 2
 WORLD, SAMPLES, BATCH, RATE = 4, 96, 6, 0.25
 SHARE, EVERYBODY = SAMPLES // WORLD, range(WORLD)
 UNEVEN_WORLD, UNEVEN_SAMPLES = 3, 55  # shares of 19, 18 and 18: four batches or three
-CLOSE, MAIN_LOSS, UNEVEN_LOSS = Tolerance(1e-3, 2e-5), Tolerance(0.0, 2e-3), Tolerance(0.0, 5e-4)
+CLOSE, MAIN_LOSS, UNEVEN_LOSS = Tolerance(1e-5, 1e-5), Tolerance(0.0, 2e-3), Tolerance(0.0, 5e-4)
 
 TRAIN_CALL = r"\btrain_ddp\(.*(?<!:)$ || " + FUNCTION
 LOADER = r"DataLoader\( || Sampler\( || " + FUNCTION
@@ -51,14 +53,23 @@ def main_run(grader: Grader) -> Training:
 
 
 def uneven_run(grader: Grader) -> Training:
-    """The shares have to be filled up, and the last batch of an epoch is smaller."""
-    return train(grader, UNEVEN_WORLD, UNEVEN_SAMPLES, batch_size=BATCH)
+    """The shares have to be filled up, and the last batch of an epoch is smaller. No launcher says which rank it is."""
+    return train(grader, UNEVEN_WORLD, UNEVEN_SAMPLES, told=False, batch_size=BATCH, lr=RATE)
 
 
 def broken_run(grader: Grader) -> Run:
-    """Once the caller is in a group already, once the model fails."""
+    """Once the caller is in a group already, once the model fails in its second epoch."""
     x, y = dataset(grader, SAMPLES)
-    return grader.run("breaks", 2, x=x, y=y, epochs=EPOCHS, options={"batch_size": BATCH})
+    return grader.run("breaks", 2, x=as_given(x), y=y, epochs=EPOCHS, options={"batch_size": BATCH})
+
+
+def lone_run(grader: Grader) -> Run:
+    """Three ranks that train by themselves: the global random state of two is the same, and the third has another."""
+    x, y = dataset(grader, SAMPLES)
+    draw = grader.random("global random state")
+    one, other = draw.randrange(1 << 20), draw.randrange(1 << 20, 1 << 21)
+    each = [{"seed": seed} for seed in (one, one, other)]
+    return grader.run("alone", 3, each=each, x=as_given(x), y=0 * y, options={"batch_size": BATCH})
 
 
 def say_counts(counts: list[int]) -> str:
@@ -171,15 +182,25 @@ def judge_missing(grader: Grader, training: Training) -> None:
 
 @pytest.mark.needs("test_each_sample_on_one_rank")
 def test_batch_size(grader: Grader) -> None:
-    """each rank's batches have batch_size samples"""
-    sizes = main_run(grader).sizes
+    """each rank's batches have batch_size samples, with the inputs as they are in data"""
+    training = main_run(grader)
+    sizes = training.sizes
     said = f"Expected batches of {BATCH} samples per rank (batch_size); got batches of {show(sizes)}."
     grader.fail_on(EVERYBODY if sizes != [BATCH] else (), "ignores-batch-size", said, at=r"batch_size || " + LOADER)
+    x = as_given(training.x)
+    held = f"{x.dtype} of shape {tuple(x.shape[1:])}"
+    changed = {rank: got for rank, got in enumerate(training.run.observed("inputs")) if got != [held]}
+    said = (
+        f"Each input in data is {held}. The model on {{ranks}} got inputs that are {' and '.join(min(changed.values()))}."
+        if changed
+        else ""
+    )
+    grader.fail_on(changed, "changes-inputs", said, at=r"float\(|flatten|reshape|view || " + LOOP)
 
 
 @pytest.mark.needs("test_each_sample_on_one_rank")
 def test_reshuffles(grader: Grader) -> None:
-    """every epoch has a new order"""
+    """every epoch has a new order, whatever the global random state"""
     training = main_run(grader)
     orders = training.orders[0]
     first = show(orders[0])
@@ -191,16 +212,21 @@ def test_reshuffles(grader: Grader) -> None:
     grader.fail_on([0] * repeated, "missing-set-epoch", said, at=LOOP)
     if training.sizes == [BATCH]:  # batches of one sample, or of all, are the same however they are drawn
         judge_repeats(grader, training)
+    alone = lone_run(grader).observed("batches")
+    if alone[0] == alone[1] != alone[2]:
+        said = ("With a different global random state (`torch.manual_seed`, `random.seed`), the same call of train_ddp dealt the samples "
+                "in a different order.")  # fmt: skip
+        grader.fail("order-from-global-state", said, at=r"seed|rand || " + LOADER)
 
 
 def judge_repeats(grader: Grader, training: Training) -> None:
-    """Whether an epoch deals out the batches of the epoch before: in another order, from another rank, or permuted in
+    """Whether an epoch deals out the batches of an earlier one: in another order, from another rank, or permuted in
     themselves. A permutation of all samples repeats next to none.
     """
-    for epoch in range(1, EPOCHS):
-        before, now = training.batch_sets(epoch - 1), training.batch_sets(epoch)
+    for earlier, epoch in ((0, 1), (1, 2), (0, 2)):
+        before, now = training.batch_sets(earlier), training.batch_sets(epoch)
         if 2 * len(before & now) > len(now):
-            said = (f"{len(before & now)} of the {len(now)} batches of epoch {epoch} hold the same samples as in epoch {epoch - 1}. Only their "
+            said = (f"{len(before & now)} of the {len(now)} batches of epoch {epoch} hold the same samples as in epoch {earlier}. At most their "
                     "order, or the order within them, is new, so the gradients are the same. Permute all samples in each epoch.")  # fmt: skip
             grader.fail("missing-set-epoch", said, of=EVERYBODY, at=LOOP)
 
@@ -285,17 +311,32 @@ def test_no_double_work(grader: Grader) -> None:
 
 @pytest.mark.needs("test_each_sample_on_one_rank")
 def test_rank_0_speaks(grader: Grader) -> None:
-    """rank 0 alone prints, one line for each epoch"""
+    """rank 0 alone prints, one line after each epoch"""
     training = main_run(grader)
     said = [report.stdout.strip().splitlines() for report in training.run.ranks]
     speakers = [rank for rank in EVERYBODY[1:] if said[rank]]
     line = f"Rank {speakers[0]} printed {said[speakers[0]][0]!r}. Only rank 0 may print." if speakers else ""
     grader.fail_on(speakers, "every-rank-speaks", line, at=PRINT)
-    if [epoch for epoch, _ in training.printed] != list(range(EPOCHS)):
+    if len(said[0]) != EPOCHS or [epoch for epoch, _ in training.printed] != list(range(EPOCHS)):
         first, more = said[0][:1], len(said[0]) - 1
         found = (f"{first[0]!r}" + (f" and {more} more lines" if more else "")) if first else "nothing"
         expected = f"Rank 0 printed {found}; expected {EPOCHS} lines like 'epoch 0: loss 2.3021'."
+        if training.printed and len(said[0]) != EPOCHS:
+            odd = next((line for line in said[0] if not LOSS_LINE.match(line)), said[0][-1])
+            expected = (
+                f"Expected {EPOCHS} lines, one for each epoch; rank 0 printed {len(said[0])}, among them {odd!r}."
+            )
         grader.fail("wrong-loss-format" if first else "no-loss-line", expected, of=[0], at=PRINT)
+    lone = lone_run(grader).ranks[0].stdout.strip()
+    said = f"Expected a loss with four decimals, as in 'epoch 0: loss 0.2500'; rank 0 printed {lone!r}."
+    grader.fail_on([0] * (not LOSS_LINE.match(lone)), "wrong-loss-format", said, at=PRINT)
+    run = broken_run(grader)
+    whole = sorted(number for one in run.observed("batches") for batch in one for number in batch) == list(
+        range(SAMPLES)
+    )
+    late = whole and "epoch 0: loss" not in run.ranks[0].stdout
+    said = "The model raised in epoch 1, and rank 0 had not printed the line of epoch 0. Print it as soon as the epoch ends."
+    grader.fail_on([0] * late, "no-loss-line", said, at=PRINT)
 
 
 def printed_losses(training: Training) -> list[dict[str, float]]:
@@ -320,10 +361,18 @@ def test_uneven_data(grader: Grader) -> None:
     if len(set(training.steps)) > 1:
         each = f"different numbers of steps ({say_counts(training.steps)})"
         grader.fail("uneven-steps", f"{UNEVEN_SAMPLES} samples on {UNEVEN_WORLD} ranks gave {each}.", at=LOADER)
+    orders = training.orders
+    same = all(sorted(order[0]) == sorted(orders[0][0]) for order in orders)
+    said = ("All ranks trained on the same samples. RANK was not set in this run: a program that starts its own ranks may leave it out. "
+            "Use the argument `rank`.")  # fmt: skip
+    grader.fail_on(range(UNEVEN_WORLD) if same else (), "same-shard", said, at=r"environ|getenv || " + LOADER)
     judge_missing(grader, training)
     if drifted := training.drifted():
         said = f"With {UNEVEN_SAMPLES} samples {say_apart(*drifted)}."
         grader.fail("drift", said, of=[0, drifted[0]], at=LOOP)
+    seen, right = training.run.observed("state"), replay(training).state
+    what = f"With {UNEVEN_SAMPLES} samples on {UNEVEN_WORLD} ranks, compared with one process and the mean of the ranks' gradients, a weight"
+    grader.explain(what, seen, right, otherwise="different-weights", at=BACKWARD, tolerance=CLOSE)
 
 
 @pytest.mark.needs("test_reports_global_loss", "test_uneven_data")
@@ -351,26 +400,34 @@ def test_learning_rate_and_defaults(grader: Grader) -> None:
 
 @pytest.mark.needs("test_trains_on_every_rank")
 def test_leaves_the_group(grader: Grader) -> None:
-    """the process group is closed afterwards"""
+    """the group is made by setup_ddp, and closed afterwards"""
     still = [rank for rank, left in enumerate(main_run(grader).run.observed("group_open")) if left]
     said, at = (
         "After train_ddp returned, {ranks} still belonged to the process group.",
         r"cleanup_ddp\( || ^\s+return || ",
     )
     grader.fail_on(still, "group-left-open", said, at=at + FUNCTION)
+    own = [rank for rank, called in enumerate(broken_run(grader).observed("called")) if "setup_ddp" not in called]
+    said = "train_ddp made the process group on {ranks} without a call of setup_ddp."
+    grader.fail_on(own, "setup-not-used", said, at=r"init_process_group || " + FUNCTION)
 
 
 @pytest.mark.needs("test_leaves_the_group")
 def test_leaves_the_group_after_an_error(grader: Grader) -> None:
     """an error in training reaches the caller, and the group is closed too"""
-    run = broken_run(grader)
-    for rank, error in enumerate(run.observed("error")):
-        said = f"The model raised RuntimeError in its second step, and on rank {rank} {error or 'nothing'} came out."
-        other = "broke in its second step" not in error
-        grader.fail_on([rank] * other, "swallows-errors", said, at=r"except")
-    still = [rank for rank, left in enumerate(run.observed("group_open")) if left]
-    said = "The model raised in its second step, and {ranks} still belonged to the process group afterwards."
-    grader.fail_on(still, "cleanup-skipped-on-error", said, at=r"cleanup_ddp\( || " + FUNCTION)
+    x, y = dataset(grader, SAMPLES)
+    unmade = grader.run("cannot_be_made", 2, x=as_given(x), y=y, options={"batch_size": BATCH})
+    for run, when, raised in (
+        (broken_run(grader), "The model raised ValueError in its second epoch", "the model broke in its second epoch"),
+        (unmade, "model_class raised ValueError", "the model could not be made"),
+    ):
+        for rank, error in enumerate(run.observed("error")):
+            said = f"{when}, and on rank {rank} {error or 'nothing'} came out."
+            other = not error.startswith(f"ValueError: {raised}")
+            grader.fail_on([rank] * other, "swallows-errors", said, at=r"except || finally || " + FUNCTION)
+        still = [rank for rank, left in enumerate(run.observed("group_open")) if left]
+        said = f"{when}, and {{ranks}} still belonged to the process group afterwards."
+        grader.fail_on(still, "cleanup-skipped-on-error", said, at=r"cleanup_ddp\( || " + FUNCTION)
 
 
 @pytest.mark.needs("test_leaves_the_group_after_an_error")

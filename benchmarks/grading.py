@@ -2,7 +2,7 @@
 
 Four parts, each printed when it is done:
 
-1. `course`: the reference solutions of the whole course, as `./lockstep check --all` grades them, two at a time.
+1. `course`: the reference solutions of the whole course, as `./lockstep check --all` grades them, three at a time.
 2. `class`: N generated submissions of three exercises through `lockstep grade`'s engine: a third right, a third wrong, a
    sixth hanging, a sixth hostile, all from `tests/submissions`. The naive way beside it, in the same run: for every run
    of ranks that a check needs, new processes that import torch (as `mp.spawn` starts them), no result shared between

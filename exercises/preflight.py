@@ -15,26 +15,27 @@ import torch.distributed as dist
 def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     """Look for what will keep this job from training. Called on every rank at the start, with the same arguments.
 
-    Returns one line a problem; each names the variable, the port or the rank, and says what to do. An empty list means
-    that all is well. It never raises, and comes back within about `timeout` seconds, whatever is broken. Ranks that can
-    still talk to each other tell each other: what one of them sees is in the list of all.
+    Returns one line for each problem, and an empty list if all is well. A line names the variable, the port or the rank.
+    preflight never raises, and returns within about `timeout` seconds, whatever is broken. Once the ranks have met, in
+    the store or in a group, a problem that one of them sees is in the list of every rank.
 
-    Looked at, in this order:
+    What to look at:
 
     - The variables that torchrun sets, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: set, integers where
-      they should be, and possible (rank below world size, port 1 to 65535; with CUDA, local rank below the number of
-      GPUs). They are read, and not changed.
-    - The backend: "nccl" where there are GPUs and "gloo" elsewhere, unless told; is it there?
-    - MASTER_ADDR resolves. At MASTER_PORT a store answers (torchrun's agent hosts it; without TORCHELASTIC_USE_AGENT_STORE
-      rank 0 does, and the port has to be free). A port where some other program listens is a problem too.
-    - Every rank arrives, and each only once. Missing ranks are named by all that are there: `init_process_group` would only
-      say that it has waited, so a roll is called in the store first. WORLD_SIZE, torch's version and the backend are the
-      same everywhere.
-    - The group forms. `monitored_barrier` passes, which only gloo has: with nccl through a gloo group beside it.
+      they should be, and possible (rank below world size, port 1 to 65535; with nccl, local rank below the number of
+      GPUs). Read them; never change them.
+    - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it there?
+    - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
+      is "True"; otherwise rank 0 does, and the port has to be free. Another program at that port is a problem too.
+    - Every rank arrives, and each only once. Every rank that is there names all that are missing. `init_process_group`
+      would only say that it has waited, so call a roll in the store first. WORLD_SIZE, torch's version and the backend
+      are the same everywhere.
+    - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group beside it.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
-    Leaves no process group behind. When there is one already, that one is tried, the variables may be missing, and it
-    stays. Where rank 0 hosts the store it goes on doing so, for the job that begins next at the same port.
+    preflight leaves no process group behind. If there is one already, it tries that one and keeps it. The variables may
+    be missing then, but a RANK that is set must be this rank's number in the group. If rank 0 hosts the store, the
+    store outlives the call, and the job that starts next can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

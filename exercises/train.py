@@ -157,11 +157,11 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The checkpoint `path`, or None where there is none; the same on every rank.
+    """The checkpoint `path`, or None if there is none; the same on every rank.
 
-    Rank 0 reads it, with `weights_only=True`, and sends it to the others: not every node needs to see the folder. That
-    suits checkpoints of a few GB, which under nccl pass through GPU memory; every rank should read larger ones itself
-    (chapter 5, "Who writes, who reads"). Returned tensors are on the CPU.
+    Read it with `weights_only=True`. In the solution rank 0 reads it and sends it to the others: not every node needs
+    to see the folder. That suits checkpoints of a few GB, which under nccl pass through GPU memory; every rank should
+    read larger ones itself (chapter 5, "Who writes, who reads").
 
     The solution skips a damaged file, says so on rank 0, and returns the one before it. If no file is intact it raises
     RuntimeError on every rank rather than start over. The check doesn't ask for that.

@@ -60,8 +60,8 @@ def train(
     """Train with DDP, from the newest checkpoint in `folder` on if there is one. Called on every rank, in a group.
 
     However often it was interrupted, and wherever, it ends with the bits of a training that ran through: the same
-    weights and buffers, from the same samples in the same batches, with the same random numbers. That holds for a
-    restart on as many ranks as before, also when there are more than two.
+    weights and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers.
+    That holds for a restart on as many ranks as before, also when there are more than two.
 
     The training:
 
@@ -75,10 +75,10 @@ def train(
 
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise before:
 
-    - One is saved when `save_every` steps, or a multiple of it, have been done, and one after the last step.
-    - With `stop_after`, one is also saved when that many steps have been done in all, and then the function returns.
-    - Called again with the same folder, it goes on behind the last step that was saved. A training that is complete
-      makes no further step; nor does one that has done `stop_after` steps and is told so again.
+    - Save after every `save_every` steps, counted from the first of the whole training, and after the last step.
+    - With `stop_after`, also save when that many steps have been done in all, and then return.
+    - Called again with the same folder, it continues after the last step that was saved. A training that is complete
+      makes no further step; nor does one that has already done `stop_after` steps or more.
 
     Args:
         folder: where the checkpoints are.

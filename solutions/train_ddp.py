@@ -31,15 +31,15 @@ def train_ddp(
 ) -> nn.Module:
     """Train a classifier with DDP and return it. Every rank calls it; only `rank` differs between them.
 
-    Join the process group with `setup_ddp` and leave it with `cleanup_ddp`, even when training fails. (If the caller
-    already belongs to a group, setup_ddp raises, and that group must survive.)
+    Join the process group with `setup_ddp`, and leave it at the end, even when training fails. (If the caller already
+    belongs to a group, setup_ddp raises, and that group must survive.)
 
     The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or trained as DDP would train it.
     Use plain SGD on the mean cross-entropy of each batch. In every epoch the samples are shuffled again, and each goes
     to one rank. If they don't divide evenly, a few are repeated so that every rank takes the same number of steps. The
     order must not depend on the global random state.
 
-    After each epoch rank 0 prints one line. Nothing else is printed on any rank:
+    After each epoch rank 0 prints one line. Nothing else goes to stdout on any rank:
 
         epoch 0: loss 2.3021
 

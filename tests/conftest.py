@@ -1,7 +1,9 @@
 """How the tests are spread over processes, and which of them `./lockstep test` leaves out when it is not told `--all`.
 
-The tests of one file stay together, in one process, because they share fixtures; the submissions of the bank are dealt out
-one by one. `--quick` leaves out the tests marked `slow` and draws a sample from the bank, with the seed of the shuffle.
+The tests of one file stay together, in one process, because they share fixtures: JupyterLab starts once, not once in each
+process. The submissions of the bank are dealt out one by one, at the end, and fill the gaps. (`--dist=loadgroup` of
+pytest-xdist 3.8 no longer keeps a group together: it renames `item._nodeid`, which pytest 9.2 does not read.) `--quick`
+leaves out the tests marked `slow` and draws a sample from the bank, with the seed of the shuffle.
 """
 
 from __future__ import annotations
@@ -26,9 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Runs before the shuffle, so that the sample depends on the seed alone."""
-    for item in items:
-        if item.path.name != BANK:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if not config.option.quick:
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
@@ -38,6 +37,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out.update(slow=len(slow), bank=len(bank) - len(drawn))
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What pytest-xdist deals out as one piece: a file, or a submission of the bank. The pieces with most tests go first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return nodeid if path.endswith(BANK) else path
+
+    return ByFile(config, log)
 
 
 def _submission(item: pytest.Item) -> bool:

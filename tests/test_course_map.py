@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from IPython.core.error import UsageError
 
+from lockstep.commands.lab import first_page
 from lockstep.commands.terminal import show_next, show_status
 from lockstep.course import Course, CourseError, progress
 from lockstep.course.outline import outlines
@@ -35,7 +37,14 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
 
 def shown(box: CourseMap) -> str:
     """The map's words."""
-    return re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*</style>", "", box._map.value, flags=re.DOTALL))
+    (output,) = box._map.outputs
+    text = re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", output["data"]["text/html"], flags=re.DOTALL))
+    return " ".join(text.split())
+
+
+def targets(box: CourseMap) -> dict[str, str]:
+    """The map's links, by their words."""
+    return {words: html.unescape(target) for target, words in re.findall(r'<a href="([^"]+)">([^<]+)</a>', box.html)}
 
 
 def test_every_question_and_exercise_has_one_place_in_the_course(course: Course) -> None:
@@ -134,7 +143,7 @@ def test_a_chapter_marked_as_complete_is_behind_the_reader(course: Course) -> No
 
 def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
     box = course_map("02_setup")
-    assert "exercises 0 of 3" in shown(box) and "Sharding" in shown(box) and "Hooks and buckets" not in shown(box)
+    assert "exercises 0 of 3" in shown(box)
     box._complete.value = True
     assert progress.load(course).chapters == {"02_setup": "complete"} and "complete" in shown(box)
     answer(course, "01_internals/dp_or_ddp", "wrong")
@@ -146,6 +155,57 @@ def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
     assert "you are here" in shown(course_map()) and "Two ways to use several GPUs" in shown(course_map())
     with pytest.raises(CourseError, match="no chapter '2'"):
         course_map("2")
+
+
+def test_one_chapter_is_unfolded(course: Course) -> None:
+    answer(course, "01_internals/dp_or_ddp", "wrong")
+    for box, title in ((course_map("02_setup"), course.chapters[1].title), (course_map(), course.chapters[0].title)):
+        (opened,) = re.findall(r"<details open>.*?</summary>", box.html)
+        assert title in opened and box.html.count("<details>") == len(course.chapters) - 1
+
+
+def test_its_links_lead_to_every_section_and_exercise_as_seen_from_here(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(course.root / "chapters")
+    (course.root / "exercises").mkdir()
+    (course.root / "exercises" / "setup_ddp.py").touch()
+    found = targets(course_map())
+    assert found["Is it the gradient of the joined batch?"] == (
+        "01_internals.ipynb#Is-it-the-gradient-of-the-joined-batch?"
+    )
+    assert found["setup_ddp.py"] == "../exercises/setup_ddp.py" and "train_ddp.py" not in found, "it is not there"
+    headings = {
+        chapter.name: {
+            re.sub(r"^#+ +", "", line).strip().replace("`", "").replace(" ", "-")
+            for cell in json.loads((course.root / "chapters" / f"{chapter.name}.ipynb").read_text())["cells"]
+            for line in "".join(cell["source"]).splitlines()
+            if cell["cell_type"] == "markdown" and line.startswith("#")
+        }
+        for chapter in course.chapters
+    }
+    led = [target.split("#") for target in found.values() if "#" in target]
+    assert len(led) > 50
+    for page, anchor in led:
+        assert anchor in headings[page.removesuffix(".ipynb")], (page, anchor)
+
+
+def test_the_first_link_says_where_to_go_on(course: Course) -> None:
+    first = next(part.section.title for part in standing(course).chapters[0].sections if part.of)
+    assert shown(course_map()).startswith(f"Begin: chapter 1, “{first}”")
+    answer(course, "02_setup/set_epoch", "right")
+    assert shown(course_map("01_internals")).startswith("Continue: chapter 2, “Sharding”")
+    for chapter in course.chapters:
+        mark(course, chapter.name, complete=True)
+    assert shown(course_map()).startswith("1 How DDP works inside")
+
+
+def test_a_chapters_bar_says_how_much_is_done(course: Course) -> None:
+    answer(course, "02_setup/set_epoch", "right")
+    progress.record(course, "setup_ddp", 8, 8)
+    bars = re.findall(r'<progress value="(\d+)" max="(\d+)" aria-label="([^"]+)"', course_map().html)
+    of = standing(course).chapters[1].questions + len(course.chapters[1].exercises)
+    assert bars[1] == ("2", str(of), f"done in this chapter: 2 of {of}") and bars[0][0] == "0"
 
 
 def test_what_is_stored_is_the_same_for_every_learner(course: Course) -> None:
@@ -174,6 +234,18 @@ def test_a_broken_chapter_is_named(course: Course) -> None:
     assert next_up(course, "setup_ddp") is None
     with pytest.raises(CourseError, match=r"02_setup\.ipynb cannot be read.*git checkout"):
         standing(course)
+
+
+def test_the_lab_opens_where_the_learner_goes_on(course: Course) -> None:
+    for given, chapter in ((None, "01_internals"), ("02_setup/set_epoch", "02_setup")):
+        if given:
+            answer(course, given, "right")
+        assert first_page(course) == course.root / "chapters" / f"{chapter}.ipynb"
+    for chapter in [one.name for one in course.chapters]:
+        mark(course, chapter, complete=True)
+    assert first_page(course) == course.root / "chapters" / "01_internals.ipynb", "all is done"
+    (course.root / "chapters" / "02_setup.ipynb").write_text(json.dumps({"no": "cells"}))
+    assert first_page(course) == course.root / "chapters" / "01_internals.ipynb", "one cannot be read"
 
 
 def test_a_chapter_that_is_being_saved_is_waited_for(course: Course) -> None:

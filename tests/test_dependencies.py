@@ -29,6 +29,7 @@ COMMANDS = (
     "bank",
     "cli",
     "console",
+    "explain",
     "learner",
     "options",
     "project",
@@ -39,7 +40,7 @@ COMMANDS = (
 )
 TOOL = ("__main__.py", *(f"commands/{name}.py" for name in COMMANDS), "course", "ranks", "cluster", "outside")
 FOLDERS = ("src", "autograder", "chapters", "exercises", "solutions", "tests")
-DISTRIBUTIONS = {"bs4": "beautifulsoup4", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"bs4": "beautifulsoup4", "sklearn": "scikit-learn", "xdist": "pytest-xdist", "yaml": "pyyaml"}
 
 # What is needed without an import of ours.
 BY_NAME = {
@@ -48,7 +49,6 @@ BY_NAME = {
     "nbval": "pytest --nbval",
     "py-spy": "a command: `lockstep attach` reads stacks with it",
     "pytest-randomly": "shuffles the tests",
-    "pytest-xdist": "pytest --numprocesses",
     "ruff": "a command",
     "uv": "a command",
 }

@@ -21,6 +21,7 @@ from support.browser import CONTRASTS, chromium, faults
 pytest.importorskip("jupyterlab", reason="not run: no JupyterLab here")
 
 from support import ROOT
+from support.accessibility import violations
 from support.front_end import CELL_SECONDS, Lab, Notebook, lab, picture, wait_for
 
 from lockstep.authoring.bank import find
@@ -224,6 +225,41 @@ def test_a_hang_explains_itself(bench: Any) -> None:
     picture(cell, "hang")
 
 
+def test_a_question_needs_only_the_keyboard(bench: Any, running: Lab) -> None:
+    """The choices are one group with one Tab stop; arrow keys stay in it, and the verdict is announced where it appears."""
+    key = "01_internals/ring"
+    choices = quizzes.read(ROOT / "chapters" / "quizzes" / "01_internals.toml")["ring"].choices
+    right = next(number for number, choice in enumerate(choices) if choice.right)
+    notebook = bench(f'from lockstep.notebook.quiz import quiz\nquiz("{key}")')
+    notebook.run(notebook.cell(key))
+    box = notebook.cell(key).locator(".lockstep-quiz")
+    radios, check, status = box.get_by_role("radio"), box.get_by_role("button", name="Check"), box.get_by_role("status")
+    focused = "one => one === document.activeElement"
+    press = notebook.page.keyboard.press
+    box.get_by_role("radiogroup", name=re.compile(r"\w{3}")).wait_for()
+    assert radios.count() == len(choices) and status.count() == 1
+    radios.first.focus()
+    press("Space")
+    for number in (*range(1, len(choices)), 0):
+        press("ArrowDown")
+        assert radios.nth(number).is_checked() and radios.nth(number).evaluate(focused)
+    for _ in range(len(choices) - right):
+        press("ArrowUp")
+    assert radios.nth(right).is_checked() and box.locator("input:checked").count() == 1
+    wait_for(check.is_enabled, 20, "there is nothing to press")
+    press("Tab")
+    assert check.evaluate(focused)
+    press("Shift+Tab")
+    assert radios.nth(right).evaluate(focused)
+    press("Tab")
+    press("Enter")
+    status.filter(has_text="Right.").wait_for()
+    assert check.evaluate(focused) and violations(notebook.page, ".lockstep-quiz") == []
+    press("Shift+Tab")
+    press("ArrowDown")
+    wait_for(lambda: not status.inner_text(), 20, "the verdict on another choice is still there")
+
+
 def test_by_night_it_can_be_read_as_well(bench: Any) -> None:
     question, diagram = 'quiz("01_internals/overlap")', "Stepper(ranks=4, length=8)"
     notebook = bench(f"from lockstep.notebook.quiz import quiz\n{question}",
@@ -258,9 +294,10 @@ def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any,
     today = notebook.page
     today.keyboard.press("Control+s")
     wait_for(lambda: stored in notebook.file.read_text(encoding="utf-8"), 60, "the notebook is not saved")
-    notebook.menu("Kernel", "Shut Down All Kernels…")
-    today.locator(".jp-Dialog .jp-mod-accept").click()
-    today.goto("about:blank")
+    notebook.menu("Kernel", "Shut Down Kernel")  # this one's only: the other tests' pages keep theirs
+    sessions = f"{running.address}api/sessions?token={running.token}"
+    wait_for(lambda: notebook.file.name not in today.request.get(sessions).text(), 120, "the kernel is not shut down")
+    today.goto("about:blank")  # not before: it would take back the requests that are under way
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     notebook = Notebook(page, running, notebook.file.name)
     cell = notebook.cell(question)
@@ -328,3 +365,6 @@ def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, ex
     there.get_by_text("· complete").first.wait_for()
     assert "Setting up: from one process to many" in there.locator("li:visible", has_text="you are here").inner_text()
     picture(there, "map")
+    there.get_by_role("link", name=re.compile("^Continue: chapter 2")).locator("visible=true").click()
+    notebook.page.get_by_role("tab", name="02_setup.ipynb").wait_for()
+    assert notebook.page.get_by_role("tab", name=notebook.file.name).count(), "it stands beside this notebook"

@@ -24,9 +24,10 @@ FLOOR_OF_THE_TOOL = (
     "lockstep.outside",
     "lockstep.commands.run",
     "lockstep.commands.attach",
+    "lockstep.commands.explain",
     "lockstep.commands.console",
 )
-"""What `lockstep run` and `attach` consist of: a tool that people install without a course."""
+"""What `lockstep run`, `attach` and `explain` consist of: a tool that people install without a course."""
 OF_A_COURSE = re.compile(
     r"chapter|exercise|lesson|learner|notebook (?!cell)|\bcourse\b|\bclaims?\b|\b[A-Z]\d\d\b|%%|sklearn|\./lockstep|doctor"
     r"|lockstep\.(?:course|grading|notebook|authoring)", re.IGNORECASE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_a_stub_starts_like_a_script(solution: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, str(tmp_path / solution.name)], capture_output=True, text=True, timeout=120, cwd=tmp_path
     )
-    assert "NotImplementedError: " in ran.stderr.splitlines()[-1]
+    # Not the last line: gloo's threads now and then abort a process that ends with a group.
+    errors = [line for line in ran.stderr.splitlines() if re.match(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b", line)]
+    assert errors and "NotImplementedError: " in errors[0], ran.stderr
 
 
 def test_writing_tells_what_changed(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def call(course: Path, *options: str) -> str:
 
 
 def ran(output: str) -> list[str]:
-    return sorted(set(re.findall(r"tests/(test_\w+\.py::\S+?)(?:@\S+)? ?(?:PASSED|$)", output, re.MULTILINE)))
+    return sorted(set(re.findall(r"tests/(test_\w+\.py::\S+) ?(?:PASSED|$)", output, re.MULTILINE)))
 
 
-@pytest.mark.parametrize("spread", [(), ("--numprocesses=2", "--dist=loadgroup")])
+@pytest.mark.parametrize("spread", [(), ("--numprocesses=2",)])
 def test_quick_leaves_out_slow_tests_and_most_of_the_bank(course: Path, spread: tuple[str, ...]) -> None:
     output = call(course, "--quick", *spread)
     names = ran(output)
@@ -49,6 +49,18 @@ def test_quick_leaves_out_slow_tests_and_most_of_the_bank(course: Path, spread: 
     assert len([name for name in names if "stub" in name]) == 3
     assert "test_other.py::test_usual" in names and "test_other.py::test_slow" not in names
     assert "Not run: 1 slow tests, 10 submissions of the bank, and the chapters. `./lockstep test --all`" in output
+
+
+def test_a_file_stays_in_one_process_and_the_bank_is_dealt_out(course: Path) -> None:
+    for number in range(3):
+        (course / f"tests/test_file{number}.py").write_text(
+            NUMBERED.format(name="number", count=20, file=f"file{number}")
+        )
+    (course / "tests/test_bank.py").write_text(NUMBERED.format(name="entry", count=500, file="wrong"))
+    dealt = re.findall(r"\[(gw\d)\] .*PASSED tests/(test_\w+)\.py", call(course, "--numprocesses=2"))
+    processes = {file: {process for process, of in dealt if of == file} for _, file in dealt}
+    assert all(len(processes[f"test_file{number}"]) == 1 for number in range(3))
+    assert processes["test_bank"] == {"gw0", "gw1"}
 
 
 def test_all_runs_everything_and_says_nothing_of_it(course: Path) -> None:
@@ -66,7 +78,7 @@ def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(testing, "_call", lambda command, root, environment: called.append(command[3:]) or 0)
     assert testing.run_tests(course, ["-x", "-k", "rank"]) == 0
     (quick,) = called
-    assert quick[0] == "-q" and quick[4:] == ["--quick", "-x", "-k", "rank", "tests"]
+    assert quick[0] == "-q" and quick[3:] == ["--quick", "-x", "-k", "rank", "tests"]
     called.clear()
     assert testing.run_tests(course, ["--all", "--durations=5"]) == 0
     assert [command[-1] for command in called] == ["tests", "-q"] and "--quick" not in called[0]

@@ -121,6 +121,10 @@ def sources(case: Case, rank: int, wrong: list[int]) -> Iterator[Hypothesis]:
     begins = [sum(len(step["samples"]) for step in steps[:number]) for number in range(len(steps) + 1)]
     says = f"It is the first number of the whole training again. Seeded, and not put back: {left}."
     yield Hypothesis("random-state-forgotten", says, stream[:2], RANDOM)
+    if who != "torch" and begins[case.stop] % 2:
+        kept = "gauss_next" if who == "random" else "has_gauss and cached_gaussian"
+        half = f"Normal numbers are made in pairs, and the second of a pair was not put back: {kept} of {who}'s state."
+        yield Hypothesis("random-state-forgotten", half, stream[begins[case.stop] + 1 :][:2], RANDOM)
     says = "{} was put back, and then {} numbers more had been drawn from it before the first sample was fetched."
     for number in range(begins[case.stop] + 1, len(stream) - 1):
         later = says.format(who, number - begins[case.stop])

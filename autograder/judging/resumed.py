@@ -121,6 +121,12 @@ class Job:
                 Hypothesis(lost, f"It went on after step {n}: nothing newer had been saved.", (n, n), at)
                 for n in range(wanted)
             ),
+            *(
+                Hypothesis(
+                    "saves-too-often", f"It went on after step {n}: a save that nobody asked for.", (n, n), lines.saving
+                )
+                for n in range(wanted + 1, self.total)
+            ),
         ]
         of_samples = [
             Hypothesis("trains-on-after-the-end", f"It did, and then made {len(steps[0])} steps.", wanted, lines.counting),

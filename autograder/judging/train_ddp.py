@@ -103,13 +103,22 @@ def dataset(grader: Grader, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([torch.arange(count).float()[:, None], features], 1), labels
 
 
-def train(grader: Grader, world: int, count: int, nodes: int = 1, **options: Any) -> Training:
-    """Run the submission on `world` ranks, which are told that they are spread over so many nodes."""
+def as_given(x: torch.Tensor) -> torch.Tensor:
+    """These inputs in a type and a shape that careless code changes."""
+    return x.double()[:, None]
+
+
+def train(grader: Grader, world: int, count: int, nodes: int = 1, told: bool = True, **options: Any) -> Training:
+    """Run the submission on `world` ranks, which are told that they are spread over so many nodes. If not `told`,
+    the environment has only MASTER_ADDR and MASTER_PORT.
+    """
     x, y = dataset(grader, count)
     drawn = grader.random(f"ranks of {world}")
     own = [{"sharpness": drawn.uniform(0.5, 1.5), "seed": drawn.randrange(1 << 30)} for _ in range(world)]
     each = [{"own": one} for one in own]
-    run = grader.run("trains", world, nodes=nodes, each=each, x=x, y=y, epochs=EPOCHS, options=options)
+    run = grader.run(
+        "trains", world, nodes=nodes, each=each, x=as_given(x), y=y, epochs=EPOCHS, options=options, told=told
+    )
     return Training(run, x, y, options.get("lr", 0.1), [one["sharpness"] for one in own])
 
 
@@ -249,6 +258,12 @@ def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
         r"/ *=? *(world_size|dist\.get_world_size) || " + BACKWARD,
         "No weight changed: the optimizer does not hold the parameters of the model that was trained, or never stepped.",
     )
+    decays = [
+        Hypothesis("wrong-optimizer", f"It is what a weight decay of {decay} gives; plain SGD has none.",
+                   gives(optimizer=lambda values, lr, decay=decay: torch.optim.SGD(values, lr, weight_decay=decay)),
+                   r"weight_decay || SGD\(")
+        for decay in (1e-4, 5e-4, 1e-3, 1e-2)
+    ]  # fmt: skip
     softmax = (
         "It is what cross-entropy of a softmax gives; cross-entropy applies softmax itself, so pass it the logits."
     )
@@ -261,6 +276,7 @@ def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
         Hypothesis("wrong-optimizer", "It is what Adam gives; plain SGD was asked for.", gives(optimizer=torch.optim.Adam), adam),
         Hypothesis("wrong-optimizer", "It is what AdamW gives; plain SGD was asked for.", gives(optimizer=torch.optim.AdamW), adam),
         Hypothesis("wrong-optimizer", "It is what SGD with momentum 0.9 gives; plain SGD was asked for.", momentum, r"momentum || SGD\("),
+        *decays,
         Hypothesis("optimizer-on-stale-parameters", still, gives(updates="never"), sgd),
         Hypothesis("sum-not-mean-loss", "It is what the sum of the samples' losses gives instead of their mean.", gives(reduction="sum"), r"reduction || CrossEntropy|cross_entropy"),
         Hypothesis("different-weights", softmax, gives(final=lambda logits: logits.softmax(1)), r"[Ss]oftmax"),

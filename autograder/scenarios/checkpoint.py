@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import io
 import json
 import os
@@ -720,6 +721,32 @@ def kills(submission: Any, chunk: int, most: int, keep: int = 1) -> None:
     child.end()
     observe("chosen", chosen)
     observe("ends", ends)
+    observe("seen", seen)
+
+
+def breaks(submission: Any) -> None:
+    """Let one operation of a save fail, each but the writes, in a process and a folder of its own; load what is left."""
+    base = Path("base")
+    instants = _prepare(submission, base, 1)
+    seen = []
+    for number in (number for number, what in enumerate(instants) if " a write of " not in what):
+        folder = Path(f"break-{number}")
+        shutil.copytree(base, folder)
+
+        def work(child: Child, number: int = number, folder: Path = folder) -> None:
+            def fail(instant: int, what: str) -> None:
+                if instant == number:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            tracer.before = fail
+            alone()
+            with traced():
+                error = raised(submission, folder)
+            child.say({"instant": instants[number], "raised": error, **load(submission, folder)})
+
+        child = Child(work)
+        seen.append(child.hear())
+        child.end()
     observe("seen", seen)
 
 

@@ -50,17 +50,26 @@ class Registered(nn.Module):
         raise RuntimeError("the model was called")
 
 
+class Adapter(nn.Linear):
+    """A module with a parameter and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2, bias=False)
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+
+
 class Holding(Registered):
     """A model that also holds what it has not registered, on this or that device."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mean = torch.zeros(3)
+        self.also_mean = self.mean
         self.anchors = [torch.ones(2), ({"wide": torch.ones(4, dtype=torch.float64)},)]
         self.name = "holding"
         self.lstm = nn.LSTM(2, 2)  # keeps its parameters in a second list
         self.norm.extra = torch.zeros(1)  # deeper down
-        self.adapters = [nn.Linear(2, 2, bias=False)]  # a plain list: nn.Module does not see it
+        self.adapters = [Adapter()]  # a plain list: nn.Module does not see it
 
 
 class Focal(nn.Module):
@@ -186,6 +195,12 @@ def losses(submission) -> None:
     _look(submission, "focal", model, data, loss=Focal())
     _look(submission, "plain", model, data, loss=nn.CrossEntropyLoss())
     _look(submission, "function", model, data, loss=nn.functional.cross_entropy)
+
+
+def empty(submission) -> None:
+    """Nothing is a tensor."""
+    observe("other", str(OTHER))
+    _look(submission, "empty", nn.ReLU(), ["text"], device="cpu")
 
 
 def expectations(submission) -> None:

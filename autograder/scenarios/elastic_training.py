@@ -48,6 +48,8 @@ class Happening:
 steps: list[dict[str, Any]] = []
 seen: list[int] = []
 models: list[nn.Module] = []
+saves: list[int] = []
+kept: list[Any] = []
 happening: Happening | None = None
 
 
@@ -74,6 +76,17 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
+def look() -> None:
+    """Note on rank 0 that a checkpoint was saved since the last look: the folder's files are others."""
+    if rank() != 0:
+        return
+    found = [(str(file), file.stat()) for file in sorted(FOLDER.rglob("*")) if file.is_file()]
+    now = [(name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found]
+    if steps and now != kept:
+        saves.append(len(steps))
+    kept[:] = now
+
+
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     """The same model on every rank and at every start, and an optimizer that has a state."""
     with torch.random.fork_rng():
@@ -82,6 +95,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def before(*_: Any) -> None:
+        look()
         parameters = list(model.parameters())
         moments = [optimizer.state.get(p, {}).get("momentum_buffer") for p in parameters]
         steps.append({
@@ -146,6 +160,8 @@ def start(
     mark("train")
     returned = submission.train(FOLDER, make, TensorDataset(torch.cat([numbers, x], 1), y), **options)
     mark("returned")
+    look()
+    observe("saves", saves)
     observe("done", returned if isinstance(returned, int) else type(returned).__name__)
     observe("steps", steps)
     observe("weights", flat(list(models[-1].parameters())) if models else None)

@@ -33,6 +33,11 @@ class Log:
         self.forward: dict[str, Any] = {}
         self.loss = 0.0
         self.models: list[nn.Module] = []
+        self.fetched: list[int] = []
+        self.scaled = 0
+        self.saves: list[int] = []
+        self.folder = Path()
+        self.kept: list[Any] = []
         self.die_at = die_at
         self.on_death: Callable[[], None] = lambda: None
 
@@ -40,8 +45,22 @@ class Log:
 log = Log()
 
 
+def look(log: Log) -> None:
+    """Note on rank 0 that a checkpoint was saved since the last look: the folder's files are others."""
+    if rank() != 0:
+        return
+    found = [(str(file), file.stat()) for file in sorted(log.folder.rglob("*")) if file.is_file()]
+    kept = [(name, of.st_ino, of.st_size, of.st_mtime_ns) for name, of in found]
+    if log.steps and kept != log.kept:
+        log.saves.append(len(log.steps))
+    log.kept = kept
+
+
 class Augmented(Dataset):
-    """Samples that are changed at random by three generators. A sample's number and draws stand before its features."""
+    """Samples that are changed at random by three generators. A sample's number and draws stand before its features.
+
+    Python's and NumPy's normal numbers are made in pairs: part of these generators' state is the second of a pair.
+    """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.x, self.y = x, y
@@ -50,7 +69,8 @@ class Augmented(Dataset):
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        draws = torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])
+        log.fetched.append(index)
+        draws = torch.tensor([random.gauss(0.5, 0.3), np.random.normal(0.5, 0.3), torch.rand(()).item()])
         return torch.cat([torch.tensor([float(index)]), draws, self.x[index]]), self.y[index]
 
 
@@ -88,6 +108,7 @@ class Scaler(GradScaler):
     def scale(self, outputs: Any) -> Any:
         if isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
             log.loss = outputs.item()
+            log.scaled += 1
         return super().scale(outputs)
 
 
@@ -108,10 +129,13 @@ def make() -> tuple[Any, ...]:
         if log.die_at is not None and len(log.steps) == log.die_at:
             log.on_death()
             os.kill(os.getpid(), signal.SIGKILL)
+        look(log)
         parameters = list(model.parameters())
         moments = [optimizer.state.get(p, {}).get("exp_avg", torch.zeros_like(p)) for p in parameters]
         log.steps.append({
             **log.forward,
+            "fetched": log.fetched,
+            "scaled": log.scaled,
             "loss": log.loss,
             "weights": flat(parameters),
             "moments": flat(moments),
@@ -119,6 +143,7 @@ def make() -> tuple[Any, ...]:
             "rate": float(optimizer.param_groups[0]["lr"]),
             "scale": float(scaler.get_scale()),
         })  # fmt: skip
+        log.fetched, log.scaled = [], 0
 
     def after_step(*_: Any) -> None:
         log.steps[-1]["stream"] = torch.get_rng_state() if stream else torch.zeros(0, dtype=torch.uint8)
@@ -145,14 +170,17 @@ def play(
     """One call of `train`, and what it did."""
     global log, stream
     log, stream = Log(), keep_stream
+    log.folder = Path(folder)
     scramble()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         returned = submission.train(folder, make, data, **options)
+    look(log)
     model = log.models[0] if log.models else None
     dist.barrier()
     return {
         "steps": log.steps,
+        "saves": log.saves,
         "weights": flat(list(model.parameters())) if model else None,
         "buffers": flat([b for b in model.buffers() if b.is_floating_point()]) if model else None,
         "returned": "the model" if returned is not None and returned is model else type(returned).__name__,
@@ -190,7 +218,9 @@ def resumes(submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str
             shutil.copytree(folder, "again")
         observe(f"after {stop}", play(submission, folder, data, options))
     observe("told again", play(submission, "again", data, {**options, "stop_after": stops[0]}))
+    observe("told less", play(submission, "again", data, {**options, "stop_after": stops[0] - 2}))
     observe("complete", play(submission, "through", data, options))
+    observe("told more", play(submission, "through", data, {**options, "stop_after": 99}))
 
 
 def dies(submission: Any, x: torch.Tensor, y: torch.Tensor, options: dict[str, Any], die_at: int) -> None:

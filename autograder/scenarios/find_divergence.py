@@ -103,6 +103,8 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
             flat[other] -= what["by"]
         case "negative zero":
             flat[one] = -0.0
+        case "nan":
+            flat[one] = float("nan")
         case "flip":
             flat[one] = ~flat[one]
 
@@ -148,11 +150,13 @@ def compares(
     observe("drew", not torch.equal(random, torch.get_rng_state()))
 
 
-def watches(submission, seed: int, every: int, steps: int, changes: dict[str, dict[str, Any]]) -> None:
+def watches(
+    submission, seed: int, every: int, steps: int, changes: dict[str, dict[str, Any]], options: dict[str, Any]
+) -> None:
     """Watch some steps; this rank's change of step n is made before the n-th call."""
     model, optimizer = build(seed)
     observe("case", "watch")
-    watch = submission.DivergenceWatch(model, optimizer, every=every)
+    watch = submission.DivergenceWatch(model, optimizer, every=every, **options)
     seen: list[Any] = []
     for step in range(1, steps + 1):
         what = changes.get(str(step))

@@ -134,13 +134,16 @@ def trains(
     observe("theirs", {name: p.detach().clone() for name, p in theirs.module.named_parameters()})
 
 
-def overlaps(submission, layers: int, per_bucket: int) -> None:
-    """Backward through equal layers, with a mark whenever a gradient is ready."""
+def overlaps(submission, layers: int, per_bucket: int, quiet: int = 0) -> None:
+    """Backward through equal layers, with a mark whenever a gradient is ready; so many in no_sync go before it."""
     device = join()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).to(device)
     for index, parameter in enumerate(model.parameters()):
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: mark(f"ready {index}"))
     wrapped = submission.MiniDDP(model, bucket_cap_mb=per_bucket * WIDTH * WIDTH * 4 / 2**20)
+    for _ in range(quiet):
+        with wrapped.no_sync():
+            wrapped(torch.ones(1, WIDTH, device=device)).sum().backward()
     for _ in range(2):
         wrapped.zero_grad()
         loss = wrapped(torch.ones(1, WIDTH, device=device)).sum()
@@ -152,20 +155,20 @@ def overlaps(submission, layers: int, per_bucket: int) -> None:
 
 
 class Steep(nn.Module):
-    """A parameter whose gradient is nearly as large as a number can be."""
+    """A parameter whose gradient is whatever number it is called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3))
+        self.weight = nn.Parameter(torch.zeros(3, dtype=dtype))
 
     def forward(self, slope: float) -> torch.Tensor:
         """A scalar."""
         return (self.weight * slope).sum()
 
 
-def overflows(submission, slope: float) -> None:
-    """One backward with huge gradients."""
-    wrapped = submission.MiniDDP(Steep().to(join()))
+def slopes(submission, slope: float, dtype: str) -> None:
+    """One backward with this gradient on every rank."""
+    wrapped = submission.MiniDDP(Steep(getattr(torch, dtype)).to(join()))
     wrapped(slope).backward()
     wrapped.finish_gradient_synchronization()
     observe("gradient", wrapped.module.weight.grad)

@@ -23,6 +23,9 @@ from lockstep.grading.on_rank import observe, rank, world_size
 AWAKE_SECONDS = 10.0
 """For so long a rank could still do something by itself: who waits with a deadline of his own must not be taken to hang."""
 
+TICK_SECONDS = 0.05
+"""How long whoever looks after the others sleeps at a time. A busy machine stretches a tick for all of them."""
+
 _sockets: list[socket.socket] = []
 
 
@@ -67,23 +70,35 @@ def _call(submission, timeout: float, **options) -> dict[str, object]:
     }
 
 
-def _gather() -> None:
-    """Begin together: how long the processes took to start is none of the submission's business."""
+def _meeting_place() -> dist.Store:
+    """The agent's store, for this file's own use."""
     patience = datetime.timedelta(seconds=60)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, None, False, timeout=patience, wait_for_workers=False)
-    store.add("lockstep/ready", 1)
-    while store.add("lockstep/ready", 0) < world_size():
+    return dist.PrefixStore("lockstep", store)
+
+
+def _gather(store: dist.Store, what: str) -> None:
+    """Go on together."""
+    store.add(what, 1)
+    while store.add(what, 0) < world_size():
         time.sleep(0.01)
 
 
 def _closed_port(listening: bool) -> int:
     """A port where nobody listens, or where somebody does who never says anything."""
-    place = socket.socket()
-    place.bind(("127.0.0.1", 0))
+    port = _own_port()
     if listening:
-        place.listen(16)
-    _sockets.append(place)  # a bound socket that does not listen refuses connections, and nobody else gets its port
+        _sockets[-1].listen(16)
+    return port
+
+
+def _own_port(shared: bool = False) -> int:
+    """A port that nobody else gets: a bound socket that does not listen refuses connections. `shared`: it can be opened."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shared)
+    place.bind(("127.0.0.1", 0))
+    _sockets.append(place)
     return int(place.getsockname()[1])
 
 
@@ -112,59 +127,148 @@ def ports(submission, kind: str, timeout: float) -> None:
 
 
 def devices(submission, gpus: int, local_rank: int, backend: str | None, timeout: float) -> None:
-    """One rank on a machine that seems to have so many GPUs."""
+    """One rank on a machine that seems to have so many GPUs, on which no nccl group can be made."""
     _stay_awake()
     observe("case", "devices")
-    torch.cuda.is_available = lambda: gpus > 0
-    torch.cuda.device_count = lambda: gpus
-    torch.cuda.set_device = lambda device: None
-    dist.is_nccl_available = dist.distributed_c10d.is_nccl_available = lambda: gpus > 0
+    _pretend(gpus)
     with _environment({"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": None}):
         observe("found", [_call(submission, timeout, **({"backend": backend} if backend else {}))])
+    observe("asked for", _asked)
 
 
-_liar = False  # from now on all_reduce adds one to whatever this rank gets
+def _pretend(gpus: int) -> None:
+    """From now on torch says that this node has so many."""
+    cuda = {
+        "is_available": lambda: gpus > 0, "device_count": lambda: gpus, "set_device": lambda device: None,
+        "current_device": lambda: 0, "is_initialized": lambda: gpus > 0,
+    }  # fmt: skip
+    accelerator = {
+        "is_available": lambda: gpus > 0, "device_count": lambda: gpus, "set_device_index": lambda device: None,
+        "set_device_idx": lambda device: None, "current_device_index": lambda: 0, "current_device_idx": lambda: 0,
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if gpus else None,
+    }  # fmt: skip
+    for name, pretended in cuda.items():
+        setattr(torch.cuda, name, pretended)
+    for name, pretended in accelerator.items():
+        setattr(torch.accelerator, name, pretended)
+    dist.is_nccl_available = dist.distributed_c10d.is_nccl_available = lambda: gpus > 0
+
+
+_asked: list[str] = []  # the backends that groups were to have
+_lie = ""  # "more": this rank's all_reduce adds one; "twice", "told": one rank counts twice and one not at all; "told": here
 
 
 def before() -> None:
     """Ahead of the submission's import, so that a name which it imports is watched as well."""
-    honest = dist.all_reduce
+    honest, gather, make = dist.all_reduce, dist.all_gather, dist.init_process_group
 
     def all_reduce(tensor, *arguments, **options):
+        if not _lie:
+            return honest(tensor, *arguments, **options)
+        wrong = torch.ones_like(tensor)
+        if _lie != "more":
+            group = options.get("group")
+            everybody = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+            gather(everybody, tensor, group=group)
+            wrong = everybody[-1] - everybody[0]
         work = honest(tensor, *arguments, **options)
-        if _liar:
-            if work is not None:
-                work.wait()
-            tensor += 1
+        if work is not None:
+            work.wait()
+        if _lie != "twice":
+            tensor += wrong
         return work
 
-    dist.all_reduce = all_reduce
-    dist.distributed_c10d.all_reduce = all_reduce
+    def init_process_group(backend=None, *arguments, **options):
+        _asked.append(str(backend))
+        return make(backend, *arguments, **options)
+
+    for module in (dist, dist.distributed_c10d):
+        module.all_reduce, module.init_process_group = all_reduce, init_process_group
 
 
-def together(submission, case: str, odd: int, changes: dict[str, str | None], timeout: float) -> None:
-    """All ranks; on rank `odd` something is different."""
-    global _liar
-    _gather()
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def together(submission, case: str, odd: list[int], changes: dict[str, str | None], timeout: float) -> None:
+    """All ranks; on the ranks `odd` something is different."""
+    global _lie
+    store, me = _meeting_place(), rank()
+    _gather(store, "ready")
     _stay_awake()
     observe("case", case)
-    me = rank()
-    if case in ("given", "given and wrong"):
+    here = changes if me in odd else {}
+    if case.startswith("given"):
         dist.init_process_group("gloo")
-    if case == "missing" and me == odd:
+    if case == "given":
+        here = dict.fromkeys(LAUNCHERS)
+    if "missing" in case and me in odd:
+        if me == odd[0]:
+            observe("late", _late(store, world_size() - len(odd), 3 * timeout))
         return
-    if case == "version" and me == odd:
-        torch.__version__ = changes["torch"]
-        torch.version.__version__ = changes["torch"]
-        changes = {}
-    _liar = case == "lie" and me == odd
-    with _environment(changes if me == odd else {}):
+    if case == "version" and me in odd:
+        _pretend_version(str(changes["patch"]))
+        here = {}
+    observe("version", str(torch.__version__))
+    if case == "gpus" and me in odd:
+        _pretend(2)
+    if case == "lie":
+        _lie = "more" if me in odd else ""
+    elif case == "given lie":
+        _lie = "told" if me in odd else "twice"
+    with _environment(here):
         found = _call(submission, timeout)
-    _liar = False
+    _lie = ""
     observe("found", found)
+    store.add("returned", 1)
     if case == "well" and not found["raised"] and not dist.is_initialized():
         dist.init_process_group("gloo")  # as the job would, next
     if case in ("well", "given") and dist.is_initialized():
         total = torch.tensor([float(me + 1)])
         dist.all_reduce(total)
         observe("sum", [float(total), dist.get_world_size() == world_size()])
+
+
+def _pretend_version(patch: str) -> None:
+    """From now on torch says that it is this patch of its version."""
+    torch.__version__ = torch.version.__version__ = f"{torch.__version__.rpartition('.')[0]}.{patch}"
+
+
+def _late(store: dist.Store, others: int, seconds: float) -> bool:
+    """Whether so many have still not returned after this time."""
+    for _ in range(int(seconds / TICK_SECONDS)):
+        if store.add("returned", 0) == others:
+            return False
+        time.sleep(TICK_SECONDS)
+    return True
+
+
+def hosted(submission, well: bool, timeout: float) -> None:
+    """All ranks, and no agent: rank 0 has to host the store, also for the job that comes next.
+
+    `well`: there is no problem. Otherwise no group is made, which would keep the store as well.
+    """
+    store, me, patience = _meeting_place(), rank(), datetime.timedelta(seconds=5)
+    _stay_awake()
+    observe("case", "hosted")
+    if me == 0:
+        store.set("port", str(_own_port(shared=True)))
+    port = int(store.get("port"))
+    if not well and me == 1:
+        _pretend_version("99")
+    with _environment({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}):
+        found = _call(submission, timeout)
+        observe("found", found)
+        _gather(store, "returned")
+        # First the others ask whether it is still there, then rank 0 opens it as init_process_group does.
+        if me == 0:
+            _gather(store, "asked")
+        try:
+            if well or me > 0:
+                dist.TCPStore(
+                    "127.0.0.1", port, None, me == 0, timeout=patience, wait_for_workers=False, multi_tenant=True
+                )
+            observe("job", "")
+        except RuntimeError as error:
+            observe("job", str(error).splitlines()[0])
+        if me > 0:
+            _gather(store, "asked")

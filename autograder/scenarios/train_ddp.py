@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,17 +19,20 @@ from lockstep.grading.on_rank import mark, observe, rank, world_size
 FEATURES, HIDDEN, CLASSES = 6, 8, 3
 
 batches: list[list[int]] = []
+inputs: set[str] = set()
 modes: list[bool] = []
 created: list[dict[str, torch.Tensor]] = []
 sharpness = 1.0
 """Each rank's own, drawn for it: what a rank's loss and gradients are, no other rank can compute."""
+share = 0
+"""How many samples a rank has in an epoch. Set for the model that breaks."""
 
 
 class Classifier(nn.Module):
     """A small classifier. The first column of its input is the sample's number, and takes no part in the result.
 
-    The logits are multiplied by this rank's sharpness. The frozen scale is here because a version that averages
-    `parameter.grad` for every parameter meets a None in it.
+    It takes inputs of any shape and type, and remembers which. The logits are multiplied by this rank's sharpness. The
+    frozen scale is here because a version that averages `parameter.grad` for every parameter meets a None in it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +43,9 @@ class Classifier(nn.Module):
         created.append({name: value.detach().clone() for name, value in self.state_dict().items()})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, 1 + FEATURES) → (B, CLASSES)."""
+        """(B, 1 + FEATURES), in any shape → (B, CLASSES)."""
+        inputs.add(f"{x.dtype} of shape {(len(x), *x.shape[1:])[1:]}")
+        x = x.reshape(len(x), -1).float()
         if torch.is_grad_enabled():
             batches.append(x[:, 0].round().long().tolist())
             modes.append(self.training)
@@ -46,22 +57,65 @@ class Classifier(nn.Module):
 
 
 class Breaking(Classifier):
-    """Fails in its second forward pass, on every rank."""
+    """Fails in the second epoch, on every rank in the same step."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises RuntimeError the second time."""
-        if batches:
-            raise RuntimeError("the model broke in its second step")
+        """Raises ValueError at the first batch to train on after this rank's share of the samples, or with a sample that
+        was in an earlier one.
+        """
+        numbers = set(x.reshape(len(x), -1)[:, 0].round().long().tolist())
+        again = sum(map(len, batches)) >= share or any(numbers & set(batch) for batch in batches)
+        if torch.is_grad_enabled() and again:
+            raise ValueError("the model broke in its second epoch")
         return super().forward(x)
 
 
-def trains(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: dict, own: dict) -> None:
-    """Train, and report what was shown, what came back, and what is still open. `own` is what no other rank knows."""
+class Constant(Classifier):
+    """Its loss is 0.25 where the class is 0: four decimals end in zeros."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The same logits for every input."""
+        return 0 * super().forward(x) + torch.tensor([1.9518933, 0.0, 0.0], device=x.device)
+
+
+def without_launcher() -> None:
+    """Leave only MASTER_ADDR and MASTER_PORT, as a program does that starts its own ranks."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+@contextmanager
+def calls_of_setup_ddp() -> Iterator[list[str]]:
+    """The functions of the module setup_ddp that are called meanwhile."""
+    called: list[str] = []
+
+    def notice(frame, event, _) -> None:
+        if event == "call" and frame.f_globals.get("__name__") == "setup_ddp":
+            called.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(notice)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
+
+
+def trains(
+    submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: dict, own: dict, told: bool = True
+) -> None:
+    """Train, and report what was shown, what came back, and what is still open. `own` is what no other rank knows;
+    if not `told`, the environment doesn't say which rank this is.
+    """
     global sharpness
     sharpness = own["sharpness"]
     torch.manual_seed(own["seed"])  # every rank begins with other weights; only rank 0's may count
-    model = submission.train_ddp(rank(), world_size(), Classifier, TensorDataset(x, y), epochs, **options)
+    me, world = rank(), world_size()
+    if not told:
+        without_launcher()
+    model = submission.train_ddp(me, world, Classifier, TensorDataset(x, y), epochs, **options)
     observe("batches", batches)
+    observe("inputs", sorted(inputs))
     observe("modes", modes)
     observe("initial", created[0] if created else {})
     observe("created", len(created))
@@ -91,13 +145,44 @@ def breaks(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: d
     observe("kept", dist.is_initialized() and dist.group.WORLD is mine)
     if dist.is_initialized():
         dist.destroy_process_group()
+    global share
+    share = len(x) // world_size()
     error = ""
     batches.clear()
     try:
-        submission.train_ddp(rank(), world_size(), Breaking, TensorDataset(x, y), epochs, **options)
+        with calls_of_setup_ddp() as called:
+            submission.train_ddp(rank(), world_size(), Breaking, TensorDataset(x, y), epochs, **options)
+    except NotImplementedError:
+        raise
+    except Exception as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    observe("error", error)
+    observe("called", called)
+    observe("batches", batches)
+    observe("group_open", dist.is_initialized())
+
+
+def cannot_be_made(submission, x: torch.Tensor, y: torch.Tensor, options: dict) -> None:
+    """Train a model whose class fails; report what reached the caller, and whether the group is there afterwards."""
+
+    def fails() -> nn.Module:
+        raise ValueError("the model could not be made")
+
+    error = ""
+    try:
+        submission.train_ddp(rank(), world_size(), fails, TensorDataset(x, y), 1, **options)
     except NotImplementedError:
         raise
     except Exception as caught:
         error = f"{type(caught).__name__}: {caught}"
     observe("error", error)
     observe("group_open", dist.is_initialized())
+
+
+def alone(submission, x: torch.Tensor, y: torch.Tensor, options: dict, seed: int) -> None:
+    """Each rank trains on its own, as rank 0 of 1, with this global random state."""
+    without_launcher()
+    random.seed(seed)
+    torch.manual_seed(seed)
+    submission.train_ddp(0, 1, Constant, TensorDataset(x, y), 1, **options)
+    observe("batches", batches)

@@ -12,7 +12,7 @@
 # # Chapter 1. How DDP works inside
 #
 # **Where does the time go when four processes train one model?** Click into the next cell and press Shift+Enter. It
-# trains a small network on four processes of this machine and draws what each of them did.
+# trains a small network in four processes and draws what each of them did.
 
 # %%
 # %load_ext lockstep
@@ -23,20 +23,19 @@ run = ranks.run(ranks.Script("four_ranks.py"), world_size=4, timeline=True)
 timeline(run)
 
 # %% [markdown]
-# You are looking at two training steps. Each row is a **rank**: one process with its own copy of the model and its
-# own batch. Every rank computes **forward**, then **backward**. A small mark below backward is a gradient that has
-# just become ready. A green bar is an **all-reduce**, in which the ranks add up their gradients so that all of them
-# get the mean.
+# These are two training steps. Each row is a **rank**: one process with its own copy of the model and its own batch.
+# Every rank runs **forward**, then **backward**. Each small mark below backward is a gradient that is ready. A green
+# bar is an **all-reduce**, which here gives every rank the mean of all ranks' gradients.
 #
-# Run the cell again: the times change, the order doesn't. Here is the order as text.
+# Run the cell again. The times change; the order doesn't. Here is the order as text:
 
 # %%
 print(timeline(run))
 
 # %% [markdown]
-# Gradients travel together in **buckets**. Step 0 has one bucket, which leaves when backward is over. Step 1 has two,
-# and the first leaves while backward is still running. What could PyTorch know in step 1 that it didn't know in step
-# 0? Write down your guess; "DDP's buckets" has the answer. This is the whole program:
+# PyTorch sends gradients in **buckets**: several gradients share one all-reduce. Step 0 has one bucket, launched
+# after backward. Step 1 has two, and the first is launched while backward is still running. What could PyTorch know
+# in step 1 that it didn't know in step 0? Write down your guess. This is the whole program:
 
 # %%
 from pathlib import Path
@@ -44,24 +43,29 @@ from pathlib import Path
 print(Path("four_ranks.py").read_text())
 
 # %% [markdown]
-# `twelve_layers.py` holds the network and the step, with a mark for each thing that you saw. Everything else happens
-# in one line, `DDP(...)`: PyTorch's `DistributedDataParallel`. In this chapter you replace that line by your own
-# code, one small step at a time, and draw the same picture with it. After it you can
+# `twelve_layers.py` holds the network and the training step. All communication comes from one line, `DDP(...)`:
+# PyTorch's `DistributedDataParallel`. In this chapter you replace it with your own code, one small step at a time.
+# Afterwards you can
 #
 # - **choose** a collective, and say what each rank holds afterwards;
 # - **carry out** a ring all-reduce by hand, and say what it costs;
-# - **predict** how many all-reduces a step makes, how large they are, and which of them can be hidden;
+# - **predict** how many all-reduces a step makes, how large they are, and which ones backward can hide;
 # - **build** a DDP that overlaps communication with backward;
-# - **decide** whether the mean of the gradients is the gradient of the joined batch;
-# - **name** the ways to train past DDP without any error.
+# - **decide** whether DDP's gradient equals the gradient of one large batch;
+# - **name** the mistakes that bypass DDP without an error.
 #
-# About 120 minutes: 45 to read and run, 75 for three exercises. You need PyTorch's training loop, and no GPU.
+# About 120 minutes: 45 to read and run, 75 for three exercises. You need to know PyTorch's training loop. You don't
+# need a GPU.
+#
+# ## Five collectives
+#
+# The all-reduce above is a **collective**: a call that all ranks of a group make together. This section runs five
+# of them.
 #
 # ### How a cell runs ranks
 #
-# `%%ranks 3` runs a cell in three fresh processes, as a launcher would start a program three times. The processes
-# know nothing of each other until `init_process_group` connects them into a **process group**. `gloo` is the library
-# that carries tensors between CPUs.
+# `%%ranks 3` runs a cell in three fresh processes. They know nothing of each other until `init_process_group`
+# connects them into a **process group**. `gloo` is the library that carries tensors between CPUs.
 
 # %%
 # %%ranks 3
@@ -71,9 +75,9 @@ dist.init_process_group("gloo")
 print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# `--into run` keeps a record of what the ranks did. In the cell, `mark("...")` adds a note to the record and
-# `observe(name, value)` a value; afterwards `run.observed(name)` lists the values of all ranks. This function prints
-# one rank's record:
+# `--into run` records each rank's communication in `run`. In the cell, `mark("...")` adds a note to the record and
+# `observe(name, value)` stores a value. Later, `run.observed(name)` lists every rank's value. This function prints one
+# rank's record:
 
 # %%
 from lockstep.notebook.contract import contract
@@ -83,19 +87,19 @@ from lockstep.ranks import Mark
 def story(run, rank=0, lines=None):
     """What a rank did, in order: its marks, and indented below them its communication."""
     report = run.ranks[rank]
-    for event in sorted([*report.collectives, *report.marks], key=lambda event: event.number)[:lines]:
-        print(event.name if isinstance(event, Mark) else f"    {event.kind}: {event.nbytes} bytes")
+    events = [*report.collectives, *report.marks]
+    events.sort(key=lambda event: event.number)
+    for event in events[:lines]:
+        if isinstance(event, Mark):
+            print(event.name)
+        else:
+            print(f"    {event.kind}: {event.nbytes} bytes")
 
 # %% [markdown]
-# Two more commands. `%check NAME` grades an exercise: you write the file `exercises/NAME.py`, and the check runs it
-# on several ranks and shows what it saw. `%hint NAME` gives the next hint. On a terminal they are `./lockstep check
-# NAME` and `./lockstep hint NAME`.
+# `%check NAME` grades an exercise: you write `exercises/NAME.py`, and the check runs it on several ranks. `%hint
+# NAME` gives the next hint. In a terminal, type `./lockstep check NAME` or `./lockstep hint NAME`.
 #
-# ## Five collectives
-#
-# A **collective** is a call that all ranks of a group make together. You need five of them. In the next five cells
-# three ranks bring the same tensors; before you run a cell, cover the right half of its picture and say what rank 2
-# will print.
+# Before you run each of the next five cells, cover the right half of its picture and say what each rank will hold.
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -126,8 +130,7 @@ if dist.get_rank() == 0:
     print(t.tolist())
 
 # %% [markdown]
-# Only rank 0 may use its tensor afterwards. On the other ranks it holds whatever the algorithm left there, with gloo
-# partial sums.
+# Only rank 0's tensor is useful afterwards.
 #
 # ### All-reduce: the sum, everywhere
 #
@@ -143,8 +146,8 @@ dist.all_reduce(t)
 print(t.tolist())
 
 # %% [markdown]
-# This is the collective that averages gradients. `op=` takes other operations than the sum: `dist.ReduceOp.MAX`,
-# `MIN`, `PRODUCT`, `AVG`.
+# DDP averages gradients with this collective. For another operation, pass `op=dist.ReduceOp.MAX`, `MIN`, `PRODUCT` or
+# `AVG`.
 #
 # ### All-gather: all tensors, everywhere
 #
@@ -180,13 +183,12 @@ print("gathered:", torch.cat(pieces).tolist())
 
 # %% [markdown]
 # The last three lines gather the pieces, and every rank holds 111, 222, 333: **an all-reduce is a reduce-scatter
-# followed by an all-gather.** Keep that in mind for "All-reduce by hand".
+# followed by an all-gather.**
 #
 # ### Every rank must call it
 #
-# A collective without data is `dist.barrier()`: it returns when all ranks have called it. What happens if a rank
-# leaves out a collective? You can't break anything here, so try. `--expect hang` says that this cell is meant to
-# hang.
+# `dist.barrier()` is a collective without data: it returns when all ranks have called it. What happens if a rank
+# leaves out a collective? Try it: `--expect hang` says that this cell is meant to hang.
 
 # %%
 # %%ranks 3 --expect hang
@@ -200,13 +202,13 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Under a plain launcher this job would wait for half an
-# hour; here it ends after a moment and says which rank waits where. Order matters just as much: the first collective
-# of one rank is paired with the first of the others, the second with the second, and so on.
+# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Outside this course the job would wait for half an hour.
+# Order matters too: the first collective of one rank is paired with the first of the others, the second with the
+# second, and so on.
 #
 # ### Point to point
 #
-# `send` and `recv` carry a tensor from one rank to one other. Both return when the message has arrived. `isend` and
+# `send` and `recv` carry a tensor from one rank to another. Both return when the message has arrived. `isend` and
 # `irecv` return at once with a **handle**; the transfer is complete when `handle.wait()` returns.
 
 # %%
@@ -222,7 +224,7 @@ sending.wait()
 print("my left neighbour has", from_left.item())
 
 # %% [markdown]
-# Why `isend`? Predict what happens when every rank calls `send` first.
+# Why `isend`? **Predict** what happens if every rank calls `send` first.
 
 # %%
 # %%ranks 3 --expect hang
@@ -238,7 +240,7 @@ dist.recv(from_left, (rank - 1) % size)
 # %% [markdown]
 # ### async_op: start now, wait later
 #
-# Every collective can return at once too: `async_op=True` gives you a handle. Below, rank 1 calls its all-reduce only
+# Collectives can return at once too: `async_op=True` gives you a handle. Below, rank 1 calls its all-reduce only
 # after a message from rank 0. Rank 0 sends that message *while its own all-reduce is running*.
 
 # %%
@@ -258,9 +260,8 @@ handle.wait()
 print("after wait:", t.tolist())
 
 # %% [markdown]
-# Without `async_op` this program would hang: rank 0 would never get to `send`. Until `wait()` has returned, leave the
-# tensor alone; its content is undefined. (On a GPU, `wait()` makes the current *stream* of GPU work wait. The CPU
-# goes on at once.)
+# Without `async_op` this program would hang: rank 0 would never reach `send`. Until `wait()` returns, the tensor's
+# content is undefined: leave it alone. (On a GPU, `wait()` holds back later GPU work, not the CPU: chapter 4.)
 
 # %%
 quiz("01_internals/collectives")
@@ -268,13 +269,14 @@ quiz("01_internals/collectives")
 # %% [markdown]
 # ## The mean
 #
-# Now build DDP. All ranks start with equal weights. If every rank applies the same gradient, the weights stay equal.
-# So each gradient has to become its mean over all ranks before `optimizer.step()`. The simplest way: **after
-# backward, one all-reduce for each parameter.** `train_step(model, average)` calls `average` when backward has
-# returned, and `--timeline` records the end of each collective for the picture.
+# Now build DDP. If all ranks start with equal weights and apply the same gradients, the weights stay equal. So each
+# gradient must be replaced by its mean over all ranks before `optimizer.step()`. The simplest way: **after backward,
+# one all-reduce for each parameter.** `train_step(model, average)` calls `average` when backward has returned;
+# `--timeline` records the times for the picture.
 #
-# **Predict first.** The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. Replace each
-# `None`.
+# **Predict first**: how many all-reduces, how many bytes in all, and how many all-reduces are launched **early**,
+# before the last gradient is ready? The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes.
+# Replace each `None`.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -302,13 +304,13 @@ measured(after_backward, predicted)
 timeline(after_backward)
 
 # %% [markdown]
-# `spread`, from `rank_spread.py`, is the largest difference between two ranks' values: 0.0, so all gradients agree.
-# In the picture all 24 bars lie in the grey part after backward. While a bar lasts, nothing is computed.
+# `spread`, from `rank_spread.py`, returns the largest difference between any two ranks. Here it is 0.0: all gradients
+# agree. In the picture all 24 bars lie in the grey part after backward. While a bar lasts, the rank computes nothing.
 #
 # ### Scale first, then sum
 #
-# `average` multiplies by 1/N *before* the sum. Does the order matter? Look at float16, whose largest number is 65504.
-# The gradient is 40000 on both ranks.
+# On N ranks, `average` multiplies by 1/N *before* the sum. Does the order matter? Look at float16, whose largest
+# number is 65504. The gradient is 40000 on both ranks.
 
 # %%
 # %%ranks 2
@@ -324,8 +326,8 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. It also multiplies by 1/N where you might divide by N. In exact
-# arithmetic these are the same. How many of 100,000 gradients come out different on three ranks?
+# DDP scales first, so its sum doesn't overflow. It also multiplies by 1/N where you might divide by N or use
+# `ReduceOp.AVG`. In exact arithmetic these are equal. How many of 100,000 gradients differ from DDP's on three ranks?
 
 # %%
 # %%ranks 3 --into run
@@ -337,7 +339,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
 mine = torch.rand(1, 100_000)
 ddp = DDP(torch.nn.Linear(100_000, 1, bias=False))
-ddp(mine).sum().backward()  # the gradient of w · mine is mine, and DDP makes it the mean
+ddp(mine).sum().backward()  # w's gradient is `mine`; DDP makes it the mean of all ranks'
 multiplied, divided, averaged = mine * (1 / 3), mine / 3, mine.clone()
 dist.all_reduce(multiplied)
 dist.all_reduce(divided)
@@ -350,13 +352,13 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<15} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# The differences are in the last bit and harmless. But if you want DDP's bits, multiply by `1 / N` first, then sum.
-# On two or four ranks you wouldn't see any of this: halves and quarters are exact.
+# These are rounding differences, and harmless. To get exactly DDP's gradients, multiply by `1 / N` first, then sum. On
+# two or four ranks nothing differs: halves and quarters are exact.
 #
 # ### A gradient that only some ranks have
 #
-# A parameter that a batch doesn't use has `grad = None`. If the model has branches, that can happen on some ranks and
-# not on others. Is it enough to skip the parameter there?
+# A parameter that a batch doesn't use has `grad = None`. If the model has branches, that can happen on some ranks
+# only. Can those ranks skip the parameter?
 
 # %%
 # %%ranks 2 --expect hang
@@ -373,11 +375,12 @@ for parameter in [*trunk.parameters(), *side.parameters()]:
 dist.barrier()
 
 # %% [markdown]
-# It isn't. The rule that works:
+# They can't: rank 0 waits in an all-reduce that rank 1 never calls. This rule works:
 #
-# - If *some* rank has a gradient, every rank joins the all-reduce. A rank without one contributes zeros and receives the mean.
-# - If *no* rank has one, leave `None` everywhere. An optimizer skips `None`; zeros would still be moved by momentum
-#   and weight decay.
+# - If *some* rank has a gradient, every rank joins the all-reduce. A rank without one contributes zeros and receives
+#   the mean.
+# - If *no* rank has one, leave `None` everywhere. An optimizer skips `None`; with zeros, momentum and weight decay
+#   would still move the parameter.
 # - A frozen parameter (`requires_grad=False`) isn't trained: every rank skips it.
 
 # %%
@@ -388,8 +391,8 @@ quiz("01_internals/mean")
 #
 # *Easy, 15 minutes.* Open `exercises/average_gradients.py`.
 #
-# Replace every gradient by its mean over all ranks, after backward. The loop is the one above. What makes it an
-# exercise: every rank must issue the same collectives, although the ranks may disagree about which gradients exist.
+# Replace every gradient by its mean over all ranks, after backward. Start from the loop above. But the ranks may
+# disagree about which gradients exist, and must still issue the same collectives.
 
 # %%
 contract("average_gradients")
@@ -401,12 +404,12 @@ contract("average_gradients")
 # %check average_gradients
 
 # %% [markdown]
-# <details><summary>It hangs, or the sizes do not fit</summary>
-# The ranks made different calls. <code>parameter.grad is None</code> is known to one rank only. How can all ranks
+# <details><summary>It hangs, or the sizes don't match</summary>
+# The ranks made different calls. Each rank knows only which of its <em>own</em> gradients are None. How can all ranks
 # learn which gradients exist, with one collective?
 # </details>
 #
-# <details><summary>The gradients are too large by the number of ranks</summary>
+# <details><summary>The gradients are N times too large</summary>
 # You summed. Multiply by 1/N, before the sum.
 # </details>
 #
@@ -414,8 +417,8 @@ contract("average_gradients")
 #
 # ## All-reduce by hand
 #
-# Your DDP works, and it spends its time in 24 all-reduces. What does an all-reduce cost? Look inside one. Each row is
-# a rank, each box a piece of its tensor. Click into the picture and use the arrow keys, or the buttons.
+# Your DDP works, with 24 all-reduces. What does one cost? In the picture, each row is a rank, each box a piece of its
+# tensor. Click the picture and use the arrow keys or the buttons.
 
 # %%
 from lockstep.notebook.stepper import Stepper
@@ -428,15 +431,16 @@ Stepper(ranks=4, length=8)
 # ![Ring all-reduce of 8 numbers among 4 ranks, all six steps](pictures/all_reduce.svg)
 # </details>
 #
-# **The ring.** The ranks form a circle, and the tensor is cut into N chunks. In every step each rank sends *one
-# chunk* to its right neighbour, all at the same time.
+# **The ring.** The ranks form a circle, and each rank cuts its tensor into N chunks. In every step, each rank sends
+# *one chunk* to its right neighbor.
 #
 # 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. Afterwards each rank holds the full sum
 #    of one chunk.
-# 2. **All-gather, N − 1 steps.** The full sums travel round once more, and are copied.
+# 2. **All-gather, N − 1 steps.** The full sums travel round the ring, and each receiver keeps a copy.
 #
-# Now choose "everybody sends everything" in the picture and compare the bytes. This is the second way on real ranks.
-# **Predict**: a tensor of 4000 bytes, four ranks. How many bytes does rank 0 send this way, and how many in a ring?
+# Now choose "everybody sends everything" above the picture: each rank sends its whole tensor to every other rank. The
+# next cell does that on real ranks. **Predict**: with 4000 bytes and four ranks, how many bytes does rank 0 send this
+# way, and how many in a ring?
 
 # %%
 # %%ranks 4 --into run
@@ -462,8 +466,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Three times the tensor, against one and a half. With more ranks the first number grows without end, the second never
-# reaches two.
+# Rank 0 sent three times its tensor; in a ring, it would send one and a half times. With more ranks the first factor
+# grows without limit; the second stays below two.
 
 # %%
 quiz("01_internals/ring")
@@ -473,9 +477,8 @@ quiz("01_internals/ring")
 #
 # *Medium, 25 minutes.* Open `exercises/ring_all_reduce.py`.
 #
-# Sum a tensor over all ranks, in place, with point-to-point messages only. It works for any number of ranks,
-# including one, and for any length, even if N doesn't divide it or exceeds it. The check counts your messages and
-# bytes: a ring that sends the whole tensor in every step gets the right sum, and fails.
+# Sum a tensor over all ranks, in place, with point-to-point messages only. The check counts your messages and bytes:
+# a ring that sends the whole tensor in every step gets the right sum and still fails.
 
 # %%
 contract("ring_all_reduce")
@@ -485,25 +488,25 @@ contract("ring_all_reduce")
 
 # %% [markdown]
 # <details><summary>The sum is right for 2 ranks and wrong for 3</summary>
-# Which chunk does a rank send in step s? Step through the picture with 3 ranks and write down rank 0's chunks. The
-# next one to send is always the one that has just arrived.
+# Which chunk does a rank send in step s? Step through the picture with 3 ranks and write down rank 0's chunks. After
+# the first step, a rank always sends the chunk that it has just received.
 # </details>
 #
 # <details><summary>It hangs</summary>
-# Every rank sends and none receives: see "Point to point". Or a rank leaves out an empty chunk that its neighbour
-# waits for.
+# Every rank sends and none receives: see "Point to point". Or a rank doesn't send an empty chunk, and its neighbor
+# waits for it.
 # </details>
 #
 # The solution is `solutions/ring_all_reduce.py`.
 #
 # ## What it costs
 #
-# Every message takes a **latency** α, however short it is, and then its bytes divided by the **bandwidth** β. A ring
-# makes 2(N − 1) steps and sends 1/N of the P bytes in each:
+# Every message takes a **latency** α, however short it is, plus its size divided by the **bandwidth** β. A ring takes
+# 2(N − 1) steps, and each step sends 1/N of the tensor's P bytes:
 #
 # > time = 2(N − 1) · α + 2(N − 1)/N · P/β
 #
-# Count both factors from the schedules behind the picture:
+# The next cell counts both for rings like the one in the picture:
 
 # %%
 print(" N  steps  bytes sent by a rank / bytes of the tensor")
@@ -514,11 +517,11 @@ for n in (2, 3, 4, 6, 8):
     assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
 
 # %% [markdown]
-# The bytes stop growing at twice the tensor; the steps, and with them the latency, keep growing with N. (NCCL, the
-# library for NVIDIA GPUs, also knows trees, and picks what it expects to be faster.)
+# The bytes stay below twice the tensor, but the steps grow with N, and with them the latency. (NCCL, the library for
+# NVIDIA GPUs, can also use trees, and picks whichever it expects to be faster.)
 #
-# Which is better: one large all-reduce or many small ones? **Predict** for 100 MB of gradients on eight ranks, cut
-# into 1, 10 and 1000 parts. Which is fastest in all? After which do you wait least for the last part?
+# Which is better, one large all-reduce or many small ones? **Predict** for 100 MB of gradients on eight ranks, cut
+# into 1, 10 and 1000 parts. Which takes the least time in total? Which has the shortest last part?
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -534,10 +537,10 @@ for name, (latency, bandwidth) in networks.items():
         print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last alone {last:>6.2f} ms")
 
 # %% [markdown]
-# Every part pays the latency again: on the slow network a thousand parts cost about forty times what one costs. But a
-# single part can't start before everything is computed. If backward is long enough to hide all parts but the last,
-# you wait for the last part only, and ten parts make it short at little cost. Remember both sides; they decide the
-# size of a bucket.
+# Every part pays the latency again: on the slow network, a thousand parts take about forty times as long as one. But a
+# single part can't start before all gradients are computed. If all parts but the last are sent while backward still
+# computes, you wait only for the last. In ten parts, the slow network's wait falls from 182 to 24.5 ms. This trade-off
+# decides the size of a bucket.
 
 # %%
 quiz("01_internals/cost")
@@ -545,8 +548,8 @@ quiz("01_internals/cost")
 # %% [markdown]
 # ## Hooks and buckets
 #
-# Your 24 all-reduces start when backward is over. But most gradients are ready long before. A **hook** tells you
-# when:
+# Your 24 all-reduces start when backward is over, but most gradients are ready long before. A **hook** is a function
+# that PyTorch calls for you, here when a gradient is ready:
 
 # %%
 import torch
@@ -565,8 +568,8 @@ print("backward returns")
 #
 # ### An all-reduce in each hook
 #
-# Move the two lines of `average` into a hook. **Predict again**, and think about the picture: will there be green
-# bars below backward? Will backward take longer?
+# Move the two lines of `average` into a hook. **Predict again**: will there be green bars below backward? Will
+# backward take longer?
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -594,13 +597,13 @@ story(in_hooks, lines=8)
 timeline(in_hooks)
 
 # %% [markdown]
-# 23 of the 24 are launched early, and yet nothing overlaps. Read the story: `average` **waits inside the hook**.
+# 23 of the 24 are launched early, yet nothing overlaps. Read the record: `average` **waits inside the hook**.
 # Backward pauses until the sum is there, and only then computes the next gradient.
 #
 # ### Launch in the hook, wait after backward
 #
-# The remedy is `async_op`: launch in the hook, keep the handle, wait for all handles after backward. **Predict**
-# where "the sum is there" moves in the story.
+# Instead, launch with `async_op` in the hook, keep the handle, and wait for all handles after backward. **Predict**
+# where "the sum is there" moves in the record.
 
 # %%
 # %%ranks 2 --timeline --into with_handles
@@ -630,10 +633,10 @@ story(with_handles, lines=8)
 timeline(with_handles)
 
 # %% [markdown]
-# The first eight lines hold no sum: all 24 waits come after backward now. In the picture gradients go on becoming
-# ready below the green bars. This is **overlap**.
+# "The sum is there" is gone from the first eight lines: all 24 waits now come after backward. In the picture, gradients
+# become ready while green bars run. This is **overlap**.
 #
-# What remains is the number of messages. Half of the 24 carry a bias of 1 KiB, and each pays the full latency.
+# But half of the 24 messages carry a bias of 1 KiB, and each pays the full latency.
 #
 # ### One flat buffer
 #
@@ -664,7 +667,7 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# One message, and no overlap. You have now measured both extremes:
+# This sends one message and overlaps nothing. You have now measured both extremes:
 #
 # | | all-reduces | launched early | overlap | latency paid |
 # |---|---|---|---|---|
@@ -674,11 +677,11 @@ timeline(one_flat)
 # | one flat buffer | 1 | 0 | no | once |
 #
 # What you want lies between: a few flat buffers, each launched when the last of *its* gradients is ready. These are
-# **buckets**, and DDP makes them.
+# buckets, and DDP makes them.
 #
 # ### DDP's buckets
 #
-# The same network, wrapped. What does PyTorch send in three steps?
+# Wrap the same network. What does PyTorch send in three steps?
 
 # %%
 # %%ranks 2 --into run
@@ -696,17 +699,17 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Step 0 has one bucket** with all 3158016 bytes. (In the version of PyTorch that this course pins, unless you ask
-#   for `find_unused_parameters=True`.)
-# - **Before step 1 DDP rebuilds the buckets**, once. It has now seen in which order the gradients really become
-#   ready. Rank 0 tells the others its choice: the two small broadcasts. That answers the question from the first
-#   page.
-# - **From step 1 on there are two.** The first closes with the gradient that brings it to 1 MiB (1048576 bytes),
-#   later ones at 25 MiB. The small first bucket gets the network busy early.
+# - **Before step 0** the constructor sends values; "What is copied when" explains them.
+# - **Step 0 has one bucket** with all 3158016 bytes in torch 2.13. (`find_unused_parameters=True`, explained below,
+#   changes this.)
+# - **Before step 1 DDP rebuilds the buckets**, once. It has now seen the order in which gradients become ready. Rank 0
+#   sends its choice to the others: the two small broadcasts.
+# - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), later ones at 25 MiB. A
+#   small first bucket fills early, so communication starts early.
 #
-# To see that it is the real order, register layers in a different order from the one in which they are called. A
-# **communication hook** replaces DDP's all-reduce, so it can print what each bucket holds. (It returns a *future*, a
-# handle that carries the result.)
+# To check the order, the next model registers its layers in one order and calls them in another. A **communication
+# hook**, which replaces DDP's all-reduce, prints what each bucket holds. (It returns a *future*, a handle with a
+# result.)
 
 # %%
 # %%ranks 2
@@ -735,12 +738,12 @@ for step in range(2):
     ddp(torch.randn(2, 512)).sum().backward()
 
 # %% [markdown]
-# In step 0 the order is that of registration; from step 1 on it is the order in which backward reaches the layers.
+# Step 0 uses the order of registration, later steps the order in which backward reaches the layers.
 #
 # ### What bucket_cap_mb does
 #
-# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket. **Predict** for each value how many buckets the third
-# step has; a layer has 263168 bytes, and all twelve 3158016.
+# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. The next cells try `None`, 25, 1 and 0.5.
+# **Predict** how many buckets the third step has for each. A layer has 263168 bytes, all twelve have 3158016.
 
 # %%
 # %%writefile overlap.py
@@ -759,13 +762,14 @@ for _ in range(3):
 by_cap = {}
 for cap in ("None", "25", "1", "0.5"):
     by_cap[cap] = ranks.run(ranks.Script("overlap.py", (cap,)), world_size=2, timeline=True)
-    buckets = timeline(by_cap[cap], step=-1).panels[0].steps[0][0].buckets
+    picture = timeline(by_cap[cap], step=-1)
+    buckets = picture.panels[0].steps[0][0].buckets  # rank 0's, in the last step
     print(f"bucket_cap_mb={cap:<5}", *[bucket.nbytes for bucket in buckets])
 
 # %% [markdown]
 # **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB
-# with a first bucket of 1 MiB. A number that you pass holds for the first bucket too, so with 25 this small network has
-# one bucket.
+# with a first bucket of 1 MiB. A number that you pass also applies to the first bucket, so with 25 this small network
+# has one bucket.
 
 # %%
 quiz("01_internals/buckets")
@@ -773,7 +777,8 @@ quiz("01_internals/buckets")
 # %% [markdown]
 # ## Overlap
 #
-# Three of these runs as pictures, each in its last step. Which bucket is never hidden?
+# Communication is **hidden** if it runs while backward computes. Here is the last step of three of these runs. Which
+# bucket is never hidden?
 
 # %%
 caps = ("None", "25", "0.5")
@@ -785,18 +790,18 @@ pictures
 print(pictures)
 
 # %% [markdown]
-# A bucket can overlap if it is launched, and not waited for, while gradients are still missing. That is a matter of
-# **order, not of time**. With one bucket none can, with two one, with six five. In every row **the last bucket is
-# launched after the last gradient**, when nothing is left to compute. So:
+# A bucket can overlap with backward if DDP launches it before the last gradient is ready and waits for it afterwards.
+# Overlap is a matter of **order, not of time**. With six buckets five can overlap, with two buckets one, with one
+# bucket none. In every row **the last bucket is launched after the last gradient**, when backward has nothing left to
+# compute. So:
 #
 # - The first step hides nothing, and neither does a model that fits into one bucket.
-# - The last bucket is never hidden. Its time is the least that communication costs you.
+# - The last bucket is never hidden.
 #
-# Communication that isn't hidden is called **exposed**; only that part makes a step longer. A long green bar need not
-# mean a slow network: an all-reduce lasts until the *slowest* rank has joined, so it contains waiting.
+# All other communication is **exposed**: only this part makes a step longer. A long green bar need not mean a slow
+# network: an all-reduce lasts until the *slowest* rank has joined, so part of the bar may be waiting.
 #
-# For a closer look at your pictures, `save_trace` writes a file that `ui.perfetto.dev` and `chrome://tracing` open.
-# Nothing is uploaded: Perfetto works in your browser.
+# For a closer look, `save_trace` writes a file for `chrome://tracing` or `ui.perfetto.dev` (which uploads nothing).
 
 # %%
 import json
@@ -808,8 +813,8 @@ print(len({event["pid"] for event in events}), "processes: three runs of two ran
 # %% [markdown]
 # ### One order on all ranks
 #
-# Buckets leave in one fixed order, even if a later one is complete first. Here is why. Two ranks, two buckets of the
-# same size, and rank 1 launches them the other way round. The sums should be 2 and 20.
+# DDP launches buckets in one fixed order, even if a later one is complete first. To see why, let rank 1 launch two
+# buckets of the same size in reverse. The sums should be 2 and 20.
 
 # %%
 # %%ranks 2
@@ -823,7 +828,7 @@ for handle in [dist.all_reduce(bucket, async_op=True) for bucket in order]:
 print("sum of a:", a.item(), "  sum of b:", b.item())
 
 # %% [markdown]
-# No error, and both sums are wrong: calls are paired by their order, never by their content.
+# Neither rank raises an error, and both sums are wrong: calls are paired by their order, never by their content.
 
 # %%
 quiz("01_internals/overlap")
@@ -831,8 +836,8 @@ quiz("01_internals/overlap")
 # %% [markdown]
 # ## What is copied when
 #
-# Averaging keeps equal weights equal. But who makes them equal in the first place? Give each rank different weights
-# and wrap them, once with the argument `init_sync=False`.
+# Averaging keeps equal weights equal. But what makes them equal in the first place? Give each rank different weights
+# and wrap them, with and without `init_sync=False`.
 
 # %%
 # %%ranks 2 --into run
@@ -855,11 +860,12 @@ for name in ("init_sync=True", "init_sync=False"):
     print(f"{name:<16} spread before DDP(): {before:.3f}   after: {after:.3f}")
 
 # %% [markdown]
-# The **constructor** broadcasts rank 0's parameters, so ranks need not be seeded equally. With `init_sync=False`
-# nothing is sent, and nothing repairs it later: gradients are averaged, parameters never again.
+# The **constructor** broadcasts rank 0's parameters, so ranks don't need equal seeds. With `init_sync=False` nothing
+# is sent, and nothing repairs it later: DDP averages gradients and never sends parameters again.
 #
-# What else travels, and when? This model has **buffers** too: tensors that belong to the model but have no gradient,
-# such as BatchNorm's running statistics. **Predict** which of the three phases of a step sends something.
+# What else is sent, and when? This model also has **buffers**: tensors without a gradient that belong to the model,
+# such as BatchNorm's running statistics. **Predict** which phases of a step send something: forward, backward,
+# `optimizer.step`?
 
 # %%
 # %%ranks 2 --into run
@@ -884,17 +890,19 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Construction**: a comparison of counts and shapes (8 and 80 bytes), then rank 0's values: 260 bytes of
-#   parameters and 40 of statistics together, and a counter of 8.
-# - **Each forward**: rank 0's buffers. They are not averaged; rank 0's win.
+# - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Then rank 0 sends
+#   its values: 260 bytes of parameters together with 40 of running statistics, and a counter of 8.
+# - **Each forward**: rank 0's buffers. They are not averaged; they replace the other ranks'. (The 20 and 4 bytes in
+#   step 1 are DDP's new buckets.)
 # - **Each backward**: the gradients, 65 × 4 bytes.
 # - **`optimizer.step`**: nothing.
 #
-# Three more things happen in real training loops, and your DDP needs an answer to each.
+# Your DDP must also handle three things.
 #
 # ### no_sync: accumulate first, exchange once
 #
-# To learn from two batches in one step, call backward twice before `step`. Only the second needs an exchange:
+# To train on two batches in one optimizer step, call backward twice before `step`. Only the second backward needs to
+# exchange gradients:
 
 # %%
 # %%ranks 2 --into accumulated
@@ -914,12 +922,12 @@ ddp(torch.randn(8, 10)).sum().backward()
 story(accumulated)
 
 # %% [markdown]
-# One all-reduce of 200 bytes, which carries the sum of both batches.
+# One all-reduce of 200 bytes carries the sum of both batches' gradients.
 #
 # ### A branch that a rank doesn't use
 #
-# You saw this in "The mean". With `find_unused_parameters=True` DDP handles it: a rank without a gradient contributes
-# zeros and receives the mean. A parameter that *no* rank used keeps `None`, so that the optimizer leaves it alone.
+# With `find_unused_parameters=True` DDP follows the rule from "The mean". Below, rank 0 alone uses `side`, and no
+# rank uses `idle`.
 
 # %%
 # %%ranks 2
@@ -942,8 +950,8 @@ for name, parameter in ddp.module.named_parameters():
 # %% [markdown]
 # ### The names in a checkpoint
 #
-# The wrapper is a module with your model inside, so its state has longer names. Save the inner one, which loads
-# anywhere:
+# The wrapper is a module that contains your model, so every name in its state starts with `module.`. Save the model's
+# own state, which loads anywhere:
 
 # %%
 # %%ranks 1
@@ -960,25 +968,23 @@ quiz("01_internals/copied")
 # %% [markdown]
 # ## Build it yourself
 #
-# You have seen all the parts. Now put them together.
-#
 # ### Exercise: implement mini_ddp
 #
-# *Hard, 35 minutes.* Open `exercises/mini_ddp.py`, the class `MiniDDP(module, bucket_cap_mb=25)`. It is graded
-# against PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and the same
-# behaviour, by the order of events.
+# *Hard, 35 minutes.* Open `exercises/mini_ddp.py` and write the class `MiniDDP(module, bucket_cap_mb=25)`. The check
+# compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and the
+# same order of events.
 #
 # Take it in stages, and run the check after each:
 #
-# 1. **Broadcast** parameters and buffers at construction, call the module in `forward`, pass `state_dict` on. In
-#    `finish_gradient_synchronization`, which the training loop calls after backward, use the loop of
-#    `average_gradients`.
+# 1. **Broadcast** parameters and buffers in the constructor, call the module in `forward`, and return the module's
+#    own `state_dict`. In `finish_gradient_synchronization`, which the training loop calls after backward, use the
+#    loop of `average_gradients`.
 # 2. **Launch in a hook** for each parameter, with `async_op`; wait in `finish_gradient_synchronization`.
 # 3. **Fill buckets**: flat buffers of at most `bucket_cap_mb` MiB, the last parameters first.
-# 4. **Launch a bucket when it is complete**: count its missing gradients in the hook. Launch in order.
-# 5. **Launch what is left** in `finish_gradient_synchronization`: buckets with a gradient that this rank doesn't
-#    have.
-# 6. **`no_sync`**: the hooks do nothing.
+# 4. **Launch a bucket when it is complete**: in the hook, count down the gradients that it still needs. Launch
+#    buckets in order.
+# 5. **Launch what is left** in `finish_gradient_synchronization`: buckets in which this rank lacks a gradient.
+# 6. **`no_sync`**: inside it, the hooks do nothing.
 
 # %%
 contract("mini_ddp", "MiniDDP")
@@ -993,17 +999,17 @@ contract("mini_ddp", "MiniDDP")
 # </details>
 #
 # <details><summary>"launched after backward"</summary>
-# Your hook only collects. Count down the gradients that a bucket still waits for, and launch at zero, from the hook,
-# with <code>async_op=True</code>.
+# Your hook collects gradients but launches nothing. Count down the gradients that a bucket still waits for, and launch
+# at zero, from the hook, with <code>async_op=True</code>.
 # </details>
 #
 # <details><summary>The last bit is different</summary>
 # Multiply by <code>1 / N</code> first, then sum, as in "Scale first, then sum".
 # </details>
 #
-# The solution is `solutions/mini_ddp.py`. The next cell draws your class, at any stage, beneath PyTorch's with
-# buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds *at most*
-# the cap.) **Predict** the number of buckets, and how many are launched early.
+# The solution is `solutions/mini_ddp.py`. The next cells run your class, at any stage, and draw it below PyTorch's
+# DDP with buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds
+# *at most* the cap.) **Predict** again.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -1012,7 +1018,7 @@ predicted = [None, None, None]  # all-reduces, bytes in all, launched before the
 # %%ranks 2 --timeline --into mine
 import os, sys, torch.distributed as dist
 from twelve_layers import network, train_step
-sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))
+sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))  # where your file is
 from mini_ddp import MiniDDP
 
 dist.init_process_group("gloo")
@@ -1025,9 +1031,9 @@ measured(mine, predicted)
 timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 
 # %% [markdown]
-# The same five buckets overlap. PyTorch waits for the last one within backward; yours waits in the grey part after
-# it. (The reference solution sends 96 bytes more than PyTorch: for each of the 24 parameters, a number that says
-# whether its gradient exists.)
+# In both pictures five of six buckets are launched early. PyTorch waits for the last one inside backward; yours waits
+# in the grey part after it. (The reference solution sends 96 bytes more than PyTorch: for each of the 24 parameters,
+# a number that says whether its gradient exists.)
 
 # %%
 quiz("01_internals/built")
@@ -1035,8 +1041,8 @@ quiz("01_internals/built")
 # %% [markdown]
 # ## BatchNorm and buffers
 #
-# BatchNorm normalises with the mean and variance of *this rank's* batch, and keeps running averages of them in
-# buffers. Do the ranks drift apart? Twenty steps with very different data on the two ranks:
+# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of them in
+# buffers. Do the ranks drift apart? Train for twenty steps with very different data on the two ranks:
 
 # %%
 # %%ranks 2 --into run
@@ -1066,10 +1072,10 @@ for name, value in apart.items():
 assert apart["parameters"] == 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
-# The parameters agree exactly: all ranks apply the same mean gradient. Only the running statistics differ, until the
-# next forward overwrites them with rank 0's. Rank 1's data never get into the statistics that you save.
+# The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
+# until the next forward overwrites them with rank 0's. Rank 1's data never reach the statistics that you save.
 #
-# Several nodes (the machines of a cluster) change nothing. Here four ranks run on two nodes:
+# Nothing changes with several **nodes** (machines of a cluster). Here are four ranks on two:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1092,8 +1098,8 @@ print("node", os.environ["GROUP_RANK"], f" parameters {parameters:.2f}  running 
 # %% [markdown]
 # ### SyncBatchNorm
 #
-# `SyncBatchNorm` takes mean and variance over the batches of *all* ranks. The price is a collective in every such
-# layer, in forward and in backward. These lines of its source make them:
+# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. The price is communication in every such
+# layer, in forward and in backward. Its source shows the collectives:
 
 # %%
 import inspect
@@ -1106,8 +1112,9 @@ for method in (Function.forward, Function.backward):
             print(f"{method.__name__}: {line.strip()}")
 
 # %% [markdown]
-# `convert_sync_batchnorm` replaces every BatchNorm layer in a model. Convert before or after `.to(device)`, as you
-# like, but before `DDP(...)`. (`meta`, a device without values, stands in for a GPU here.)
+# `convert_sync_batchnorm` replaces every BatchNorm layer in a model, before or after `.to(device)`, but before
+# `DDP(...)`. (`meta`, a device without values, stands in for a GPU here.) On a CPU, DDP refuses the result, as the
+# second cell shows.
 
 # %%
 def small_net():
@@ -1128,7 +1135,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# When is it worth the price? Look at the error of a batch's mean:
+# When is it worth the price? BatchNorm estimates a mean from one batch. How far off is it?
 
 # %%
 torch.manual_seed(0)
@@ -1137,12 +1144,12 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples halve the error. There is no threshold; how much error is too much depends on your task.
+# Four times the samples halve the error. How much is too much depends on your task.
 #
 # ### Exactly when buffers are sent
 #
-# "In each forward" is nearly right. Before each forward, rank 0 writes a 1 into its buffer and rank 1 a 2. If rank 1
-# then prints 1, it got rank 0's.
+# "Each forward sends rank 0's buffers" is nearly right. Before each forward below, rank 0 writes a 1 into its buffer
+# and rank 1 a 2. If rank 1 then prints 1, the buffer was sent.
 
 # %%
 # %%ranks 2
@@ -1170,11 +1177,12 @@ forwards("train", 2)
 forwards("no_grad", 2)
 
 # %% [markdown]
-# A forward sends buffers if the forward *before it* was one whose gradients are exchanged. So the first of several
-# forwards under `no_sync` or `no_grad` still sends them, the others don't, and neither does the first training step
-# afterwards. `eval()` makes no difference.
+# A forward sends buffers unless the *previous* one ran under `no_sync` or `no_grad`. So rank 1 keeps its 2 in the
+# second of two such forwards, and in the training step after it. `eval()` makes no difference, as this section's first
+# cell showed.
 #
-# Two arguments switch it off; one of them is deprecated. What does rank 1 hold?
+# Two arguments switch this off; one of them is deprecated. Again rank 0 has a 1 and rank 1 a 2. What does rank 1 hold
+# after the constructor, and after a forward?
 
 # %%
 # %%ranks 2 --into run
@@ -1200,10 +1208,10 @@ for options, (made, later, warned) in run.ranks[1].observations.items():
     print(f"{options:<32} after DDP(): {made:.0f}  after a forward: {later:.0f}  warnings: {warned:.0f}")
 
 # %% [markdown]
-# `forward_sync_buffers=False` copies once, at construction; then each rank keeps its own, which saves time. The
-# deprecated `broadcast_buffers=False` doesn't even copy at construction.
+# `forward_sync_buffers=False` copies the buffers once, at construction. Afterwards each rank keeps its own, and a
+# forward sends none. The deprecated `broadcast_buffers=False` doesn't even copy at construction.
 #
-# What isn't a buffer is never sent. Dropout has none: each process draws its own mask.
+# Dropout has no buffers, so DDP sends nothing for it: each rank draws its mask locally.
 
 # %%
 print("buffers of BatchNorm1d:", [name for name, _ in torch.nn.BatchNorm1d(5).named_buffers()])
@@ -1215,8 +1223,8 @@ quiz("01_internals/buffers")
 # %% [markdown]
 # ## Is it the gradient of the joined batch?
 #
-# N ranks with 16 samples each should take the step that one process takes with 16·N. Do they? `relative_error`, from
-# `joined_batch.py`, compares DDP's gradient with that of the joined batch: |DDP − joined| / |joined|. Six cases
+# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch**.
+# Do they? `relative_error`, from `joined_batch.py`, compares the two gradients: |DDP − joined| / |joined|. Six cases
 # follow. **Predict** which of them give 0.
 
 # %%
@@ -1249,15 +1257,15 @@ for name, error in run.ranks[0].observations.items():
     print(f"{name:<22} relative error {error:.2f}")
 
 # %% [markdown]
-# Right twice, wrong four times, and never an error message.
+# Two cases are right and four are wrong, without an error message.
 #
 # - **Equal parts and a mean loss**: the joined batch's gradient, up to rounding.
-# - **26 + 6**: the mean of two means isn't the mean of all. Multiply each rank's loss by *ranks × own samples / all
-#   samples*.
-# - **A sum loss**: DDP divides by N, so the gradient is an Nth of what it should be.
-# - **BatchNorm**: a sample's output depends on its batch, and the batch is a different one.
-# - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Language models with padding
-#   are in this row. Weight as above, by valid targets. Class weights have the same effect.
+# - **26 + 6**: the mean of two means isn't the mean of all samples. Multiply each rank's loss by *ranks × own samples /
+#   all samples*.
+# - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
+# - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
+# - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Padding in language models and
+#   class weights cause the same problem. Weight as above, by valid targets.
 
 # %%
 quiz("01_internals/joined_batch")
@@ -1265,8 +1273,8 @@ quiz("01_internals/joined_batch")
 # %% [markdown]
 # ## What DDP never notices
 #
-# DDP acts at construction, in forward, and in its hooks. Whatever bypasses these is not synchronised, and raises no
-# error. In the cells below each rank has its own data. The `spread` of the gradients should be 0.
+# DDP acts in its constructor, in forward, and in its hooks. Code that bypasses these isn't synchronized, and usually no
+# error tells you. In the cells below, the `spread` of the gradients should be 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1295,8 +1303,8 @@ def verdict(run):
 verdict(run)
 
 # %% [markdown]
-# `ddp.module` is the plain model; calling it means training alone. `torch.autograd.grad` returns gradients instead of
-# accumulating them, and the hooks sit on the accumulation.
+# `ddp.module` is the plain model: if you call it, each rank trains alone. `torch.autograd.grad` returns gradients and
+# never writes `.grad`, so no hook runs.
 #
 # Next, a model that changes *after* it was wrapped:
 
@@ -1324,8 +1332,9 @@ observe("added after wrapping: the new layer", spread(p.grad for p in ddp.module
 verdict(run)
 
 # %% [markdown]
-# A cast creates new gradient accumulators, without hooks. An added layer never had any. Replacing a layer adds one
-# that DDP doesn't know and removes one it still waits for. Only the second is detected, one step late:
+# DDP's hooks sit on **accumulators**, autograd's objects that write `.grad`. A cast creates new accumulators, without
+# hooks; an added layer never had hooks. If you *replace* a layer, DDP doesn't know the new one and still waits for
+# the old one. One step late, it reports the old one as missing:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1353,11 +1362,11 @@ for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# `find_unused_parameters=True`, which these messages recommend, only silences them: the new layer still isn't
-# averaged. Change the model first, wrap it last.
+# These messages recommend `find_unused_parameters=True`. It only silences them: the new layer still isn't averaged.
+# Change the model first, wrap it last.
 #
-# One bypass needs no change of the model. Two forwards before one backward are fine; two forwards, then two
-# backwards, are not:
+# The last bypass doesn't change the model. Two forwards and then one backward are fine; two forwards and then two
+# backwards are not:
 
 # %%
 # %%ranks 2 --into run
@@ -1383,7 +1392,7 @@ verdict(run)
 assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
-# A forward prepares *one* backward. The second adds its own gradients to the averaged ones, on each rank alone.
+# A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones.
 #
 # One test finds all of these: every hundred steps, call `spread(model.parameters())` on every rank and stop if it
 # isn't 0.
@@ -1394,8 +1403,8 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# DDP is one of two wrappers in PyTorch. `DataParallel` is older: **one process, with a thread for each GPU**. This is
-# what its `forward` does, in every step:
+# PyTorch has an older wrapper than DDP, `DataParallel`: **one process, with a thread for each GPU**. This is what its
+# `forward` does in every step:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1426,7 +1435,7 @@ with warnings.catch_warnings(record=True) as caught:
 print("warnings:", len(caught))
 
 # %% [markdown]
-# DDP insists on one device for each process:
+# DDP accepts only one device for each process:
 
 # %%
 # %%ranks 1 --expect raised
@@ -1442,8 +1451,9 @@ quiz("01_internals/dp_or_ddp")
 # %% [markdown]
 # ### Memory
 #
-# Under DDP every rank holds everything: parameters, gradients, the optimizer's state, buckets. Count them for Adam on
-# eight parameters. `gradient_as_bucket_view=True` makes each gradient a view into its bucket.
+# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the
+# bytes for Adam and a model of eight parameter tensors. `gradient_as_bucket_view=True` makes each gradient a view
+# into its bucket.
 
 # %%
 # %%ranks 2 --into run
@@ -1462,7 +1472,7 @@ for view in (False, True):
     parameters = list(ddp.parameters())
     gradients = [p.grad for p in parameters]
     state = [optimizer.state[p][key] for p in parameters for key in ("exp_avg", "exp_avg_sq")]
-    places = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    places = {gradient.untyped_storage().data_ptr() for gradient in gradients}  # blocks of memory
     counts = [sum(t.nbytes for t in group) for group in (parameters, gradients, state)]
     observe(f"gradient_as_bucket_view={view}", [*counts, len(places)])
 
@@ -1472,11 +1482,11 @@ for name, (parameters, gradients, state, places) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {places}")
 
 # %% [markdown]
-# By default the eight gradients are eight blocks of memory beside the bucket; as views they are one, the bucket
-# itself. In bytes per parameter: 4 for itself, 4 for the gradient, 8 for Adam, and 4 more for the bucket unless
-# gradients are views into it. Activations come on top. None of this shrinks with more ranks: DDP makes training
-# *faster*, it doesn't make a model *fit*. FSDP (*fully sharded data parallel*) does, by cutting parameters, gradients
-# and state into N parts (chapter 4).
+# By default the eight gradients are eight blocks of memory, besides the bucket. As views they share one block, the
+# bucket itself. A float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless
+# gradients are views. Activations come on top. None of this shrinks with more ranks: DDP makes training *faster*; it
+# doesn't make a model *fit*. FSDP (*fully sharded data parallel*) does: it cuts parameters, gradients and optimizer
+# state into N parts (chapter 4).
 
 # %%
 quiz("01_internals/memory")
@@ -1488,15 +1498,14 @@ quiz("01_internals/fsdp_or_ddp")
 # ## Take it with you
 #
 # - Every rank must issue the same collectives in the same order. Calls are paired by order alone.
-# - DDP copies **values once**, at construction, from rank 0; **buffers** in forward, from rank 0; **gradients** in
+# - DDP sends **parameters once**, at construction, from rank 0; **buffers** in forward, from rank 0; **gradients** in
 #   backward, as a mean. `optimizer.step()` sends nothing.
-# - Many small messages pay latency, one large one can't overlap. Buckets lie between: one in the first step, then 1
-#   MiB and 25 MiB. A size that you pass drops the small first one.
-# - Overlap is a matter of order. The last bucket is always exposed.
-# - Multiply by 1/N first, then sum. The mean is the joined batch's gradient for equal counts, a mean loss and no
-#   BatchNorm.
+# - Many small messages pay latency; one large message can't overlap. Buckets are the compromise: one in the first step,
+#   then a first bucket of 1 MiB and others of 25 MiB. The last bucket is always exposed.
+# - Multiply by 1/N first, then sum. The mean is the joined batch's gradient if the counts are equal, the loss is a
+#   mean, and there is no BatchNorm.
 # - A ring sends 2(N − 1)/N of the tensor from each rank, in 2(N − 1) steps.
-# - DDP never compares parameters. You can, with `spread`.
+# - DDP never checks that parameters stay equal. You can, with `spread`.
 #
 # In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong
 # gradient?".
@@ -1504,9 +1513,9 @@ quiz("01_internals/fsdp_or_ddp")
 # ## What to read next
 #
 # Chapter 2 sets up training: launchers, process groups, samplers. Chapter 4 returns to buckets to make a step faster.
-# PyTorch describes its hooks and buckets at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al.,
-# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk
-# and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+# PyTorch describes its hooks and buckets at `pytorch.org/docs/stable/notes/ddp.html`. The paper on DDP is Li et al.,
+# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and
+# Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
 # %%
 from lockstep.notebook.course_map import course_map

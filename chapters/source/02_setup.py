@@ -11,22 +11,21 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# You start with a program that trains a small network on handwritten digits in one process. At the end it trains on
-# four ranks, on one machine or several, and you know what each added line is for, because you have seen what happens
-# without it.
+# You start with a program that trains a small network on handwritten digits in one process. By the end, it trains on
+# four ranks, on one machine or several. For every line that you add, you see what goes wrong without it.
 #
 # After this chapter you can
 #
-# - **start** a program on N ranks, and read off which rank is which and where it runs;
+# - **start** a program on N ranks, and tell which rank is which and where it runs;
 # - **connect** the ranks with the backend that fits their devices;
-# - **shard** a data set so that every epoch deals each sample to one rank, in a new order;
-# - **report** a loss that is true for all ranks;
-# - **leave** the process group, when training succeeds and when it fails;
-# - **launch** ranks from Python, and over several nodes.
+# - **shard** a data set, so that in every epoch each sample goes to one rank, in a new order;
+# - **report** the loss over all ranks;
+# - **leave** the process group, whether training succeeds or fails;
+# - **launch** ranks from Python, and on several nodes.
 #
-# About 95 minutes: 40 to read and run, 55 for three exercises. You need PyTorch's training loop and chapter 1. No
-# GPU: ranks are processes on your CPU, and the backend is gloo. What the text says about GPUs and NCCL comes from
-# PyTorch's documentation and was not run here.
+# About 95 minutes: 40 to read and run, 55 for three exercises. You need chapter 1 and PyTorch's training loop. You
+# don't need a GPU: ranks are processes on your CPU, and the backend is gloo. What the text says about GPUs and NCCL
+# comes from PyTorch's documentation and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -40,7 +39,7 @@ from lockstep.notebook.quiz import quiz
 # ## Where we start
 #
 # The data are scikit-learn's digits: 1797 images of 8×8 pixels. One process writes them to a file before any rank
-# exists. Make that a habit: what four ranks download or unpack, they do four times, into the same place.
+# starts. Make that a habit: if four ranks each download the data, they write the same files four times.
 
 # %%
 import numpy
@@ -58,7 +57,7 @@ print(images.shape, labels[:10])
 print(Path("digits.py").read_text())
 
 # %% [markdown]
-# And the program around it, in one process, as `python train.py` would run it:
+# Here is the program, still in one process:
 
 # %%
 # %%ranks 1
@@ -81,15 +80,14 @@ quiz("02_setup/sum_and_count")
 # %% [markdown]
 # ## Launchers and the environment
 #
-# A distributed program is one file, started N times. Only the environment tells the copies apart: a **launcher**
-# starts the processes and sets a few variables for each. PyTorch's launcher is `torchrun`:
+# A distributed program is one file, started N times by a **launcher**. The launcher sets a few environment variables
+# for each process; only these tell the copies apart. PyTorch's launcher is `torchrun`:
 #
 # ```
 # torchrun --nproc-per-node=4 train.py
 # ```
 #
-# `%%ranks 4` does the same with a cell and sets what torchrun sets. (It forks the ranks from a process that has
-# already imported torch, so they start in a tenth of a second.)
+# `%%ranks 4` does the same with a cell:
 
 # %%
 # %%ranks 4
@@ -104,14 +102,14 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # |---|---|
 # | `RANK` | this process's number, 0 to `WORLD_SIZE` − 1, over all nodes |
 # | `WORLD_SIZE` | the number of ranks |
-# | `LOCAL_RANK` | this process's number on its node, and so the number of its GPU |
+# | `LOCAL_RANK` | this process's number on its node; use it as the number of its GPU |
 # | `LOCAL_WORLD_SIZE` | the number of ranks on this node |
 # | `GROUP_RANK` | this node's number |
 # | `MASTER_ADDR`, `MASTER_PORT` | where to find the **store**, through which the ranks find each other |
 # | `TORCHELASTIC_USE_AGENT_STORE` | `True`: the launcher hosts the store. Otherwise rank 0 does |
 # | `TORCHELASTIC_RESTART_COUNT` | how often the launcher has restarted this job (chapter 5) |
 #
-# For more than one process on a node, torchrun also sets `OMP_NUM_THREADS=1`, so that N ranks don't each start a
+# If a node runs several processes, torchrun also sets `OMP_NUM_THREADS=1`. Without that, each process would start a
 # thread for every core. Its source has the condition:
 
 # %%
@@ -123,16 +121,17 @@ for line in inspect.getsource(config_from_args).splitlines():
         print(line.strip())
 
 # %% [markdown]
-# On one node `RANK` and `LOCAL_RANK` are the same number. On two they differ:
+# On one node `RANK` and `LOCAL_RANK` are equal. On two nodes they differ:
 
 # %%
 # %%ranks 4 --nodes 2
 import os
-print("RANK {RANK} is LOCAL_RANK {LOCAL_RANK} on node {GROUP_RANK}".format(**os.environ))
+rank, local_rank, node = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK")]
+print(f"RANK {rank} is LOCAL_RANK {local_rank} on node {node}")
 
 # %% [markdown]
-# Rank 2 is the first process of the second node and uses GPU 0 there. `torch.device("cuda", rank)` would ask for a
-# third GPU on a node that may have two.
+# Rank 2 is the first process on the second node and uses GPU 0 there. `torch.device("cuda", rank)` would ask for that
+# node's third GPU, and it may have only two.
 
 # %%
 quiz("02_setup/local_rank")
@@ -140,7 +139,7 @@ quiz("02_setup/local_rank")
 # %% [markdown]
 # ### Without a launcher
 #
-# Started with plain `python`, the program lacks the variables. The error names the first one that is missing:
+# Plain `python` sets none of these variables. The error names the first one that is missing:
 
 # %%
 # %%ranks 2 --expect raised
@@ -152,8 +151,8 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Don't avoid the error with a default,
-# which turns it into something worse:
+# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Don't hide the error behind a default
+# value:
 
 # %%
 # %%ranks 4
@@ -161,15 +160,16 @@ import os
 
 os.environ.pop("LOCAL_RANK")  # some launchers don't set it
 local_rank = int(os.environ.get("LOCAL_RANK", 0))  # BUG: the default hides that it is missing
-print("my device is cuda:%d" % local_rank)
+print(f"my device is cuda:{local_rank}")
 
 # %% [markdown]
-# All four ranks chose GPU 0, and nothing failed yet. On GPUs the job would fail later and elsewhere: out of memory,
-# or NCCL refusing two ranks on one device. `os.environ["LOCAL_RANK"]` fails on the line at fault.
+# All four ranks chose GPU 0, and nothing has failed yet. On GPUs the job would fail later, in another place: it would
+# run out of memory, or NCCL would refuse two ranks on one device. `os.environ["LOCAL_RANK"]` fails on the line at
+# fault.
 #
 # ### When the numbers are wrong
 #
-# Three mistakes, one symptom. **Predict**: does any of these raise an error?
+# Here are three mistakes. **Predict**: does any of them raise an error?
 
 # %%
 # %%ranks 2 --expect hang
@@ -198,14 +198,14 @@ dist.init_process_group("gloo")
 
 # %% [markdown]
 # All three hang. So if a job hangs before its first step, look for a `WORLD_SIZE` that is too large, a rank that
-# never arrived, and two ranks with one number. Print `RANK` and `WORLD_SIZE` on each rank *before*
-# `init_process_group`. (If rank 0 hosts the store, two rank 0s do raise an error, `EADDRINUSE`: both want to open
-# it.)
+# never arrived, or two ranks with the same number. Print `RANK` and `WORLD_SIZE` on each rank *before*
+# `init_process_group`. (If rank 0 hosts the store, two ranks with number 0 raise `EADDRINUSE`: both open the same
+# port.)
 #
 # ### Never overwrite what the launcher set
 #
-# Programs that start their own ranks set `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Copied into a
-# program for torchrun, these lines break it:
+# Programs that start their own ranks set `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Under torchrun,
+# the same two lines break a program:
 
 # %%
 # %%ranks 2 --expect hang
@@ -217,8 +217,8 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Nothing listens at port 12355. Rank 0 doesn't open it either, because `TORCHELASTIC_USE_AGENT_STORE` says that the
-# launcher hosts the store.
+# Nothing listens at port 12355. Rank 0 doesn't open that port either, because `TORCHELASTIC_USE_AGENT_STORE` says
+# that the launcher hosts the store.
 
 # %%
 quiz("02_setup/environment")
@@ -226,8 +226,8 @@ quiz("02_setup/environment")
 # %% [markdown]
 # ## The process group
 #
-# `init_process_group` returns when all ranks have joined. They find each other through the store, a small server of
-# keys and values at `MASTER_ADDR:MASTER_PORT`. You can use it yourself:
+# `init_process_group` returns when all ranks have joined. They find each other through the store, a small key-value
+# server at `MASTER_ADDR:MASTER_PORT`. You can use it yourself:
 
 # %%
 # %%ranks 3
@@ -240,9 +240,9 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo stores addresses in this way: each rank writes its own, reads the others', and connects to them. From then on
-# tensors go directly from rank to rank. Usually one line does all of it. Without further arguments it reads the
-# environment, which is called `env://`:
+# gloo exchanges addresses through the store: each rank writes its own, reads the others', and connects to them. From
+# then on tensors go directly from rank to rank. `init_process_group` does all this in one line. It reads the
+# environment variables, which PyTorch calls the `env://` method:
 
 # %%
 # %%ranks 4
@@ -256,14 +256,13 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# That assert is a good first test of a new cluster: if it holds, every rank is there, has the right number, and can
+# The assert is a good first test of a new cluster. If it holds, every rank is there, has the right number, and can
 # reach the others.
 #
 # ### Without the variables
 #
 # Rank and size can be arguments: `init_process_group("gloo", rank=rank, world_size=size)`. Then only the address
-# comes from the environment. A single rank needs no address at all, because no other rank looks for it: give it a
-# store in memory.
+# comes from the environment. A single rank doesn't even need that; give it a store in memory:
 
 # %%
 # %%ranks 1
@@ -276,12 +275,12 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# If the variables *are* set and contradict the arguments, two parts of the program disagree about who this rank is.
-# Raise an error then; don't pick one.
+# If the variables *are* set and contradict the arguments, two parts of the program disagree about which rank this is.
+# Don't pick one: raise an error.
 #
 # ### How long it waits
 #
-# The timeout holds for `init_process_group` and for each collective. The default is 30 minutes with gloo and 10 with
+# The timeout applies to `init_process_group` and to each collective. The default is 30 minutes with gloo and 10 with
 # NCCL:
 
 # %%
@@ -291,7 +290,7 @@ print("gloo:", dist.default_pg_timeout)
 assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split())
 
 # %% [markdown]
-# Shorten it while you try things out. Here it is a third of a second, and two ranks wait for a third:
+# Shorten it while you try things out. Below it is 300 ms, and ranks 0 and 1 wait for a rank 2 that doesn't exist:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -303,11 +302,11 @@ os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
 dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
-# The key in the error ends in `/2`: the address of rank 2, which never wrote it. Every rank that joined raises; the
-# missing one says nothing.
+# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. Every rank that joined
+# raises; the missing one says nothing.
 #
-# A long timeout is right when rank 0 does something alone for twenty minutes while the others wait in their next
-# collective. It is an argument of `init_process_group`, not of `DDP`:
+# Use a long timeout if rank 0 works alone for twenty minutes while the others wait in their next collective. Pass it
+# to `init_process_group`, not to `DDP`:
 
 # %%
 # %%ranks 1 --expect raised
@@ -324,8 +323,8 @@ quiz("02_setup/missing_rank")
 # %% [markdown]
 # ### Groups within the group
 #
-# `new_group` makes a group of some of the ranks, with its own timeout. **Every** rank calls it, in the same
-# order, including ranks that won't be members. Two halves of two ranks each:
+# `new_group` makes a group of some of the ranks, with its own timeout. **Every** rank must call it, in the same
+# order, even ranks that won't be members. Here four ranks make two groups of two:
 
 # %%
 # %%ranks 4
@@ -340,12 +339,12 @@ dist.all_reduce(t, group=mine)
 print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
 
 # %% [markdown]
-# `cpu:gloo` names a backend for one kind of device: gloo for tensors on the CPU, and no others.
+# `cpu:gloo` asks for gloo, for CPU tensors only.
 #
 # ### Four programs side by side
 #
-# Run the first program on four ranks, with a group and a seed for each rank. Lines marked `+` are new. **Predict**:
-# over how many samples does each rank train?
+# Run the first program on four ranks, in one group, each with its own seed. Lines marked `+` are new. **Predict**: on
+# how many samples does each rank train?
 
 # %%
 # %%ranks 4
@@ -365,12 +364,12 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# Four separate trainings that share a machine. A process group alone synchronises nothing. Each rank still has to
-# take its part of the data ("Sharding"), and the gradients have to be averaged ("Wrapping").
+# These are four separate training runs on one machine. A process group alone synchronizes nothing. Each rank still has
+# to take its part of the data ("Sharding"), and DDP has to average the gradients ("Wrapping").
 #
 # ## Backends and devices
 #
-# The **backend** is the library behind the collectives. It depends on where the tensors are:
+# The **backend** is the library behind the collectives. Which one you need depends on where the tensors are:
 #
 # | | tensors on CPU | tensors on NVIDIA GPUs |
 # |---|---|---|
@@ -378,7 +377,7 @@ for epoch in range(2):
 # | `nccl` | no | yes, from GPU to GPU |
 # | `cpu:gloo,cuda:nccl` | gloo | nccl |
 #
-# Without GPU support nccl doesn't exist:
+# A PyTorch build without GPU support has no nccl:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -387,14 +386,15 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# nccl wants a GPU for each rank. Two ranks of one group on the same GPU are an error. So the right question isn't "is
-# there a GPU?" but "does every rank of this node have its own?". `device.py` asks it:
+# nccl needs a GPU for each rank. Two ranks of one group on the same GPU are an error. So check whether every rank of
+# this node has its own GPU, as `device.py` does:
 
 # %%
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# To see both answers without GPUs, pretend that each of two nodes has two, with a `set_device` that only reports:
+# To see both answers without GPUs, the next cell pretends that each of two nodes has two GPUs, and replaces
+# `set_device` by a function that only reports:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -414,11 +414,11 @@ print("with two GPUs a node:", *local_device())
 # Ranks 2 and 3 take GPUs 0 and 1 of their own node. Three rules for GPUs:
 #
 # - **`set_device` first, then `init_process_group`.** Until it is called, everything that says just `"cuda"` goes to
-#   GPU 0, from every rank. The other order often works, since nccl connects at the first collective only, but what
-#   runs in between opens a context on GPU 0 for each rank.
-# - **Name the device to the group**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`
-#   connects at once and tells collectives such as `barrier` which device is meant. It doesn't replace `set_device`.
-# - **Move inputs and targets too**, as `train_epoch` does. A loss function only needs moving if it holds tensors:
+#   GPU 0, on every rank. The other order often works, since nccl connects at the first collective only. But GPU work in
+#   between makes every rank occupy memory on GPU 0.
+# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
+#   once. It also tells calls without a tensor, such as `barrier`, which device to use. It doesn't replace `set_device`.
+# - **Move inputs and targets too**, as `train_epoch` does. Move a loss function only if it holds tensors:
 
 # %%
 plain, weighted = torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(weight=torch.ones(10))
@@ -434,12 +434,11 @@ quiz("02_setup/device_of")
 #
 # *Medium, 15 minutes.* Open `exercises/setup_ddp.py`.
 #
-# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group;
+# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group.
 # `cleanup_ddp` leaves it with `dist.destroy_process_group()`, which raises if there is no group, so ask
 # `dist.is_initialized()` first.
 #
-# They work under torchrun *and* under a launcher that sets only an address and a port. Look at what is set before you
-# decide. If ranks share GPUs, the backend is gloo and local rank r takes GPU r modulo their number.
+# Not every launcher sets every variable, so check which ones are set.
 
 # %%
 contract("setup_ddp", "setup_ddp", "cleanup_ddp")
@@ -448,29 +447,27 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 # %check setup_ddp
 
 # %% [markdown]
-# (The stored output is the reference solution's. `%hint setup_ddp` gives the next hint.)
-#
 # <details><summary>It hangs under torchrun</summary>
 # Something in your function writes to <code>os.environ</code>, or opens a store at a different address. Print
 # <code>MASTER_PORT</code> in its first and its last line.
 # </details>
 #
 # <details><summary>KeyError: 'LOCAL_RANK'</summary>
-# The check also calls it as a launcher built on mp.spawn would, with only an address and a port. What can you use
-# instead on a single node?
+# The check also calls it under a launcher that sets only an address and a port. What can you use instead on a single
+# node?
 # </details>
 #
 # <details><summary>"trying to initialize the default process group twice!"</summary>
-# This process is in a group already, and the contract wants this error. If your own code made that group, it never
-# left it: see <code>cleanup_ddp</code>.
+# This process is already in a group, so the contract asks for this error. If your own code made that group, leave it
+# first: see <code>cleanup_ddp</code>.
 # </details>
 #
 # The solution is `solutions/setup_ddp.py`.
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. If you tell it
-# rank and size it needs no process group, so you can look at it without any ranks:
+# Each rank should see its own part of the data. `DistributedSampler` deals the sample indices to the ranks like
+# cards. If you pass rank and size, it needs no process group, so you can try it in one process:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -485,8 +482,8 @@ def deal(samples, ranks, epoch=0, **options):
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
-# Rank r gets r, r + 4, r + 8. But 10 doesn't divide by 4, and all ranks must take the same number of steps, or one
-# would wait in an all-reduce for another that has finished. So the sampler **pads**: samples 0 and 1 are dealt twice.
+# Rank r gets r, r + 4, r + 8. But 4 doesn't divide 10, and all ranks must take the same number of steps, or some
+# would wait in an all-reduce for ranks that have finished. So the sampler **pads**: samples 0 and 1 are dealt twice.
 # In training that rarely matters; in evaluation it does ("Global metrics"). `drop_last=True` leaves samples out
 # instead:
 
@@ -497,7 +494,7 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# If the number divides, every sample goes to exactly one rank. The loader's own `drop_last` is unrelated: it only
+# If the samples divide evenly, each goes to exactly one rank. The loader's own `drop_last` is unrelated: it only
 # discards each rank's short final batch.
 
 # %%
@@ -512,16 +509,16 @@ for drop_last in (False, True):
 # %% [markdown]
 # ### Shuffling, and set_epoch
 #
-# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its own
-# slice, so no messages are needed. You have to tell it the epoch; otherwise that stays 0. Left without, right with
-# `set_epoch`:
+# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its own part,
+# so no messages are needed. The sampler doesn't count epochs; you tell it. Below, the left column uses `set_epoch(0)`
+# in every epoch, the right one `set_epoch(epoch)`:
 
 # %%
 for epoch in range(3):
     print(f"epoch {epoch}:  set_epoch(0) {deal(10, 2)[0]}   set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
 
 # %% [markdown]
-# What does forgetting it cost? **Predict** whether the loss still falls in every epoch.
+# What does it cost to forget `set_epoch`? **Predict** whether the loss still falls in every epoch.
 
 # %%
 # %%ranks 2 --into run
@@ -553,8 +550,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# It does, and to two digits you can't tell the two runs apart. Without `set_epoch` you lose the shuffling: every
-# epoch has the same batches in the same order. One line avoids that. But if your loss stops falling, look elsewhere.
+# It does, and to two digits both runs are equal. Without `set_epoch` you lose only the reshuffling: every epoch has the
+# same batches in the same order. If your loss stops falling, the cause is elsewhere.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -580,7 +577,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **No sampler.** Each rank walks through the whole data set:
+# **No sampler.** Each rank goes through the whole data set:
 
 # %%
 # %%ranks 2
@@ -597,20 +594,20 @@ loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 print("sampler:", [batch.tolist() for batch in loader])
 
 # %% [markdown]
-# With equal seeds both ranks compute the same gradient: twice the work for the result of one. With different seeds
-# the batches differ, but an "epoch" is two passes over the data. Neither raises, and neither shows in the loss. It
-# shows in `len(loader)`: on N ranks it should be an Nth of what one process has.
+# With equal seeds both ranks compute the same gradient: twice the work for the result of one. With different seeds the
+# batches differ, but an "epoch" is two passes over the data. Neither raises. `len(loader)` shows the mistake: on N
+# ranks it should be 1/N of its value on one.
 #
-# A note on `num_workers`: each rank starts its own workers, so four ranks with four workers each are twenty
-# processes. By default Linux *forks* them from the rank, with its open connections. gloo over TCP tolerates that;
-# about NCCL, and gloo over InfiniBand, DDP's documentation warns:
+# With `num_workers`, each rank starts its own workers, so four ranks with four workers each are twenty processes. By
+# default Linux *forks* a worker from its rank, which copies the rank's open connections. gloo over TCP tolerates that.
+# DDP's documentation warns about NCCL and about gloo over InfiniBand:
 
 # %%
 words = " ".join(torch.nn.parallel.DistributedDataParallel.__doc__.split())
 print(re.search(r"Unfortunately Gloo .*? not fork safe", words).group(0), "…")
 
 # %% [markdown]
-# If loaders hang on GPUs, start the workers differently, and keep them for all epochs:
+# If data loaders hang in a job on GPUs, start the workers with `forkserver`, and keep them for all epochs:
 
 # %%
 # %%ranks 2
@@ -650,13 +647,12 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# 375 samples and 12 steps on each rank, instead of 1500 and 47. Still four models, each of which now knows a quarter
-# of the data.
+# Each rank has 375 samples and 12 steps, instead of 1500 and 47. But there are still four models.
 #
 # ## Wrapping
 #
-# As chapter 1 showed, `DDP(model)` copies rank 0's parameters to every rank and averages gradients in backward. So
-# ranks need not start with equal weights:
+# `DDP(model)` copies rank 0's parameters to every rank and averages gradients in backward (chapter 1). So ranks don't
+# need equal weights at the start:
 
 # %%
 # %%ranks 2
@@ -672,8 +668,8 @@ print("after: ", [round(w, 3) for w in model.weight.flatten().tolist()])
 assert ddp.module is model  # wrapped, not copied: the same parameters
 
 # %% [markdown]
-# They do need the same *architecture*: the same parameters, of the same shapes, registered in the same order. Number
-# and shapes are compared:
+# They do need the same *architecture*: the same parameters, of the same shapes, registered in the same order. DDP
+# compares their number and shapes:
 
 # %%
 # %%ranks 2 --expect raised
@@ -685,7 +681,8 @@ labels = [4, 5][dist.get_rank()]  # BUG: the number of classes, counted in this 
 DDP(torch.nn.Linear(4, labels))
 
 # %% [markdown]
-# The order of equal shapes isn't, because DDP never sees a name. **Predict** what rank 1 prints:
+# DDP doesn't compare names. If two parameters have the same shape, it can't notice that their order differs.
+# **Predict** what rank 1 prints:
 
 # %%
 # %%ranks 2
@@ -701,7 +698,7 @@ DDP(model)
 print({name: parameter.item() for name, parameter in sorted(model.named_parameters())})
 
 # %% [markdown]
-# Rank 1 has rank 0's two weights swapped, without an error.
+# On rank 1 the two weights are swapped, without an error.
 
 # %%
 quiz("02_setup/when_synchronised")
@@ -737,12 +734,12 @@ assert all(torch.equal(one, weights[0]) for one in weights)  # exactly equal, no
 print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
-# One line, and four models are one. The losses still differ: each rank computes its own, over its own samples.
+# One line turns four models into one. The losses still differ: each rank computes its own, over its own samples.
 #
 # ### Move first, wrap last
 #
 # A cast after wrapping silently removes DDP's hooks (chapter 1, "What DDP never notices"), and so does a move to a
-# different device. So move, cast, convert and freeze first, and wrap last. If only part of the model was moved, DDP
+# different device. So move, cast, convert and freeze first, and wrap last. If you moved only part of the model, DDP
 # refuses:
 
 # %%
@@ -756,8 +753,8 @@ model[1].to("meta")  # BUG: half of the model moved ("meta" stands in for a GPU)
 DDP(model)
 
 # %% [markdown]
-# On a GPU you may add `device_ids=[local_rank]`. With it, DDP also moves the inputs of `forward` there; targets never
-# pass through it and remain yours to move. On a CPU, leave it out:
+# On a GPU you may add `device_ids=[local_rank]`. With it, DDP also moves the inputs of `forward` there. You still
+# move the targets, because they never pass through DDP. On a CPU, leave it out:
 
 # %%
 # %%ranks 2 --expect raised
@@ -768,7 +765,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 
 # %% [markdown]
-# Older programs also pass `output_device`. Nothing that a forward runs reads it any more:
+# Older programs also pass `output_device`. DDP's forward no longer reads it:
 
 # %%
 import inspect
@@ -796,8 +793,8 @@ torch.manual_seed(0 + dist.get_rank())
 print("seed + rank:", dropout(x).int().tolist())
 
 # %% [markdown]
-# With one seed all ranks drop the same units, and augmentation makes the same choices everywhere. Use
-# `torch.manual_seed(seed + rank)`. Only the sampler's seed must be equal on all ranks, and that is an argument of the
+# With the same seed all ranks drop the same units, and augmentation makes the same choices on all of them. Use
+# `torch.manual_seed(seed + rank)`. Only the sampler's seed must be equal on all ranks; it is an argument of the
 # sampler.
 
 # %%
@@ -806,7 +803,7 @@ quiz("02_setup/same_seed")
 # %% [markdown]
 # ## Global metrics
 #
-# What the program prints is each rank's own loss. How far can rank 0's be from the loss of the job? Four ranks
+# Each rank of the program prints its own loss. How far can rank 0's loss be from the loss over all ranks? Four ranks
 # evaluate one model on data that are sorted by class, as files often are:
 
 # %%
@@ -830,12 +827,13 @@ print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}")
 torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0 alone would have reported its own digits. So **reduce the sum and the count, and divide at the end.** (The
-# last line compares with one process on all the data.) The mean of the ranks' means is right only if all have the same
-# number of samples, and here the last rank has fewer. That is why `train_epoch` returns a sum and a count.
+# Rank 0's own loss is only that of the smallest digits. So **reduce the sum and the count, and divide at the end.**
+# (The last line compares that with the loss over all data at once.) The mean of the ranks' means is right only if all
+# ranks have the same number of samples; here the last rank has fewer. That is why `train_epoch` returns a sum and a
+# count.
 #
-# For evaluation, don't use `DistributedSampler`, which pads and so counts some samples twice. Let every rank take
-# each N-th sample instead:
+# For evaluation, don't use `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th
+# sample instead:
 
 # %%
 # %%ranks 4
@@ -851,12 +849,12 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# The ranks may have different numbers of samples here because their only collective is the one at the end. So
-# evaluate `ddp.module`, not `ddp`: with buffers, a forward of the wrapper is a collective too (chapter 1).
+# Here ranks may have different numbers of samples, because their only collective is the one at the end. So evaluate
+# `ddp.module`, not `ddp`: if the model has buffers, a forward of the wrapper is a collective too (chapter 1).
 #
 # ### Every rank calls, rank 0 prints
 #
-# It is easy to put both under one `if`:
+# It is easy to put both calls under one `if`:
 
 # %%
 # %%ranks 3 --expect hang
@@ -870,8 +868,8 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# Rank 0 waits in an all-reduce, the others in what comes next. It could be worse. Let the others' next call be an
-# all-reduce of the same size, for instance of a gradient. **Predict** what rank 1 prints:
+# Rank 0 waits in an all-reduce, the others in a barrier. It gets worse if the others' next call is an all-reduce of the
+# same size, such as a gradient's. **Predict** what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect hang
@@ -886,8 +884,8 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient. gloo pairs calls by their order, and these two fit. The hang comes one call later,
-# when the numbers are already wrong, and it points at the gradient's line.
+# 101 is a loss plus a gradient. gloo pairs calls by their order, and these two have the same size. The job hangs one
+# call later, at the gradient's line; by then the numbers are wrong.
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -898,7 +896,7 @@ quiz("02_setup/unequal_shards")
 # %% [markdown]
 # ## Cleanup
 #
-# A rank that has finished leaves the group with `destroy_process_group`. Afterwards there is none:
+# A rank that has finished leaves the group with `destroy_process_group`. After that, no collective works:
 
 # %%
 # %%ranks 2 --expect raised
@@ -914,13 +912,13 @@ dist.barrier()  # BUG: after the end
 # %% [markdown]
 # ### The whole program
 #
-# New in it:
+# Three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
 # - The learning rate is multiplied by the number of ranks. A step now learns from 4 × 32 samples, and an epoch has 12
-#   steps instead of 47, so each step may go further. (A rule of thumb; chapter 4 measures it.)
-# - Rank 0 alone saves the weights: they are equal everywhere, and several writers could spoil one file. It saves
-#   `model.module`, whose names have no `module.` in front.
+#   steps instead of 47, so each step may be larger. (A rule of thumb; chapter 4 measures it.)
+# - Rank 0 alone saves the weights: they are equal everywhere, and several writers could corrupt the file. It saves
+#   `model.module`, whose names lack the `module.` prefix.
 #
 # `--save` writes the cell to a file.
 
@@ -958,8 +956,8 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# This is the program to take away. Now start it as a cluster would, with torchrun. (On CPUs through `quiet_exit.py`;
-# the box below says why.) It takes some seconds, since four processes import torch. The numbers are the same:
+# Now start it with torchrun, as a cluster would. On CPUs, `quiet_exit.py` runs it; the box below says why. The launch
+# takes a few seconds, since four processes import torch. The numbers are the same:
 
 # %%
 def terminal(*arguments):
@@ -984,12 +982,12 @@ print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digi
 # %% [markdown]
 # ### When a rank fails
 #
-# In a **program**, do nothing: the exception ends the process with a traceback and status 1, and the launcher ends
-# the other ranks. Don't put `destroy_process_group` into a `finally` there. With NCCL it can wait for GPU work whose
-# partners are gone, before the traceback is printed.
+# In a **program**, do nothing: the exception ends the process with a traceback and status 1, and the launcher ends the
+# other ranks. Don't put `destroy_process_group` into a `finally` there. With NCCL it can wait for GPU work that needs
+# the failed rank, before the traceback is printed.
 #
-# A **function whose process lives on** (called from a notebook, a test or a server) must leave even if it fails, or
-# its next call finds a group that already exists. That is a case for `finally`:
+# A **function whose process lives on** (called from a notebook, a test or a server) must leave the group even if it
+# fails. Otherwise its next call finds a group that already exists. Use `finally`:
 
 # %%
 # %%ranks 2
@@ -1016,20 +1014,20 @@ print("still in a group:", dist.is_initialized())
 # %% [markdown]
 # ### Box: gloo at the exit
 #
-# > Two faults of gloo in torch 2.13 strike at random, in correct programs, so no cell can show them.
+# > Two bugs of gloo in torch 2.13 strike at random, in correct programs, so no cell can show them.
 # >
-# > **A wrapper that outlives its group can hang the process.** Its destructor waits for gloo's threads while it holds
-# > Python's interpreter lock, and one of them may be waiting for that lock. So delete the wrapper first, as above, or
-# > let it go with the function that made it, as in `train.py`. The traceback of an exception also keeps it alive;
-# > `traceback.clear_frames(error.__traceback__)` releases it. No timeout ends this hang.
+# > **A wrapper that outlives its group can hang the process.** No timeout ends that hang. The wrapper's destructor
+# > holds Python's interpreter lock while it waits for gloo's threads, and one of these may wait for the same lock. So
+# > delete the wrapper first, as above, or make it a local variable of a function that returns, as in `train.py`. The
+# > traceback of an exception also keeps it alive; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
-# > **A process that used gloo sometimes aborts at its very end**, when everything is saved: `terminate called without
-# > an active exception`, exit status −6, because one of gloo's threads still wants the interpreter. torchrun then
-# > reports a failed job. `destroy_process_group` makes it rarer. The only reliable cure is to skip interpreter
-# > teardown: flush the output, then `os._exit(0)`. `quiet_exit.py` does that around any program.
+# > **A process that used gloo sometimes aborts at its very end**, when everything is saved, because one of gloo's
+# > threads still needs the interpreter. You see `terminate called without an active exception` and exit status −6, and
+# > torchrun reports a failed job. `destroy_process_group` makes the abort rarer. The only reliable fix is to skip the
+# > interpreter's shutdown: flush the output, then call `os._exit(0)`. `quiet_exit.py` does that for any program.
 # >
-# > `os._exit` has a price: it skips `atexit` handlers and kills threads. Close loggers and wait for asynchronous
-# > savers first. Don't use it with NCCL, which doesn't need it.
+# > `os._exit` has a price: it skips `atexit` handlers and kills threads. Close loggers and wait for background saves
+# > first. Don't use it with NCCL, which doesn't need it.
 
 # %%
 job = terminal("-c", """
@@ -1047,9 +1045,8 @@ quiz("02_setup/exit_status")
 #
 # *Medium, 25 minutes.* Open `exercises/train_ddp.py`.
 #
-# Everything from "Sharding" to "Cleanup" in one function, for any model and any data. It joins the group with your
-# `setup_ddp`, leaves it when training succeeds and when it fails, and returns the trained module itself. The check
-# looks at what the ranks do: which samples each sees in which epoch, which collectives it calls, what it prints.
+# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. The check looks at which
+# samples each rank sees in which epoch, which collectives it calls, and what it prints.
 
 # %%
 contract("train_ddp")
@@ -1079,9 +1076,9 @@ contract("train_ddp")
 #
 # ## Launching from Python
 #
-# torchrun starts the ranks, hosts the store, ends all ranks when one fails, and can restart them. Sometimes a program
-# has to start its ranks itself, for instance a library or a test. `torch.multiprocessing.spawn` does that, and leaves
-# address, port and results to you.
+# torchrun starts the ranks, hosts the store, ends all ranks when one fails, and can restart them. Some programs, for
+# instance a library or a test, have to start their ranks themselves. `torch.multiprocessing.spawn` (`mp.spawn`) does
+# that, and leaves address, port and results to you.
 
 # %%
 # %%writefile spawn_digits.py
@@ -1110,7 +1107,7 @@ if __name__ == "__main__":
 job = terminal("spawn_digits.py")
 
 # %% [markdown]
-# **It returns `None`.** What the ranks computed ends with them unless they send it back. A file is the safest way.
+# **It returns `None`.** A rank's results are lost with its process unless it sends them, here through a file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the
 # file to find the function. Without the guard it would launch again:
@@ -1131,20 +1128,22 @@ for line in job.stderr.splitlines():
         print(line.strip())
 
 # %% [markdown]
-# That is also why `mp.spawn` can't run a function from a notebook's cell.
+# A function that you define in a notebook isn't in a file, so `mp.spawn` can't run it.
 #
-# **The port is a free one.** With a fixed port, the second job on the machine can't start:
+# **The system picks a free port.** With a fixed port, a second job on the same machine can't start:
 
 # %%
 first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 try:
     dist.TCPStore("127.0.0.1", first.port, is_master=True, wait_for_workers=False)  # BUG: it is taken
 except dist.DistNetworkError as error:
-    print(type(error).__name__, "with EADDRINUSE" if "EADDRINUSE" in str(error) else error)
+    assert "EADDRINUSE" in str(error)  # "address already in use"
+    print(type(error).__name__, "with EADDRINUSE")
 
 # %% [markdown]
-# The parent opens the store and keeps it, so no other program can take the port in between. `TORCHELASTIC_USE_AGENT_STORE` in
-# `work` tells rank 0 to join it like the others. torchrun does the same on one node, so two jobs don't clash:
+# The parent opens the store and keeps it open, so no other program can take the port in between. In `work`,
+# `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to join that store like the others. On one node torchrun also picks a
+# free port, so two jobs don't clash:
 
 # %%
 # %%writefile which_port.py
@@ -1158,8 +1157,8 @@ ports = [job.communicate(timeout=200)[0].split()[-1] for job in jobs]
 print("two jobs, different ports:", len(set(ports)))
 
 # %% [markdown]
-# **A rank that raises ends the launch**, with its traceback in the parent's exception. Rank 0 here would sleep for
-# ten minutes; the parent doesn't wait for it:
+# **A rank that raises ends the launch.** The parent's exception contains the rank's traceback. Here rank 0 would
+# sleep for ten minutes; the parent doesn't wait for it:
 
 # %%
 # %%writefile spawn_error.py
@@ -1188,9 +1187,8 @@ quiz("02_setup/spawn_returns")
 #
 # *Hard, 15 minutes.* Open `exercises/launch_distributed.py`.
 #
-# Start the ranks, let each run your `train_ddp`, and return the trained weights. Leave nothing behind: no process, no
-# file, no variable. Two launches at the same time work, and if a rank fails, the caller soon sees that rank's own
-# message.
+# Start the ranks, have each run your `train_ddp`, and return the trained weights. Leave no process, file or variable
+# behind.
 
 # %%
 contract("launch_distributed")
@@ -1200,24 +1198,23 @@ contract("launch_distributed")
 
 # %% [markdown]
 # <details><summary>"Can't pickle …" or "Can't get attribute …"</summary>
-# What mp.spawn runs must be a function at the top level of a module. A lambda or a nested function can't be sent.
+# <code>mp.spawn</code> can only run a function at the top level of a module, not a lambda or a nested function.
 # </details>
 #
 # <details><summary>EADDRINUSE, now and then</summary>
-# You looked for a free port, closed it, and opened it again later; in between another program took it. Let the parent
-# open the store at port 0 and keep it.
+# You found a free port and closed it; before you opened it again, another program took it. Let the parent open the
+# store at port 0 and keep it open.
 # </details>
 #
 # <details><summary>It works, but reports a crash once in a while</summary>
-# Exit status −6 after good work: see the box in "Cleanup". Let the rank leave by <code>os._exit</code> once its
-# result is saved.
+# If the exit status is −6, see the box in "Cleanup". Call <code>os._exit</code> on the rank once its result is saved.
 # </details>
 #
 # The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
-# The program doesn't change. You start torchrun once on each node, where it is called the node's *agent*:
+# The program doesn't change. You start torchrun once on each node; that process is called the node's *agent*:
 #
 # ![Two nodes, a launcher and two ranks on each, and one store](pictures/two_nodes.svg)
 #
@@ -1227,14 +1224,14 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# That is the *static* way: you number the nodes and give all of them node 0's address. With a *rendezvous*, a meeting
-# of the launchers, the nodes get their numbers there, and the command is the same everywhere:
+# Here you number the nodes and give all of them node 0's address. With a *rendezvous* the agents meet at an address
+# and number the nodes themselves. The command is then the same everywhere:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
 # ```
 #
-# To try it out, run both launchers on one machine. This is the picture above, for real:
+# Try the picture's two agents on one machine, with the first command:
 
 # %%
 # %%writefile nodes.py
@@ -1269,8 +1266,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. Computing it is wrong as soon as a node runs fewer ranks than it has GPUs,
-# and here:
+# Read the node's number from `GROUP_RANK`. Don't compute it from the number of GPUs: that is wrong if a node runs
+# fewer ranks than it has GPUs, and it fails here:
 
 # %%
 # %%ranks 4 --nodes 2 --expect raised
@@ -1286,8 +1283,8 @@ quiz("02_setup/node_rank")
 # %% [markdown]
 # ### When the nodes do not meet
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is up;
-# before and after, "refused" means nothing:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is running;
+# at any other time "refused" means nothing:
 
 # %%
 def reach(port):
@@ -1302,13 +1299,13 @@ print("when it is gone:      ", reach(port))
 
 # %% [markdown]
 # One open port isn't enough. The ranks connect to each other directly, at ports that the system chooses, so a
-# firewall between nodes must let these through too. On machines with several networks, `GLOO_SOCKET_IFNAME` and
+# firewall between nodes must let these through too. If a machine has several networks, `GLOO_SOCKET_IFNAME` and
 # `NCCL_SOCKET_IFNAME` name the interface to use.
 #
 # ### Under SLURM
 #
-# `srun` starts tasks and sets its own variables. The simple way is one task, a torchrun, for each node; chapter 5
-# does that on a small SLURM cluster. The other way is one task for each rank, and a translation:
+# SLURM's `srun` starts tasks and sets its own variables. The simple way is one task for each node, which runs
+# torchrun (chapter 5). If you start one task for each rank, translate the variables:
 #
 # | torchrun sets | from SLURM, with one task for each rank |
 # |---|---|
@@ -1320,45 +1317,44 @@ print("when it is gone:      ", reach(port))
 # | `MASTER_ADDR` | the first name in `scontrol show hostnames $SLURM_JOB_NODELIST` |
 # | `MASTER_PORT` | one that you choose, the same for all, such as 10000 + `SLURM_JOB_ID` % 20000 |
 #
-# Then there is no agent: `TORCHELASTIC_USE_AGENT_STORE` stays unset, and rank 0 hosts the store.
+# This way there is no agent: `TORCHELASTIC_USE_AGENT_STORE` stays unset, and rank 0 hosts the store.
 #
 # ## Checklist
 #
-# In the order of the program.
+# In the order of the program:
 #
-# - **Before the group.** Start with torchrun, even a single process. Read `RANK`, `LOCAL_RANK`, `WORLD_SIZE`; write
-#   none of them. Download and unpack before the launch, or on one rank of each node while the others wait.
+# - **Before the group.** Start with torchrun, even a single process. Read `RANK`, `LOCAL_RANK`, `WORLD_SIZE`; never
+#   write to them. Download and unpack before the launch, or on one rank of each node while the others wait.
 # - **The group.** Select the GPU by `LOCAL_RANK`, then call `init_process_group`: nccl if every rank of the node has
 #   its own GPU, otherwise gloo. Check once that the sum of the ranks is right.
 # - **The model.** Build, load, convert, cast, move; wrap last. `device_ids=[local_rank]` on a GPU, nothing on a CPU.
 # - **Seeds.** `seed + rank` for everything drawn in training, one seed for all samplers.
-# - **The data.** `DistributedSampler`, no `shuffle` at the loader, `set_epoch` at the top of each epoch. Compare
+# - **The data.** `DistributedSampler`, no `shuffle` in the loader, `set_epoch` at the top of each epoch. Compare
 #   `len(loader)` with that of one process.
 # - **The loop.** Call the wrapper, not its `.module`. Move inputs and targets. No collective under `if rank == 0`.
 # - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
-# - **Files.** Rank 0 writes `model.module.state_dict()`. Before others read it in the same job, a `barrier` (chapter
-#   5).
-# - **The end.** The wrapper goes first, then `destroy_process_group`: on success in a program, always in a function
+# - **Files.** Rank 0 writes `model.module.state_dict()`. If other ranks read it in the same job, call `barrier` first
+#   (chapter 5).
+# - **The end.** Delete the wrapper, then call `destroy_process_group`: on success in a program, always in a function
 #   that returns to its caller.
 #
 # ## Take it with you
 #
-# - A rank is a process plus a few variables. The launcher sets them, the program reads them.
-# - If one rank is missing, the others wait. Their error names a neighbour, or a key that ends in the missing rank;
-#   the missing rank says nothing.
+# - A rank is a process plus a few variables: the launcher sets them, and the program only reads them.
+# - If one rank is missing, the others wait. Look for its number at the end of the key in their error.
 # - The device depends on the *local* rank, the shard on the *global* rank.
-# - DDP makes weights equal once, when it wraps, and averages gradients in backward.
-# - Most mistakes in setting up are silent. Three numbers expose them: `len(loader)`, the number of all-reduces in a
-#   step, and the spread of the weights over the ranks.
+# - DDP copies the weights once, so change the model before you wrap it.
+# - Most setup mistakes are silent. Three numbers expose them: `len(loader)`, the number of all-reduces in a step, and
+#   the spread of the weights over the ranks.
 #
-# In an interview, expect "what happens between `loss.backward()` and `optimizer.step()`?" You have seen the record:
-# nothing.
+# In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" You saw the answer in
+# chapter 1: nothing.
 #
 # ## What to read next
 #
-# Chapter 3 takes broken jobs apart: hangs, crashes, and models that drift. Chapter 4 makes the step faster. Of
-# PyTorch's own pages, the notes on DDP (`pytorch.org/docs/stable/notes/ddp.html`) describe hooks and buckets, and
-# those on torchrun (`pytorch.org/docs/stable/elastic/run.html`) its options.
+# Chapter 3 takes broken jobs apart: hangs, crashes, and models that drift. Chapter 4 makes the step faster. PyTorch's
+# notes on DDP (`pytorch.org/docs/stable/notes/ddp.html`) describe hooks and buckets; its page on torchrun
+# (`pytorch.org/docs/stable/elastic/run.html`) lists the options.
 
 # %%
 from lockstep.notebook.course_map import course_map

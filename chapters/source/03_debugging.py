@@ -11,21 +11,22 @@
 # %% [markdown]
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
-# A program that fails tells you where. Four processes that fail together tell you four things, mostly about each other,
-# or nothing at all. This chapter follows one broken job from its symptom to a test that keeps it fixed. Then come the
-# tools, one kind of failure at a time; you write three of them. The clinic at the end has 28 broken jobs for you.
+# When one process fails, its traceback tells you where. When four fail together, you get four errors, most of them
+# about the other processes, or no error at all. This chapter follows one broken job from its symptom to a test that
+# keeps it fixed. Then come the tools, one kind of failure at a time; you write three of them. At the end, a clinic
+# has 28 broken jobs for you.
 #
 # After this chapter you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
-# - **read** a failed launch: the root cause, its echoes, and a log of NCCL's watchdog;
-# - **locate** a hang with a stack of every rank, a monitored barrier, or the flight recorder;
-# - **find** the first step and the tensor at which replicas diverge, though nothing has complained;
+# - **read** a failed launch: the root cause, the errors that only follow from it, and an NCCL timeout;
+# - **locate** a hang: which call is each rank in, and which rank is missing;
+# - **find** the step and the tensor at which the ranks' copies of the model silently start to diverge;
 # - **check** devices, environment and network before a long run;
 # - **test** a fix, and test the test.
 #
-# About 240 minutes: 45 to read and run, 195 for three exercises and your first cases. You need chapter 2. No GPU is
-# needed: what is said of NCCL and of GPUs comes from their source and documentation and was not run here.
+# About 240 minutes: 45 to read and run, 195 for three exercises and your first cases. You need chapter 2. You don't
+# need a GPU: what the chapter says about NCCL and GPUs comes from source code and documentation, and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -40,7 +41,7 @@ from lockstep.notebook.quiz import quiz
 # ## One hang, from symptom to test
 #
 # A colleague writes: *"It trains fine on one GPU. On the cluster it trains for a while and then never returns. No
-# error."* The job has already been cut down to a linear layer and nine records, dealt out to the ranks in turn:
+# error."* The job is already cut down to a linear layer and nine records, split among the ranks:
 
 # %%
 # %%writefile suspect.py
@@ -74,7 +75,7 @@ import contextlib, io
 from lockstep.commands.project import run_script as run_command
 
 def lockstep_run(*arguments):
-    """Print what `lockstep run arguments ...` says. (From a kernel it starts faster.)"""
+    """Print what `./lockstep run arguments ...` says."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         run_command(arguments)
@@ -84,7 +85,7 @@ def lockstep_run(*arguments):
 lockstep_run("-n", "1", "suspect.py")
 
 # %% [markdown]
-# It works, which says little: a single process never waits for another. **One rank tests the arithmetic; two test the
+# It works. That says little: a single process never waits for another. **One rank tests the arithmetic; two test the
 # communication.**
 
 # %%
@@ -93,8 +94,8 @@ lockstep_run("-n", "2", "suspect.py")
 # %% [markdown]
 # ### 2. Ask every rank where it is
 #
-# You have the hang on your laptop, after two seconds. Read the table: rank 0 is in backward, in its third gradient
-# all-reduce. Rank 1 has left the loop and waits in the barrier. Neither call can complete without the other rank.
+# Read the table: rank 0 is in backward, in its third gradient all-reduce. Rank 1 has left the loop and waits in the
+# barrier. Neither call can complete without the other rank.
 #
 # ### 3. Form a hypothesis, and let a number decide
 #
@@ -110,19 +111,19 @@ records = torch.zeros(9, 4)[dist.get_rank() :: dist.get_world_size()]
 print(len(records), "records make", len(records.split(2)), "batches")
 
 # %% [markdown]
-# Rank 0's third all-reduce has no partner. A good hypothesis also predicts something new: nine records divide evenly by
-# three, so on three ranks the job should end.
+# Rank 0's third all-reduce has no partner. A good hypothesis predicts something new. With three ranks, each has three
+# records, so the job should finish.
 
 # %%
 lockstep_run("-n", "3", "suspect.py")
 
 # %% [markdown]
-# It does. So the bug depends on the number of ranks: test with two *and* three.
+# It does: three ranks hide this bug. So test with two ranks *and* with three.
 #
 # ### 4. Fix the cause
 #
-# The final `barrier` did not help, and a longer timeout would only prolong the wait. In DDP's context `join()`, a rank
-# that has run out of batches answers the collectives of the others:
+# A longer timeout would only prolong the wait. DDP has a context manager for this case: inside `model.join()`, a rank
+# that has run out of batches still answers the collectives of the others:
 
 # %%
 # %%writefile fixed.py
@@ -150,7 +151,7 @@ main()
 # %% [markdown]
 # ### 5. Keep a test that fails without the fix
 #
-# Run the job on one, two and three ranks; `lockstep run` returns 0 only if every rank ends well. Run the test on the
+# Run the job on one, two and three ranks; `lockstep run` returns 0 only if every rank succeeds. Run the test on the
 # broken version too: a test that you have never seen fail proves nothing.
 
 # %%
@@ -163,7 +164,7 @@ print("suspect.py:", statuses("suspect.py"))
 print("fixed.py:  ", statuses("fixed.py"))
 
 # %% [markdown]
-# The 1 is the hang. In your own project, write it for pytest, with a deadline:
+# The 1 is the hang on two ranks. In your own project, write a pytest test with a deadline:
 #
 # ```
 # @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -172,14 +173,14 @@ print("fixed.py:  ", statuses("fixed.py"))
 #     assert subprocess.run(command, timeout=60).returncode == 0
 # ```
 #
-# These five steps work for every bug in this chapter. If your job isn't this small yet, halve it: half the steps, random
-# tensors instead of the loader, no optimizer. Which tool you need in step 2 depends on the symptom:
+# If your own job isn't small yet, cut it down: half the steps, random tensors instead of the loader, no optimizer.
+# Which tool you need in step 2 depends on the symptom:
 #
 # | the job | you ask | section |
 # |---|---|---|
 # | **fails** | which rank failed first? | Reading failures |
 # | **hangs** | in which call is each rank? | Hangs, Mismatches, NCCL on a cluster |
-# | **lies**: the loss goes down, and is wrong | are the replicas equal? whose samples are in that number? | Silent divergence |
+# | **lies**: it finishes, and the result is wrong | do all ranks hold the same model? which samples are behind each number? | Silent divergence |
 # | **doesn't start** | can the ranks reach each other? | The network, Preflight |
 
 # %%
@@ -201,8 +202,8 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep shows the cause and leaves out the echoes. torchrun only knows which process ended first. Here is a similar
-# job, and what matters in torchrun's closing summary:
+# Lockstep shows the cause and leaves out the **echoes**, the errors that follow from it. torchrun only knows which
+# process ended first. Here are the lines that matter in its closing summary of a similar job:
 
 # %%
 # %%writefile bad_record.py
@@ -231,24 +232,24 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
-# The decorator `@record` put the error into the summary. Without it the summary says `To enable traceback see …`, and
-# you search the interleaved output of all ranks. Put it on every `main`.
+# `@record` put the error into the summary; without it, you search the interleaved output of all ranks. Put it on every
+# `main`.
 #
 # **Read "Root Cause (first observed failure)" first.** The other ranks are listed as failures too, usually with exit
-# code −15: torchrun ended them when the first one failed.
+# code −15: torchrun ended them after the first failure.
 #
 # | exit code | means |
 # |---|---|
 # | 1 | an exception; its text is in that rank's output, or in the summary with `@record` |
-# | −15 | SIGTERM: torchrun stopped this rank because another had failed. An echo |
-# | −9 | SIGKILL: on a cluster most often the kernel, because memory ran out |
+# | −15 | SIGTERM, from torchrun: an echo |
+# | −9 | SIGKILL: on a cluster, usually sent by the kernel because memory ran out |
 # | −11 | SIGSEGV: a crash in compiled code |
-# | −6 | SIGABRT: on GPUs most often NCCL's watchdog after a timeout ("NCCL on a cluster"); with gloo a size mismatch ("Mismatches"), or an abort at exit after the work was done (chapter 2) |
+# | −6 | SIGABRT: on GPUs, usually NCCL's watchdog after a timeout ("NCCL on a cluster"); with gloo, a size mismatch ("Mismatches") or an abort at exit when the work was done (chapter 2) |
 #
 # ### The echo
 #
-# A rank that dies takes its connections with it, and its neighbours complain first. Here rank 1 of 4 is killed, as the
-# kernel does when memory runs out. What do the other three print?
+# When a rank dies, its connections close, and its neighbors complain first. Here rank 1 of 4 is killed, as if memory
+# had run out. What do the other three print?
 
 # %%
 # %%writefile killed.py
@@ -272,9 +273,9 @@ except RuntimeError as error:
 lockstep_run("-n", "4", "killed.py")
 
 # %% [markdown]
-# Each survivor blames whichever process it was connected to, by address, not by rank. When that survivor exits, *its*
-# neighbours blame it in turn. So, in a log of many ranks, take the first line in time that is not about a connection. If
-# every line is about a connection, look for the rank that printed nothing.
+# Every survivor complains about a lost connection, and gloo's message names an address, not a rank. So in a log of many
+# ranks, find the earliest line that is not about a connection. If there is none, look for the rank that printed
+# nothing.
 
 # %%
 quiz("03_debugging/echo")
@@ -282,9 +283,9 @@ quiz("03_debugging/echo")
 # %% [markdown]
 # ## Hangs
 #
-# A rank that waits prints nothing and raises nothing until the timeout: 30 minutes with gloo, 10 with NCCL. With NCCL
-# the GPU even shows 100 % meanwhile, which looks like work. Nearly every hang is one sentence: **some ranks wait for a
-# call that another rank never makes.**
+# A waiting rank prints nothing and raises nothing until the timeout: 30 minutes with gloo, 10 with NCCL. With NCCL,
+# the GPU shows 100 % utilization all that time. Nearly every hang has the same cause: **some ranks wait for a call
+# that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -306,12 +307,13 @@ else:
     train()
 
 # %% [markdown]
-# Lockstep reads the stacks of all ranks and counts their calls. The next tools do parts of that anywhere.
+# Lockstep read every rank's stack and counted its calls. The next tools work without Lockstep, and each does
+# part of that job.
 #
 # ### A stack of every rank
 #
-# Python's own `faulthandler` prints the stack of its process after the given seconds, and the process goes on. Call it in
-# each step of a training loop: every call restarts the clock, so it fires only when a step takes too long.
+# Python's own `faulthandler` can print the stack after a number of seconds, while the process continues. Call it in
+# every training step: each call restarts the clock, so it prints only if a step takes too long.
 
 # %%
 # %%writefile stacks.py
@@ -342,13 +344,27 @@ for rank in range(2):
     print(f"rank {rank}:", own[0])
 
 # %% [markdown]
-# Rank 0 is in `train`, rank 1 in `validate`. One file per rank keeps the stacks apart; on a shared stderr they
-# interleave. If the job already runs without this line, `py-spy dump --pid N` reads a stack from outside (usually with
-# `sudo`).
+# Rank 0 is in `train`, rank 1 in `validate`. Each rank writes its own file; on a shared stderr the stacks would
+# interleave.
+#
+# ### A job that already hangs
+#
+# What if your job hangs now, without any of this? `py-spy dump --pid N` reads the stack of one process from outside.
+# `./lockstep attach`, in a terminal, reads all ranks of the job and compares them (usually with `sudo`, like py-spy).
+# For `stacks.py` without its timeout, it said:
+#
+# ```
+# HANG: rank 0 in all_reduce at stacks.py:9; rank 1 in barrier at stacks.py:6: the ranks wait for each other.
+#
+#   rank   waits in     at
+#   0      all_reduce   stacks.py:9   dist.all_reduce(torch.ones(2))
+#   1      barrier      stacks.py:6   dist.barrier()
+# ```
 #
 # ### A short timeout
 #
-# `init_process_group(..., timeout=timedelta(seconds=20))` turns a hang into an error. What does the error leave out?
+# `init_process_group(..., timeout=timedelta(seconds=20))` turns a hang into an error. What does the error not tell
+# you?
 
 # %%
 # %%ranks 2 --expect hang
@@ -363,13 +379,13 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# gloo's own `RuntimeError` doesn't mention rank 1: a short timeout ends the wait without explaining it. It must also
-# exceed the longest thing that one rank does alone, such as writing a checkpoint.
+# gloo's own `RuntimeError` doesn't mention rank 1: a short timeout ends the wait but doesn't explain it. The timeout
+# must also be longer than anything a rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
 #
-# `dist.monitored_barrier` is a barrier in which rank 0 checks off every rank. It needs gloo; a job on GPUs creates a
-# second group for it with `dist.new_group(backend="gloo")`.
+# `dist.monitored_barrier` is a barrier in which rank 0 checks off every rank. It needs gloo. In a job with NCCL, create
+# a second group for it: `dist.new_group(backend="gloo")`.
 
 # %%
 # %%ranks 4 --expect hang --quiet
@@ -384,7 +400,7 @@ dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
 # %% [markdown]
 # Rank 0 names every missing rank; without `wait_all_ranks=True`, only the first. The barrier costs a round trip to each
-# rank, so use it before the first step and between epochs, not in every step.
+# rank: use it before the first step and between epochs, not in every step.
 #
 # ### What TORCH_DISTRIBUTED_DEBUG does, and what it does not
 #
@@ -403,11 +419,11 @@ except RuntimeError as error:
     print(message[message.find("Collectives differ") :])
 
 # %% [markdown]
-# It has limits in torch 2.13:
+# In torch 2.13, DETAIL has limits:
 #
-# - A rank that never arrives is found only when the timeout expires. But then rank 0 names it: DETAIL puts a monitored
-#   barrier before each collective.
-# - It compares kind, shape and type. Two tensors of equal shape in swapped order pass ("Mismatches").
+# - It finds a missing rank only when the timeout expires. But then rank 0 names it: DETAIL puts a monitored barrier
+#   before each collective.
+# - It compares kind, shape and type. If a rank swaps two tensors of equal shape, DETAIL doesn't notice ("Mismatches").
 # - With gloo and DDP, it crashes the process:
 
 # %%
@@ -420,9 +436,10 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2))
 
 # %% [markdown]
-# The way out that the message names avoids the crash, but a level set that late compares no collectives.
+# Setting the level after `init_process_group`, as the message suggests, avoids the crash, but then no collective is
+# compared.
 #
-# `INFO` works with DDP. If a layer got no gradient, torch otherwise gives you parameter numbers; INFO adds their names:
+# `INFO` works with DDP. If a layer got no gradient, torch's error lists parameter numbers; INFO adds their names:
 
 # %%
 # %%ranks 1 --expect raised --env TORCH_DISTRIBUTED_DEBUG=INFO
@@ -444,20 +461,19 @@ for step in range(2):
     model(torch.ones(1, 2)).sum().backward()
 
 # %% [markdown]
-# Note *when* it fails: in the second forward, for a gradient missing in the first backward. The traceback is one step
-# late.
+# The traceback is one step late: the gradient was missing in the first backward, and the second forward fails.
 #
 # ### The usual causes
 #
 # 1. The ranks have different numbers of batches (`suspect.py`).
 # 2. A collective, a `barrier`, or a forward of the DDP wrapper is inside `if rank == 0`.
 # 3. Each rank decides for itself: to stop early, to skip a batch, to take a branch.
-# 4. One rank has died, or does something long alone.
-# 5. The ranks never met ("The network").
-# 6. One rank swallowed an exception and went on elsewhere.
+# 4. One rank has died, or works alone for a long time.
+# 5. The ranks never connected ("The network").
+# 6. One rank caught an exception and went on with other code.
 #
-# The fixes have one rule in common: **whether a collective is called must not depend on anything that differs between
-# ranks.** If it must, let the ranks agree first, with one small all-reduce:
+# All fixes follow one rule: **whether a rank calls a collective must not depend on anything that differs between
+# ranks.** If a rank must decide, let all ranks agree first, with one small all-reduce:
 
 # %%
 # %%ranks 3
@@ -473,7 +489,7 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# You have three fixes. `DistributedSampler` pads the shards (chapter 2). Or the ranks agree on the smallest number of
+# There are three fixes. `DistributedSampler` pads the shards (chapter 2). Or the ranks agree on the smallest number of
 # batches and drop the rest:
 
 # %%
@@ -490,8 +506,9 @@ for _ in range(steps):
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# Or `join()`, which uses every sample. Its argument decides how much a late sample counts. Below, each gradient is 4;
-# rank 0 has five batches and rank 1 three. Predict rank 0's last two averages.
+# Or use `join()`, which trains on every sample. Its argument `divide_by_initial_world_size` decides how much a sample
+# counts after other ranks have run out of data. Below, each gradient is 4; rank 0 has five batches, rank 1 three.
+# Predict rank 0's last two averages.
 
 # %%
 # %%ranks 2
@@ -509,9 +526,8 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default the divisor stays 2 when only one rank is left, so a late sample weighs as much as any other. With `False`,
-# the mean is taken over the ranks that still have data. If uneven data is a *mistake* in your job, make it an error on
-# all ranks:
+# By default DDP still divides by 2 when only one rank is left, so every sample has the same weight. With `False`, it
+# takes the mean over the ranks that still have data. If uneven data is a *mistake*, make it an error on all ranks:
 
 # %%
 # %%ranks 2
@@ -530,8 +546,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ### An evaluation on rank 0
 #
-# This is cause 2 in its most common form. There is no backward, so what could rank 0 wait for? The buffers of BatchNorm:
-# the wrapper's forward broadcasts them, in an evaluation too.
+# This is a form of cause 2. There is no backward, so what does rank 0 wait for? The buffers of BatchNorm: the wrapper's
+# forward broadcasts them, even in evaluation mode.
 
 # %%
 # %%ranks 2 --expect hang
@@ -571,8 +587,8 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# Here all ranks make the call, with different tensors. What happens depends on the sizes. If they differ, gloo ends the
-# process: no Python error, no traceback, exit code −6.
+# Now all ranks make the call, but with different tensors. If the sizes differ, gloo ends the process: no Python error,
+# no traceback, exit code −6.
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -583,8 +599,8 @@ dist.init_process_group("gloo")
 dist.all_reduce(torch.ones([4, 8][dist.get_rank()]))  # BUG: the last batch of rank 0 is smaller
 
 # %% [markdown]
-# If the sizes are equal, **nothing happens at all.** Below, one rank swaps two tensors, and the job goes on with sums of
-# the wrong things. `DETAIL` is on, and silent.
+# If the sizes are equal, **nothing complains.** Below, one rank swaps two tensors, and the job continues with wrong
+# sums. `DETAIL` is on and reports nothing.
 
 # %%
 # %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -600,8 +616,8 @@ print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
 assert (a, b) == (11, 11)
 
 # %% [markdown]
-# gloo ignores types as well; four bytes are four bytes. Rank 1 receives into an integer tensor and reads the *bits* of
-# rank 0's 1.0:
+# gloo ignores types too: four bytes are four bytes. Rank 1 receives into an integer tensor and reads the *bits* of rank
+# 0's 1.0:
 
 # %%
 # %%ranks 2
@@ -614,8 +630,8 @@ dist.broadcast(t, src=0)
 print(t)
 
 # %% [markdown]
-# One skipped collective has the same effect: from then on, a rank's calls pair with later ones of the others. Here rank
-# 1 skips a batch whose loss is NaN. The batch number stands in for the gradient, so you can see what is averaged:
+# Skipping one collective has the same effect: from then on, each call is paired with the wrong one. Here rank 1 skips a
+# batch whose loss is NaN. The batch number stands in for the gradient, so you see the pairs:
 
 # %%
 # %%ranks 2 --expect hang
@@ -632,7 +648,7 @@ for batch in range(4):
         print(f"my batch {batch} met batch {met - batch:.0f}")
 
 # %% [markdown]
-# After the skip every average was wrong, and the only complaint comes at the end, when rank 0 has no partner left.
+# After the skip, every sum is wrong. The only complaint comes at the end, when rank 0 has no partner left.
 
 # %%
 quiz("03_debugging/swapped")
@@ -640,9 +656,9 @@ quiz("03_debugging/swapped")
 # %% [markdown]
 # ## Silent divergence
 #
-# DDP makes the replicas equal once, in its constructor. From then on it averages gradients and never looks at the
-# parameters again. Replicas that start equal and take equal steps stay equal, *bit for bit*. That gives you a sharp
-# test: if one bit of a parameter differs, something bypassed DDP.
+# DDP makes the **replicas**, the ranks' copies of the model, equal once: in its constructor. From then on it averages
+# gradients and never looks at the parameters again. Replicas that start equal and take equal steps stay equal, *bit
+# for bit*. So test for that: if a single bit differs, something bypassed DDP.
 
 # %%
 # %%writefile drift.py
@@ -678,10 +694,10 @@ for number in range(3):
     print(f"after step {number + 1}: {'equal' if equal_everywhere(model) else 'DIFFERENT'}")
 
 # %% [markdown]
-# Now four ways to break it. None of them raises an error.
+# Here are four ways to make them differ. None raises an error.
 #
-# **Cast or moved after wrapping.** DDP attached its hooks to the parameters as they were. A change of type or device
-# gives each parameter a new place for its gradient, and the hooks stay behind on the old one.
+# **Cast or moved after wrapping.** Changing the type or device gives each parameter a new accumulator, without DDP's
+# hook (chapter 1).
 
 # %%
 # %%ranks 2
@@ -694,8 +710,8 @@ for number in range(2):
     print(f"after step {number + 1}: {'equal' if equal_everywhere(model) else 'DIFFERENT'}")
 
 # %% [markdown]
-# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** The same test finds all three. Which
-# of them is different *before* the first step?
+# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** The same test finds all three. In
+# which case do the replicas differ *before* the step?
 
 # %%
 # %%ranks 2
@@ -714,9 +730,9 @@ for name in ("bypassed", "loaded on rank 0", "learning rate of rank 1"):
     print(f"{name:24} equal before: {before!s:5}  equal after: {equal_everywhere(model)}")
 
 # %% [markdown]
-# `--watch-replicas`, for `%%ranks` and `./lockstep run`, does this to any job without a change to its code. It fingerprints
-# every parameter after each `optimizer.step()` and says what bypassed DDP. It adds no collective; it costs one pass over
-# the weights per step.
+# `--watch-replicas`, for `%%ranks` and `./lockstep run`, runs this test on any job without changing its code. It
+# fingerprints every parameter after each `optimizer.step()` and says what bypassed DDP. It adds no collective, and
+# costs one pass over the weights per step.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -731,19 +747,18 @@ for number in range(6):
 # %% [markdown]
 # ### Lies that keep the replicas equal
 #
-# Equal replicas don't yet make a correct job. All ranks may do the same work, or one rank's number may be reported as
-# everyone's:
+# Even with equal replicas, a job can be wrong:
 #
 # | the lie | what gives it away |
 # |---|---|
-# | every rank reads the same samples | `len(loader)` is that of one process; with equal seeds, the gradients are equal too |
-# | the same dropout masks on every rank | compare one mask between ranks; seed + rank is missing after wrapping |
+# | every rank reads the same samples | `len(loader)` is the same as on one process; with equal seeds, so are the gradients |
+# | the same dropout masks on every rank | two ranks' masks are equal: no rank-dependent seed was set after wrapping |
 # | the same order in every epoch | the first indices of two epochs are equal: `set_epoch` is missing |
-# | rank 0's accuracy, reported as everyone's | count the samples behind the number |
-# | samples counted twice in the evaluation | count again: 12 where there are 10 |
+# | rank 0's accuracy, reported for the whole job | the number covers only rank 0's samples |
+# | samples counted twice in the evaluation | more samples were counted than the data set has |
 # | running statistics of one rank's data | BatchNorm's buffers differ between ranks after a step |
 #
-# The watch finds the first of these if the seeds are equal:
+# `--watch-replicas` finds the first of these if the seeds are equal:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -755,8 +770,8 @@ for number in range(4):
     step(model, optimizer, x)
 
 # %% [markdown]
-# BatchNorm computes its statistics from each rank's own batch. Do the models diverge because of it? Predict what the
-# watch says.
+# BatchNorm computes its statistics from each rank's own batch. Do the models diverge? Predict what `--watch-replicas`
+# says.
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -772,8 +787,8 @@ for number in range(20):
 print("parameters", "equal" if equal_everywhere(model) else "DIFFERENT")
 
 # %% [markdown]
-# The parameters stay equal: every rank applies the same averaged gradient. The *running* statistics differ after each
-# step, and DDP overwrites them with rank 0's before the next forward. What you lose is what the other ranks saw.
+# The parameters stay equal. The *running* statistics differ after each step, until DDP overwrites them with rank 0's
+# before the next forward (chapter 1).
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -783,9 +798,9 @@ quiz("03_debugging/equal_replicas")
 #
 # *Medium, 60 minutes.* Open `exercises/find_divergence.py`.
 #
-# The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and since
-# which step. While all is well, it may send only a few bytes per tensor. Beware: a sum stays the same when two values are
-# swapped, and the checks swap them.
+# The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and
+# since which step. While replicas are equal, it may send only a few bytes per tensor. A plain sum isn't enough:
+# swapping two values doesn't change it, and the checks swap them.
 
 # %%
 contract("find_divergence")
@@ -810,9 +825,9 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# "Expected all tensors to be on the same device" is the most common error on GPUs. It names two devices, but not your
-# tensor. Here the device `meta` stands in for a GPU: its tensors have a shape and no values, and refuse to mix with the
-# CPU's. Which of these three calls fail?
+# Errors such as "Expected all tensors to be on the same device" name two devices, but not your tensor. Here the device
+# `meta` stands in for a GPU: its tensors have a shape but no values, and can't be mixed with CPU tensors. Which of the
+# three calls fail?
 
 # %%
 from torch import nn
@@ -831,10 +846,11 @@ attempt("plain loss, not moved", plain, logits, target)
 attempt("weighted loss, not moved", weighted, logits, target)
 
 # %% [markdown]
-# A plain `CrossEntropyLoss` holds no tensor, so there is nothing to move. With `weight=` it holds a buffer.
+# A plain `CrossEntropyLoss` holds no tensor, so there is nothing to move. With `weight=` it holds a buffer, which you
+# must move.
 #
-# `.to(device)` moves parameters and registered buffers, of the module and its children. A tensor in a plain attribute
-# or in a list stays where it is:
+# `.to(device)` moves the parameters and registered buffers of a module and its children. A tensor in a plain attribute
+# or a list stays where it is:
 
 # %%
 class Scaled(nn.Module):
@@ -848,8 +864,8 @@ model = Scaled().to("meta")
 print("layer", model.layer.weight.device, " scale", model.scale.device, " mean", model.mean.device)
 
 # %% [markdown]
-# **Find the bug in this check.** It is meant to tell you that a model is not on the GPU. What does it print for a model
-# that was never moved?
+# **Find the bug.** This check should tell you that a model is not on the GPU. What does it print if the model was never
+# moved?
 
 # %%
 def diagnose(model, data, target):
@@ -860,11 +876,11 @@ model, x, y = nn.Linear(3, 3), torch.ones(1, 3), torch.ones(1)
 print(diagnose(model, x, y))  # everything forgotten on the CPU
 
 # %% [markdown]
-# It never asks which device was *wanted*. The next one does:
+# The check never asks which device was *wanted*. The next one does, and still has a bug:
 
 # %%
 def verify_device(model, wanted):
-    return next(model.parameters()).device == torch.device(wanted)  # BUG: the first of four
+    return next(model.parameters()).device == torch.device(wanted)  # BUG: looks at one of four
 
 half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
 print("it says", verify_device(half, "meta"), "of", *[p.device for p in half.parameters()])
@@ -875,7 +891,7 @@ quiz("03_debugging/what_moves")
 # %% [markdown]
 # ## Exercise: implement device_report
 #
-# *Easy, 45 minutes.* Open `exercises/device_report.py`. Yours looks at everything.
+# *Easy, 45 minutes.* Open `exercises/device_report.py`. Your check looks at every tensor.
 
 # %%
 contract("device_report")
@@ -893,11 +909,8 @@ contract("device_report")
 #
 # ## The network
 #
-# On one machine the network is always there. Between machines it is the first suspect, and it can stop a job in three
-# places.
-#
 # **The store cannot be reached.** The ranks meet at a key-value store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the
-# address is wrong or a firewall blocks the port, torch retries until the timeout, even if the connection is refused. So a
+# address is wrong or a firewall blocks the port, torch retries until the timeout, even if the connection is refused. A
 # blocked port looks like a slow start:
 
 # %%
@@ -918,7 +931,7 @@ print(job.stdout)
 # %% [markdown]
 # **The interface is missing or wrong.** gloo uses the address that the host's own name resolves to. NCCL prefers
 # interfaces named `ib…`, then any but docker's and the loopback. `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` override
-# both. A name that doesn't exist fails at once on the ranks that have it; the others wait for them:
+# these choices. A rank whose interface doesn't exist fails at once; the others wait for it:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -930,10 +943,9 @@ if os.environ["RANK"] == "1":
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **The launchers meet, the ranks don't.** The launchers meet at port 29500. torchrun then opens the ranks' own store at
-# a port that the system chooses, and the ranks connect to each other at more ports. "Port 29500 is open" is therefore
-# half of what a firewall must allow. Here are two hosts, made on this machine for the moment; the first one's firewall
-# lets only port 29500 through:
+# **The launchers meet, the ranks don't.** The launchers meet at port 29500. torchrun then opens the ranks' own store
+# at a port that the system chooses, and the ranks connect to each other at more ports. So an open port 29500 is not
+# enough. The cell creates two hosts; the first one's firewall lets only port 29500 through:
 
 # %%
 # %%writefile meet.py
@@ -968,10 +980,11 @@ except ranks.NotRun as missing:
     print("not run:", missing)
 
 # %% [markdown]
-# One rank could not reach the ranks' store, at a port that appears in no setting (`--master-port` would choose it). The
-# other waits for the address which that rank would have written there. Neither message says "firewall".
+# One rank could not reach the ranks' store, because its port is not 29500 (`--master-port` would set it). The other
+# rank waits for an entry that the first would have written to the store. Neither message says "firewall".
 #
-# **If meeting fails, let it raise.** Then the launcher ends all ranks. This function catches the error instead:
+# **If `init_process_group` fails, let it raise.** Then the launcher ends all ranks. This function catches the error
+# instead:
 
 # %%
 # %%ranks 2 --expect hang
@@ -984,16 +997,16 @@ def process_group_is_ready():
         return True
     except Exception as error:
         print("failed:", type(error).__name__)
-        return False  # BUG: this rank goes home, the others wait
+        return False  # BUG: this rank carries on, the others wait
 
 if os.environ["RANK"] == "1":
     os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
 process_group_is_ready()
 
 # %% [markdown]
-# **A connection breaks later.** If a process *dies*, its connections close and the neighbours know within milliseconds.
-# If a cable is *pulled* or a host freezes, nothing closes, and only the timeout reports it. A stopped process is the
-# nearest thing on one machine:
+# **A connection breaks later.** If a process *dies*, its connections close and the neighbors know at once. If a cable
+# is *pulled* or a host freezes, nothing closes, and only the timeout reports it. On one machine, a stopped process
+# comes closest:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1015,14 +1028,14 @@ quiz("03_debugging/open_port")
 # ## NCCL on a cluster
 #
 # With NCCL a collective runs on the GPU. The call returns at once, and Python may be far ahead when the collective gets
-# stuck, so no Python line raises the error. A thread inside torch does, the **watchdog**. It checks every collective that
-# was **enqueued** (handed to the GPU). When one takes longer than the group's timeout, the watchdog writes to the log and
-# ends the process with SIGABRT, exit code −6.
+# stuck. So the error doesn't come from your code: a thread inside torch, the **watchdog**, reports it. It checks every
+# collective that was **enqueued** (handed to the GPU). When one takes longer than the group's timeout, the watchdog
+# writes to the log and ends the process with SIGABRT, exit code −6.
 #
 # ### Read this log
 #
-# Four ranks train with DDP. The log was composed for this chapter with the wording of torch's `ProcessGroupNCCL.cpp`,
-# shortened. Ranks 2 and 3 print the same as rank 0.
+# Four ranks train with DDP. This log is an example, shortened, in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks
+# 2 and 3 print the same as rank 0.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1035,28 +1048,28 @@ quiz("03_debugging/open_port")
 # [rank0]: [Rank 0] To avoid data inconsistency, we are taking the entire process down.
 # ```
 #
-# Which rank do you investigate, and what do you already know about it? Decide before you open the answer.
+# Which rank do you investigate, and what do you already know about it?
 #
 # <details><summary>Answer</summary>
-# Rank 1, the only one without its own timeout. Write down last enqueued and last completed for each rank. Ranks 0, 2
-# and 3 have 1582 and 1579: #1580 never completed, and they ran ahead by two more. Rank 1 has 1579 and 1579: it completed
+# Rank 1, the only rank that reports no timeout itself. Compare last enqueued and last completed. Ranks 0, 2 and 3 have
+# 1582 and 1579: #1580 never completed, and they ran ahead by two more. Rank 1 has 1579 and 1579: it completed
 # everything it called and never called #1580. So its GPU and the network work. #1580 has 6,553,600 elements, 25 MiB of
-# float32: a bucket, so the others are in backward. Rank 1 is elsewhere in Python. Its stack says where.
+# float32: a bucket, so the others are in backward. Rank 1 is elsewhere in Python, and its stack says where.
 # </details>
 #
-# The same two numbers sort every timeout:
+# These two numbers tell you where to look after any timeout:
 #
 # | last enqueued, last completed | look at |
 # |---|---|
 # | one rank enqueued fewer | that rank's Python: data, branch, exception, a slow save |
 # | all enqueued #N, none completed it | the arguments of #N on each rank (sizes, order), then network and GPUs |
-# | all enqueued #N, some completed it | the others' GPU (`nvidia-smi`, Xid errors of the driver in `dmesg`) and link |
+# | all enqueued #N, some completed it | GPU and link of the ranks that did not (`nvidia-smi`, the driver's Xid errors in `dmesg`) |
 #
 # ### The flight recorder
 #
-# The **flight recorder** knows more: each rank keeps its latest collectives (2000 in torch 2.13) in a ring buffer, with
-# sizes, state and stack. When the watchdog fires, every rank writes its buffer to a file, and the tool `torchfrtrace`
-# compares the files. With gloo the buffer works too, but you write the file yourself:
+# The **flight recorder** tells you more: each rank keeps its latest collectives (2000 in torch 2.13) in a ring
+# buffer, with sizes, state and stack. When the watchdog fires, every rank writes its buffer to a file, and
+# `torchfrtrace` compares the files. The buffer works with gloo too, but you have to write the file yourself:
 
 # %%
 # %%writefile recorder.py
@@ -1097,7 +1110,7 @@ job = subprocess.run(command, capture_output=True, text=True, timeout=200)
 print(*sorted(job.stdout.splitlines()), sep="\n")
 
 # %% [markdown]
-# All three are at their third collective, and it is not the same one. `torchfrtrace` draws the conclusion:
+# All three are at their third collective, but not the same one. `torchfrtrace` draws the conclusion:
 
 # %%
 command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "trace_", "."]
@@ -1107,23 +1120,34 @@ for line in (job.stdout + job.stderr).splitlines():
         print(line)
 
 # %% [markdown]
-# It also prints the call's stack (not shown). With gloo, trust the sequence, not the state: an entry stays "scheduled"
-# even after it has completed.
+# It also prints the call's stack (not shown). With gloo, trust the sequence but not the state: an entry stays
+# "scheduled" even after it has completed.
+#
+# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line. From Python:
+
+# %%
+from lockstep.commands import explain
+
+explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as_json=False)
+
+# %% [markdown]
+# `explain` doesn't need the `pg_config` that `write_buffer` adds. It also reads torchrun's `error.json` and the output
+# of `py-spy dump`.
 #
 # ### The variables that matter
 #
-# NCCL and torch ignore variables they don't know, without a warning, so check the spelling. torch's own:
+# NCCL and torch silently ignore variables they don't know, so check the spelling. These are torch's:
 #
 # | variable | what it does |
 # |---|---|
 # | `TORCH_NCCL_ASYNC_ERROR_HANDLING` | what the watchdog does after a timeout or error. The default, 3, ends the process; 0 leaves it hanging |
 # | `TORCH_FR_BUFFER_SIZE` | entries in the flight recorder; 0 switches it off. Formerly `TORCH_NCCL_TRACE_BUFFER_SIZE` |
 # | `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | write the buffer at a timeout. Newer versions do so by default |
-# | `TORCH_FR_DUMP_TEMP_FILE=/shared/trace_` | where to; the rank is appended. Choose a folder that survives the node |
+# | `TORCH_FR_DUMP_TEMP_FILE=/shared/trace_` | where to write it; the rank is appended. Choose a folder that survives the node |
 # | `TORCH_NCCL_DESYNC_DEBUG=1` | after a timeout, print which ranks lag behind at which collective |
 # | `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` | ends the process if the watchdog itself is stuck, for instance in a CUDA call; 480 by default |
 #
-# NCCL's own:
+# And these are NCCL's:
 #
 # | variable | what it does |
 # |---|---|
@@ -1132,12 +1156,12 @@ for line in (job.stdout + job.stderr).splitlines():
 # | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | a file for each host and process. `%r` is **not** the rank: it is taken literally, so all ranks write one file, and `nccl_rank_0.log` never exists |
 # | `NCCL_SOCKET_IFNAME=eth0` | a prefix; `=eth0` is exact, `^docker` excludes |
 # | `NCCL_IB_DISABLE=1` | no InfiniBand. `=0` is the default and enables nothing |
-# | `NCCL_P2P_DISABLE=1` | no direct traffic between GPUs. Slow: to test whether that is the culprit |
+# | `NCCL_P2P_DISABLE=1` | no direct traffic between GPUs. Slow; only to test whether that traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
 #
-# In NCCL's log, `Bootstrap: Using …` names the interface over which the ranks met; `NET/Socket` or `NET/IB` carries the
-# data. `NET/Socket` on a cluster with InfiniBand means that you train over sockets. On a cluster with Ethernet only, NCCL
-# finds that out by itself; `NCCL_IB_DISABLE=1` and `NCCL_SOCKET_IFNAME` make it explicit.
+# In NCCL's log, `Bootstrap: Using …` names the interface over which the ranks met; `NET/Socket` or `NET/IB` names what
+# carries the data. `NET/Socket` on a cluster with InfiniBand means that InfiniBand is not used. On a cluster with
+# Ethernet only, NCCL chooses sockets by itself; `NCCL_IB_DISABLE=1` and `NCCL_SOCKET_IFNAME` make it explicit.
 
 # %%
 quiz("03_debugging/watchdog_log")
@@ -1145,9 +1169,8 @@ quiz("03_debugging/watchdog_log")
 # %% [markdown]
 # ## Preflight
 #
-# Most of this can be checked in a second, before the first step. A **preflight** checks the environment, meets the other
-# ranks with a short timeout, lets `monitored_barrier` name the missing ones, and runs one collective whose answer is
-# known.
+# Before the first step, a **preflight** checks the environment, joins the other ranks with a short timeout, lets
+# `monitored_barrier` name the missing ones, and runs one collective whose answer is known.
 
 # %%
 quiz("03_debugging/preflight")
@@ -1155,8 +1178,8 @@ quiz("03_debugging/preflight")
 # %% [markdown]
 # ## Exercise: implement preflight
 #
-# *Medium, 75 minutes.* Open `exercises/preflight.py`. Whatever is broken, it must return within its time: a preflight
-# that hangs is one more hang.
+# *Medium, 75 minutes.* Open `exercises/preflight.py`. Whatever is broken, `preflight` must return within its time
+# limit.
 
 # %%
 contract("preflight")
@@ -1166,7 +1189,7 @@ contract("preflight")
 
 # %% [markdown]
 # <details><summary>"… still waited after the time was over"</summary>
-# Every wait needs its own timeout: the store's, the group's, the barrier's. The default of each is minutes.
+# Every wait needs its own timeout: the store's, the group's, the barrier's. By default, each waits for minutes.
 # </details>
 #
 # <details><summary>A rank is missing, and the others do not say which</summary>
@@ -1177,8 +1200,7 @@ contract("preflight")
 #
 # ## Find the bug in the check
 #
-# Tests are programs, so they have bugs too. Each of these five checks has one. Before you run it: what will it say about a
-# **correct** job?
+# Each of these five checks has a bug. Before you run one: what will it say about a **correct** job?
 #
 # **1. Are the gradients synchronized?**
 
@@ -1199,11 +1221,11 @@ print("synchronized:", test_gradient_sync(model))
 print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 
 # %% [markdown]
-# The gradients were equal. The check overwrites them *after* backward, when nothing averages them any more. A check must
-# only look: gather the gradients and compare.
+# The gradients were equal. The check overwrites them *after* backward, when nothing averages them any more. A check
+# must not change what it checks: gather the gradients and compare them.
 #
-# **2. How much of a step is communication?** So that you know the answer, a communication hook (it replaces DDP's
-# all-reduce of a bucket) sleeps 50 ms first.
+# **2. How much of a step is communication?** So that you know the answer, a communication hook (your replacement for
+# DDP's all-reduce of a bucket) sleeps for 50 ms first.
 
 # %%
 # %%ranks 2
@@ -1227,10 +1249,10 @@ print(f"communication: {1 - sum(compute) / sum(total):.0%} of the step")
 assert min(total) > 0.05  # in truth every step waits for the hook
 
 # %% [markdown]
-# `backward` contains the communication, so both intervals do, and their difference is zero on any network. Time a step
-# against the same step under `no_sync()` instead (chapter 4).
+# Communication happens inside `backward`, so both intervals contain it, and their difference is zero on any network.
+# Compare a step with the same step under `no_sync()` instead (chapter 4).
 #
-# **3. What is the speed-up?** It trains on rank 0 alone, then on all.
+# **3. What is the speed-up?** This benchmark trains on rank 0 alone, then on all ranks.
 
 # %%
 # %%ranks 2 --expect hang
@@ -1246,8 +1268,8 @@ dist.barrier()
 # %% [markdown]
 # Measure one process in a separate run, and compare samples per second.
 #
-# **4. Is NCCL there?** The check is `torch.cuda.is_available() and torch.cuda.nccl.is_available()`. On a machine without
-# a GPU it raises nothing, because the second call is never made. Make it:
+# **4. Is NCCL there?** The check is `torch.cuda.is_available() and torch.cuda.nccl.is_available()`. Without a GPU,
+# Python never makes the second call. Make it:
 
 # %%
 try:
@@ -1257,7 +1279,7 @@ except TypeError as error:
 assert isinstance(dist.is_nccl_available(), bool)  # the question to ask: it needs no GPU to answer
 
 # %% [markdown]
-# **5. Can the ranks talk?** The sum of the ranks is the right question.
+# **5. Can the ranks talk?** Adding up the ranks is the right test, but this one never gets that far.
 
 # %%
 # %%ranks 2 --expect raised
@@ -1274,8 +1296,8 @@ dist.init_process_group("gloo")
 test_communication()
 
 # %% [markdown]
-# All five have one thing in common: they were never run on a correct job *and* on one that was broken in the way they look
-# for. Do both with every check that you write.
+# None of the five was ever tested both on a correct job and on one with the fault it looks for. Do both with every
+# check that you write.
 
 # %%
 quiz("03_debugging/test_the_test")
@@ -1318,13 +1340,13 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# Without the flag, the first backward sends everything at once; then DDP rebuilds the buckets, two per step here. With
+# Without the flag, the first backward sends everything at once; then DDP rebuilds the buckets, here two per step. With
 # the flag the buckets are **never rebuilt**, and every backward adds an all-reduce of **4 bytes per parameter tensor**
-# (32 here), in which the ranks agree on what was used. It also walks the whole graph. What share of a step that takes
-# depends on the model and the network.
+# (32 here), in which the ranks agree on what was used. DDP also walks the whole graph. How much time this takes depends
+# on the model and the network.
 #
-# The larger cost: "this layer is never used" is no longer an error. Use the flag only if different steps use different
-# layers. Then it works even if the branch depends on the rank:
+# The larger cost is that a layer that is never used no longer raises an error. Use the flag only if different steps
+# use different layers. It works even if the choice depends on the rank:
 
 # %%
 # %%writefile branches.py
@@ -1368,14 +1390,14 @@ for step in range(2):
     ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out other layers
 
 # %% [markdown]
-# **"Out of memory? A smaller batch."** That may help, and hide the cause: ranks that put tensors on GPU 0, through a
-# fixed `cuda:0` or a `torch.load` without `map_location`. Look at `nvidia-smi` first: if one GPU is much fuller than the
-# others, the batch size is not the cause.
+# **"Out of memory? A smaller batch."** That may hide the cause: several ranks put tensors on GPU 0, through a fixed
+# `cuda:0` or a `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the
+# batch size is not the cause.
 #
-# **"It works on one node, so two nodes will work."** Two nodes bring other addresses, other interfaces and a firewall,
-# and `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes before the job.
+# **"It works on one node, so two nodes will work."** A second node brings new addresses, new interfaces and a
+# firewall, and `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes before the job.
 #
-# **"It scales badly, so it must be the network."** Or the loader, the batch, or one slow rank that all others wait for: a
+# **"It scales badly, so it must be the network."** It may also be the loader, a small batch, or one slow rank: a
 # collective's duration includes waiting for the last rank. Measure (chapter 4) before you tune NCCL.
 
 # %%
@@ -1384,8 +1406,8 @@ quiz("03_debugging/unused")
 # %% [markdown]
 # ## The clinic
 #
-# `exercises/clinic` holds jobs that colleagues have brought in. Each is a short script with a complaint at the top, and
-# each runs on your laptop in a second or two:
+# `exercises/clinic` holds your colleagues' broken jobs. Each is a short script with a complaint at the top, and runs on
+# your laptop in a second or two:
 
 # %%
 from msgspec import toml
@@ -1408,15 +1430,16 @@ lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]
-# You know this hang: the cause is `uneven-data`, the rank is 0. But not every fix from "Hangs" is right here. "As many
-# steps as the shortest shard" throws away labelled records, and the complaint asks you to keep them. The check notices:
+# You know this hang: the cause is `uneven-data`, the rank is 0. But not every fix from "Hangs" is right here. Stopping
+# at the shortest shard throws away labelled records, and the complaint asks you to keep them. One line of the check
+# covers that:
 
 # %%
 # %check clinic/short_shard
 
 # %% [markdown]
-# Some cases fail loudly; most don't. For those that lie, look at numbers: `--watch-replicas`, your `find_divergence`, the
-# recorded collectives (`%%ranks 2 --into run`, then `run.collectives`), the samples that each rank has seen.
+# For cases that finish with a wrong result, compare numbers: what `--watch-replicas` and your `find_divergence` report,
+# the recorded collectives (`%%ranks 2 --into run`, then `run.collectives`), and the samples that each rank has seen.
 
 # %%
 quiz("03_debugging/longer_timeout")
@@ -1424,31 +1447,32 @@ quiz("03_debugging/longer_timeout")
 # %% [markdown]
 # ## Checklist
 #
-# - **Before**: a preflight, `@record` on `main`, a timeout longer than anything one rank does alone, `faulthandler` in
-#   each step, `TORCH_FR_DUMP_TEMP_FILE` in a shared folder, `find_divergence` every few hundred steps.
+# - **Before**: a preflight, `@record` on `main`, a timeout longer than anything one rank does alone, `faulthandler`
+#   in each step, `TORCH_FR_DUMP_TEMP_FILE` in a shared folder, `find_divergence` every few hundred steps.
 # - **It failed**: the first failure that is not about a connection, and its exit code.
-# - **It hangs**: a stack of every rank, or last enqueued and last completed. Which rank is elsewhere?
+# - **It hangs**: a stack of every rank, or with NCCL its last enqueued and last completed. Look at the rank that is
+#   elsewhere or enqueued fewer.
 # - **It lies**: replicas equal bit for bit? Samples per rank, all-reduces per step, samples behind each number?
-# - **Fixed**: on two ranks and on three? Does the job still compute what was meant? Which test fails on the old version?
+# - **Fixed**: on two ranks and on three? Does the job still compute the right result? Which test fails on the old
+#   version?
 #
 # ## Take it with you
 #
-# - One rank tests arithmetic, two test communication. Add a run on three: on two, a 2 that should be N looks right.
+# - One rank tests arithmetic, two test communication. Add a run on three: with two ranks, a fixed 2 instead of the number
+#   of ranks goes unnoticed.
 # - The loudest rank is rarely at fault. "Connection closed by peer" is an echo.
-# - A hang is a difference: find the rank that is elsewhere, and what it did before.
-# - NCCL's watchdog gives you two numbers per rank. The rank that enqueued fewer is the one to look at.
-# - Parameters are equal bit for bit on all ranks, or something bypassed DDP.
-# - Whether a collective is called must not depend on anything that differs between ranks.
-# - A check that was never seen to fail is not a check.
+# - If parameters aren't equal bit for bit on all ranks, something bypassed DDP.
+# - Whether a rank calls a collective must not depend on anything that differs between ranks.
+# - Don't trust a check that you have never seen fail.
 #
-# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Don't list tools. Say the question
-# behind them: which rank is where, and what does it do differently?
+# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Start with the question, not with a
+# tool: where is each rank, and which one does something different?
 #
 # ## What to read next
 #
-# Chapter 4 makes the job fast. On debugging, PyTorch has a section "Debugging torch.distributed applications" in
-# `pytorch.org/docs/stable/distributed.html`, its list of `TORCH_NCCL_*` variables
-# (`pytorch.org/docs/stable/torch_nccl_environment_variables.html`), and a tutorial on the flight recorder
+# Chapter 4 makes the job fast. PyTorch documents "Debugging torch.distributed applications"
+# (`pytorch.org/docs/stable/distributed.html`), its `TORCH_NCCL_*` variables
+# (`pytorch.org/docs/stable/torch_nccl_environment_variables.html`) and the flight recorder
 # (`pytorch.org/tutorials/unstable/flight_recorder_tutorial.html`). NVIDIA's NCCL user guide has "Environment variables"
 # and "Troubleshooting".
 

@@ -11,25 +11,24 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# You take one training step of a small GPT on two ranks and make it faster. You measure it, look at its trace and work out
-# how fast it could be. Then you pull one lever after another and keep a table. At the end you compare what you predicted
-# with what you measured.
+# In this chapter you speed up one training step of a small GPT on two ranks. You measure it, read its trace and work
+# out how fast it could be. Then you pull one lever after another and compare prediction with measurement.
 #
 # After this chapter you can
 #
-# - **profile** a step and say how much of its communication is exposed;
+# - **profile** a step and say how much time its communication adds;
 # - **predict** from a few numbers whether the network or the processor limits a step;
 # - **choose** bucket sizes for the network you have;
-# - **accumulate** gradients with one synchronisation a step, including the incomplete last group;
+# - **accumulate** gradients and synchronize once per step, even when the last group is incomplete;
 # - **train** in mixed precision with scaling and clipping in the right order;
-# - **compress** gradients on the wire without losing what the cast drops;
+# - **compress** gradients on the wire and compensate for what the cast loses;
 # - **decide** when DDP is no longer enough.
 #
 # About 125 minutes: 50 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
-# **What a CPU cannot show.** Passages marked *GPU* come from PyTorch's and NVIDIA's documentation and were not run here:
-# streams and events, TF32, pinned memory, NVLink, NCCL, Nsight. Times differ from run to run, so pictures show the times
-# of one run, and texts show what never changes: order, counts and bytes.
+# **What a CPU cannot show.** Passages marked *GPU* come from PyTorch's and NVIDIA's documentation and were not run
+# here: streams and events, TF32, pinned memory, NVLink, NCCL, Nsight. Times differ from run to run: pictures show one
+# run; text output shows only order, counts and bytes.
 
 # %%
 # %load_ext lockstep
@@ -49,8 +48,8 @@ if missing:
 # %% [markdown]
 # ## One step
 #
-# The model is a GPT with four transformer layers and 0.9 million parameters. It reads sequences of 128 characters and
-# predicts the next one. The data are random: they take as long as real ones.
+# The model is a GPT with four transformer layers and 0.9 million parameters. It reads 128 characters and predicts the
+# next one. The data are random, which doesn't change the time.
 
 # %%
 # %%writefile gpt.py
@@ -105,14 +104,14 @@ def plain_step(model, optimizer, batch):
 # %% [markdown]
 # Four numbers describe a step:
 #
-# - **tokens/s**, over all ranks: what you want more of. A token is one character here;
-# - **MFU**, *model FLOPs utilisation*: the useful operations per second, divided by the most that the hardware can do. A
-#   transformer needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
-# - **memory**: the most bytes that a rank holds at one time;
+# - **tokens/s**, over all ranks; here a token is one character;
+# - **MFU**, *model FLOPs utilization*: useful operations per second, divided by the hardware's peak. A transformer
+#   needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
+# - **memory**: the most bytes that a rank holds at once;
 # - **exposed communication**: how much longer the step is than the same step without communication.
 #
-# `no_sync()` turns DDP's communication off. So `measure` alternates steps with and without it, and keeps the fastest of
-# each, because other programs can only add time.
+# `no_sync()` turns DDP's communication off. `measure` alternates steps with and without `no_sync()` and keeps the
+# fastest of each kind, because other programs can only slow a step down.
 
 # %%
 # %%writefile measuring.py
@@ -135,8 +134,8 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# MFU needs a peak. A GPU has one in its data sheet: 989 TFLOP/s for an H100 in bfloat16. For a CPU, `measure` takes the
-# speed of a large matrix product. `peak_memory` from `step_table.py` counts every tensor that a step creates; on GPUs use
+# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. For a CPU, `measure` times a large matrix
+# product. `peak_memory`, from our helper `step_table.py`, tracks the tensors that a step creates; on GPUs use
 # `torch.cuda.max_memory_allocated()`.
 
 # %%
@@ -164,8 +163,8 @@ def measure(one_step, model, optimizer, batch, tokens):
         "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
 
 # %% [markdown]
-# On one machine the network is too fast to matter. `--bandwidth 1gbit` puts the ranks into their own network, whose
-# only link the kernel slows down to 1 Gbit/s, the speed of plain Ethernet. First, DDP with its defaults:
+# On one machine the network is too fast to matter. `--bandwidth 1gbit` makes the ranks share one link of 1 Gbit/s, the
+# speed of plain Ethernet. First, DDP with its defaults:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -181,7 +180,7 @@ table = StepTable()
 table.add("DDP's defaults", run)
 
 # %% [markdown]
-# Each rank sends 3.5 MB of gradients in two all-reduces, and waits for most of that time.
+# Each rank sends 3.5 MB of gradients in two all-reduces, most of it exposed.
 
 # %%
 quiz("04_optimization/one_step")
@@ -189,7 +188,7 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready, when each bucket left, and when it arrived.
+# Where does the time go? The timeline shows when each gradient was ready, and when each bucket left and arrived.
 
 # %%
 # %%writefile gpt_trace.py
@@ -225,10 +224,10 @@ traced()
 timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
-# Two buckets. The first, of 1 MiB, leaves early. The second holds everything else and leaves when backward is over, so
-# nothing hides it.
+# The first bucket, of 1 MiB, leaves early. The second holds the rest and leaves when backward is over, so nothing hides
+# it.
 #
-# `torch.profiler` records every operation, on CPUs and GPUs. Skip the start: the schedule below records the third step.
+# `torch.profiler` records every operation, on CPUs and GPUs. This schedule records the third step only.
 
 # %%
 # %%writefile profiled.py
@@ -253,16 +252,16 @@ run = ranks.run(ranks.Script("profiled.py"), 2)
 print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("times")], sep="\n")
 
 # %% [markdown]
-# The all-reduces are called `nccl:all_reduce` with NCCL, and backward's matrix products `aten::mm`. Sort by
-# `cpu_time_total` here and by `device_time_total` on GPUs.
+# With NCCL, look for `nccl:all_reduce`; backward's matrix products are called `aten::mm`. Sort events by
+# `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
-# *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed communication
-# from all ranks' traces. The difference that `measure` takes also contains what *hidden* communication costs: NCCL's
-# kernels take processor cores and memory bandwidth from backward.
+# *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed
+# communication from all ranks' traces. The number from `measure` is larger than that: even *hidden* communication slows
+# backward down, because NCCL's kernels use some of the GPU's cores and memory bandwidth.
 #
 # ### An all-reduce contains waiting
 #
-# Rank 1 is half a second late. What does rank 0's profile say about the network?
+# Rank 1 is half a second late. How long does rank 0's all-reduce take?
 
 # %%
 # %%ranks 2
@@ -280,13 +279,13 @@ if dist.get_rank() == 0:
     print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Half a second for four bytes: the time contains waiting for the last rank. So compare the ranks. The slowest one waits
+# It took half a second for four bytes, because rank 0 waited. So compare all ranks' profiles: the slowest rank waits
 # least.
 #
 # ### Timing on a GPU
 #
-# *GPU.* A CUDA call returns when its kernel is queued, so a clock around a step measures the *launch*. Either wait for the
-# GPU before each reading of the clock, or let the GPU note the times:
+# *GPU.* A CUDA call returns when its kernel is queued, so a clock around a step measures the *launch*. Either wait for
+# the GPU before you read the clock, or let the GPU record the times:
 #
 # ```
 # torch.cuda.synchronize()                  # before both readings of time.perf_counter()
@@ -298,14 +297,13 @@ if dist.get_rank() == 0:
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Kernels wait in queues called **streams**. NCCL has its own stream, which is how its collectives overlap with backward.
-# `work.wait()` makes the *current stream* wait, not the CPU: the next line of Python runs at once. With gloo, `wait()`
-# blocks the CPU.
+# Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
+# `work.wait()` makes the *current stream* wait; the CPU goes on to the next line. With gloo, `wait()` blocks the CPU.
 #
 # ### Leave out the start
 #
-# The first `DDP()` of a process imports PyTorch's compiler, which takes seconds. Buckets are rebuilt after the first step.
-# Never count the first steps.
+# A process's first `DDP()` imports PyTorch's compiler, which takes seconds, and DDP rebuilds its buckets after the
+# first step. So never count the first steps.
 
 # %%
 program = """
@@ -326,8 +324,8 @@ quiz("04_optimization/long_all_reduce")
 # ## The roofline
 #
 # How fast could the step be? With *P* parameters and *T* tokens per rank it needs 6·*P*·*T* operations, and each of *N*
-# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). The step takes at least the longer of the two, and at most
-# about their sum. Check the 6 first:
+# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). The step takes at least the longer of the two times, and
+# at most about their sum. First check the factor 6:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -345,11 +343,11 @@ print(f"our GPT, per token:        {operations(GPT(), torch.randint(256, (2, 128
 print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, padding=1), image):8.1f}")
 
 # %% [markdown]
-# The GPT has 5.6: embeddings are looked up, not multiplied, and the counter leaves out attention. A convolution uses each
-# weight at every position of the image, here 56 × 56. So the 6 holds per *token* of a transformer, not per image: ResNet-50
-# needs about 24 billion operations an image, 160 times more than 6 per parameter.
+# The GPT needs 5.6: embeddings are looked up, not multiplied, and the counter leaves out attention. A convolution uses
+# each weight at every position of the image, here 56 × 56. So the 6 holds per *token* of a transformer, not per image:
+# ResNet-50 needs about 24 billion operations per image, 160 times more.
 #
-# Links differ even more (bytes per second in one direction, from data sheets):
+# The links differ by a factor of thousands (bytes per second in one direction, from data sheets):
 
 # %%
 links = {"NVLink, H100": 450e9, "PCIe 5, 16 lanes": 64e9, "InfiniBand, 400 Gbit/s": 50e9,
@@ -359,8 +357,8 @@ for name, link in links.items():
     print(f"{name:24}{2 * 7 / 8 * 4e9 / link * 1e3:10.0f} ms")
 
 # %% [markdown]
-# In practice you get 70 to 90 % of that. The measured quantity is **bus bandwidth**: 2(*N* − 1)/*N* times the tensor's
-# bytes per second, as NVIDIA's `nccl-tests` prints it. On our link:
+# In practice you get 70 to 90 % of a link's bandwidth. Measure it as **bus bandwidth**, as NVIDIA's `nccl-tests` do:
+# the tensor's bytes per second times 2(*N* − 1)/*N*. On our link:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -383,10 +381,10 @@ observe("bandwidth", found)
 bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
 
 # %% [markdown]
-# Large tensors approach 62 MB/s, because the two ranks share 125 MB/s. Small ones spend their time on latency, which is why
-# DDP sends buckets.
+# Large tensors approach 62 MB/s, because the two ranks share 125 MB/s. For small tensors latency dominates, which is
+# why DDP sends buckets.
 #
-# Both bounds, for a GPU that reaches 400 TFLOP/s and InfiniBand:
+# Here are both times for GPUs that reach 400 TFLOP/s, linked by InfiniBand:
 
 # %%
 def roofline(parameters, tokens, ranks, flops=4e14, link=50e9):
@@ -408,11 +406,12 @@ for count in (8, 32, 128):
 # %% [markdown]
 # The last column is sending divided by computing:
 #
-# - **Tokens per rank decide.** The number of parameters cancels out.
-# - **With a fixed global batch, the number of ranks counts.** 128 ranks send as much as 8, and each computes 16 times less.
+# - **Tokens per rank decide.** The parameter count cancels out.
+# - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8, but
+#   computes 16 times less.
 # - Below 1, overlap can hide nearly everything. Above 1, you have to send less, or less often.
 #
-# Our step: 1.3 billion operations, and 7 MB through the shared link, which takes 56 ms.
+# Our step needs 1.3 billion operations per rank, and 56 ms to send 7 MB through the shared link.
 
 # %%
 quiz("04_optimization/roofline")
@@ -420,8 +419,8 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
-# **Lever 1: start sending earlier.** In the trace, nearly all gradients wait in one bucket. `bucket_cap_mb=0.5` makes
-# smaller ones. Before you run the cell: how many will leave before backward ends?
+# **Lever 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes smaller
+# ones. Predict: how many will leave before backward ends?
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --timeline --into small --quiet
@@ -443,15 +442,16 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# All buckets but the last now leave during backward. The link is still busy longer than backward, so some communication
-# stays exposed, and the last bucket always is.
+# All buckets but the last, which is always exposed, now leave during backward. But the link is busy for longer than
+# backward takes, so more communication stays exposed.
 #
-# Each bucket also costs latency, so on a distant link fewer are better (chapter 1, "What it costs"). On a fast link there
-# is little to win. Choose the size for your network, by measuring.
+# Each bucket also costs latency, so if latency is high, use fewer (chapter 1, "What it costs"). On a fast link there is
+# little to gain. So measure.
 #
 # ### The default
 #
-# `bucket_cap_mb=None` means 25 MiB with a *first* bucket of 1 MiB. An explicit 25 loses the small first bucket:
+# `bucket_cap_mb=None` means 25 MiB with a *first* bucket of 1 MiB. If you pass 25 yourself, you lose the small first
+# bucket:
 
 # %%
 # %%ranks 2
@@ -480,7 +480,7 @@ quiz("04_optimization/bucket_size")
 # %% [markdown]
 # ## Accumulation
 #
-# **Lever 2: send less often.** Add up the gradients of several micro-batches and synchronise once. By itself DDP
+# **Lever 2: send less often.** Add up the gradients of several micro-batches and synchronize once. By default, DDP
 # averages in *every* backward:
 
 # %%
@@ -522,9 +522,8 @@ def reductions(run):
 print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
-# DDP communicates in `backward`; `optimizer.step()` sends nothing. So accumulating without `no_sync` saves no traffic.
-# The gradient is the same either way, and equal to that of one big batch, if you divide each loss by the number of
-# micro-batches:
+# DDP communicates in `backward`, not in `optimizer.step()`, so without `no_sync` accumulating saves no traffic. Either
+# way, the gradient equals that of one big batch if you divide each loss by the number of micro-batches:
 
 # %%
 # %%ranks 2
@@ -561,8 +560,8 @@ for number, x in enumerate(micro_batches):
 print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
-# **The last group is incomplete.** With ten batches, `(i + 1) % 4 == 0` never holds for the ninth and the tenth. Here
-# each micro-batch contributes a quarter, so a full step has gradient 1:
+# **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` is false for the last two. Here each
+# contributes a quarter, so a full step has gradient 1:
 
 # %%
 # %%ranks 2
@@ -582,8 +581,8 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the training are lost. Stepping
-# with the leftovers is worse: they were never synchronised, so the replicas drift apart.
+# The first step of epoch 1 mixes six micro-batches from two epochs, and the final epoch's last two are lost. Taking a
+# step with the two leftovers is worse: they were never synchronized, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -600,8 +599,8 @@ for i, x in enumerate(micro_batches):
         optimizer.zero_grad()
 
 # %% [markdown]
-# Its scale is wrong too: two micro-batches, divided by four. Synchronise the last micro-batch whatever its number, and
-# divide by the *samples* of the group. Now the GPT, with four micro-batches a step:
+# The scale is wrong too: two micro-batches, divided by four. Always synchronize the last micro-batch, and divide by the
+# group's number of *samples*. Now the GPT, with four micro-batches per step:
 
 # %%
 # %%writefile accumulating.py
@@ -627,8 +626,8 @@ measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
 table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
-# Four times the tokens for the same bytes. The exposed time of a *step* hardly falls, because only the last backward can
-# hide anything. And the global batch is four times larger, which changes the training ("Batch and learning rate").
+# You get four times the tokens for the same bytes. The exposed time per *step* hardly falls, because only the last
+# backward can hide communication. And the larger global batch changes the training ("Batch and learning rate").
 
 # %%
 quiz("04_optimization/accumulate")
@@ -636,8 +635,8 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open `exercises/accumulate.py`. Take one step from any number of micro-batches of any sizes, with
-# one synchronisation. The gradient is that of one big batch, even if the ranks hold different numbers of samples.
+# *Medium, 20 minutes.* Open `exercises/accumulate.py`. Take one step from any number of micro-batches of any sizes, and
+# synchronize once. The gradient is that of one big batch, even if the ranks hold different numbers of samples.
 
 # %%
 contract("accumulate", "train_step")
@@ -651,10 +650,10 @@ contract("accumulate", "train_step")
 # </details>
 #
 # <details><summary>An iterator has no length</summary>
-# A micro-batch is the last if asking for the next one yields nothing. Read one ahead.
+# Read one micro-batch ahead: if none follows, you hold the last.
 # </details>
 #
-# <details><summary>The gradient is right with equal ranks and wrong with unequal ones</summary>
+# <details><summary>The gradient is wrong if the ranks hold different numbers of samples</summary>
 # DDP's mean divides by the number of ranks. Weight each micro-batch by its samples, divide by the samples of
 # <em>all</em> ranks, and undo DDP's division.
 # </details>
@@ -663,8 +662,8 @@ contract("accumulate", "train_step")
 #
 # ## Mixed precision
 #
-# **Lever 3: compute in fewer bits.** Under **autocast**, matrix products run in half precision, and the rest stays in
-# float32. Does that shrink the communication as well?
+# **Lever 3: compute in fewer bits.** Under **autocast**, matrix products run in half precision; the rest stays in
+# float32. Does that shrink communication too?
 
 # %%
 # %%ranks 2 --into mixed --quiet
@@ -688,13 +687,13 @@ assert sent[0].nbytes == 4 * (64 * 64 + 64)
 
 # %% [markdown]
 # No. The output is bfloat16, but parameters, gradients and what DDP sends stay float32. **Autocast saves time and
-# activations, not communication.**
+# memory, not communication.**
 #
 # | | float16 | bfloat16 |
 # |---|---|---|
 # | largest number | 65504 | 3.4e38, like float32 |
-# | smallest step from 1 | 0.001 | 0.008 |
-# | smallest above zero | 6e-8 | 9e-41 |
+# | gap between 1 and the next number | 0.001 | 0.008 |
+# | smallest positive number | 6e-8 | 9e-41 |
 # | needs a loss scaler | yes | no |
 # | hardware | NVIDIA GPUs since 2017 (Volta) | since 2020 (Ampere), recent CPUs |
 
@@ -716,15 +715,14 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# Less memory than with float32, and the same bytes. Is it faster? Our CPU has no matrix units for bfloat16, and the step
-# gets slower, so we drop it. *GPU:* with tensor cores this is the strongest lever of all. **A lever works only on what
-# limits you, and only if the hardware has it.**
+# The step needs less memory than in float32. Our CPU has no matrix units for bfloat16, so the step gets slower, and we
+# drop this lever. *GPU:* with tensor cores it is the strongest lever of all. **A lever helps only with what limits you,
+# and only if the hardware supports it.**
 #
 # ### Scaling and clipping
 #
-# In float16, small gradients fall below what the format holds. The `GradScaler` multiplies the loss before backward and
-# divides the gradients before the step. If a gradient overflows, it skips the step and lowers the scale. The order of
-# these lines matters:
+# In float16, small gradients become zero. `GradScaler` multiplies the loss before backward and divides the gradients
+# before the step. If a gradient overflows, it skips the step and lowers the scale. The order of these lines matters:
 #
 # ```
 # scaler.scale(loss).backward()
@@ -753,12 +751,12 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# No error, and training hardly moves.
+# There is no error, but the weights hardly move.
 #
 # ### One scaler per rank
 #
-# Nothing synchronises the scalers. Nothing has to: **the ranks agree because their averaged gradients do.** Rank 1
-# overflows here, and the average is infinite everywhere:
+# The scalers need no synchronization: **the ranks agree because their averaged gradients are equal.** Here rank 1
+# overflows, and the average is infinite on every rank:
 
 # %%
 # %%ranks 3
@@ -779,7 +777,7 @@ assert scaler.get_scale() == 512
 
 # %% [markdown]
 # All three skip the step and halve their scale. Two things break the agreement: a rank that decides alone, as in
-# `if not loss.isfinite(): continue` (chapter 3, "Mismatches"), and a step whose backward was never synchronised:
+# `if not loss.isfinite(): continue` (chapter 3, "Mismatches"), and a backward that was never synchronized:
 
 # %%
 # %%ranks 2
@@ -798,15 +796,15 @@ scaler.update()
 print("scale now", scaler.get_scale())
 
 # %% [markdown]
-# Under FSDP (below) no rank sees all gradients; there `ShardedGradScaler` asks the other ranks.
+# With FSDP ("Beyond DDP") no rank sees all gradients, so use `ShardedGradScaler`, which asks the other ranks.
 #
 # ### Other ways to compute less
 #
-# - *GPU.* **TF32** rounds the inputs of float32 matrix products to 10 bits and uses the tensor cores:
-#   `torch.set_float32_matmul_precision("high")`. It is off by default; for cuDNN's convolutions it is on.
-# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs as well. Our
-#   GPT has used it all along, for its 52 parameters.
+# - *GPU.* **TF32** rounds the inputs of float32 matrix products to 10 mantissa bits, so that tensor cores can compute
+#   them: `torch.set_float32_matmul_precision("high")`. It is on by default only for cuDNN's convolutions.
 # - **`torch.compile`** fuses the model's own operations ("Appendix: more options").
+# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Our GPT, with 52
+#   parameter tensors, has used it all along. Compare:
 
 # %%
 from step_table import count_operations
@@ -822,8 +820,7 @@ for fused in (False, True):
 # %% [markdown]
 # ### Find the bug
 #
-# This loop is printed in many places, with scaler and all. What is missing? The loss is `4 * weight`, so each printed
-# gradient should be 4.
+# What is missing in this loop? The loss is `4 * weight`, so each printed gradient should be 4.
 
 # %%
 weight = torch.nn.Parameter(torch.ones(1))
@@ -842,8 +839,8 @@ quiz("04_optimization/amp_bytes")
 
 # %% [markdown]
 # <details><summary>The bug</summary>
-# <code>optimizer.zero_grad()</code>. Each step still contains the gradients of the steps before it; from the second on
-# they are even unscaled and scaled gradients mixed.
+# <code>optimizer.zero_grad()</code>. From the second step on, the gradient also contains those of earlier steps,
+# unscaled ones added to scaled ones.
 # </details>
 #
 # ## Exercise: implement mixed_precision
@@ -861,16 +858,13 @@ contract("mixed_precision", "train_step")
 # Call it once per optimizer and step. <code>scaler.step</code> calls it if you have not.
 # </details>
 #
-# <details><summary>bfloat16 and float16 need different lines</summary>
-# They do not: a scaler with <code>enabled=False</code> passes everything through.
-# </details>
-#
 # The solution is `solutions/mixed_precision.py`.
 #
 # ## Compression
 #
 # **Lever 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes it each full bucket, and
-# the hook returns a future with the averaged gradients. PyTorch has one that casts to float16:
+# the hook returns a future (a result that arrives later) with the averaged gradients. PyTorch has one that casts to
+# float16:
 
 # %%
 # %%ranks 2 --into compressed --quiet
@@ -902,14 +896,14 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, float16 on the wire", run)
 
 # %% [markdown]
-# Half the bytes. Casting is work too, so compress only while you wait for the network.
+# The bytes are halved. Casting takes time, so compress only if you wait for the network.
 #
 # ### Writing a hook
 #
-# You write a hook in the exercise. Three things differ from plain DDP:
+# Before you write a hook in the exercise, know three things:
 #
-# - **Nothing has been divided yet.** The mean is your job.
-# - **Divide before you cast.** 40000 on two ranks adds up to 80000, and float16 ends at 65504.
+# - **The bucket isn't divided yet.** Taking the mean is your job.
+# - **Divide before you cast.** Two ranks' 40000 add up to 80000, and float16 ends at 65504.
 # - **DDP looks for the name `bucket`.** The second argument must be called that:
 
 # %%
@@ -924,7 +918,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's hook for bfloat16 demands NCCL. Yours need not:
+# PyTorch's bfloat16 hook requires NCCL. Yours won't:
 
 # %%
 # %%ranks 1 --expect raised
@@ -938,8 +932,8 @@ DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_
 # %% [markdown]
 # ### Error feedback
 #
-# Each cast loses a little, and always in the same direction while the gradient stays the same. **Error feedback** keeps
-# what was lost and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
+# Each cast loses a little, and if the gradient stays the same, always in the same direction. **Error feedback** keeps
+# what was lost, the *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
 
 # %%
 gradient, residual, plain_sum, fed_sum = 1.001, 0.0, 0.0, 0.0
@@ -965,21 +959,17 @@ contract("compress_gradients", "compress_hook", "register")
 # %check compress_gradients
 
 # %% [markdown]
-# <details><summary>"KeyError: 'bucket'"</summary>
-# DDP looks up the hook's argument by name: the second one must be called <code>bucket</code>.
-# </details>
-#
 # <details><summary>Error feedback is right at first and wrong from the second step on</summary>
-# After the first step DDP rebuilds its buckets with other sizes, in another order. Keep what was lost per parameter,
-# not per bucket.
+# After the first step DDP rebuilds its buckets with different sizes, in a different
+# order. Keep residuals per parameter, not per bucket.
 # </details>
 #
 # The solution is `solutions/compress_gradients.py`.
 #
 # ## Memory
 #
-# **Lever 5: make room for a larger batch.** More tokens per rank is the best ratio of computing to sending, and memory
-# limits it. Besides parameters, gradients and optimizer state, memory holds **activations**: what forward keeps for
+# **Lever 5: make room for a larger batch.** More tokens per rank mean more computing for the same bytes, but memory
+# sets a limit. Besides parameters, gradients and optimizer state, it holds **activations**: what forward keeps for
 # backward. They grow with the batch:
 
 # %%
@@ -1004,8 +994,8 @@ print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} 
 
 # %% [markdown]
 # These are the usual remedies for "out of memory": a smaller batch, accumulation, mixed precision, and **activation
-# checkpointing**. The last one keeps only each layer's input and computes the layer again in backward. Always pass
-# `use_reentrant=False` (the appendix shows why). It costs about a third more computing:
+# checkpointing**. The last keeps only each layer's input and computes the layer again in backward, about a third more
+# computing. Always pass `use_reentrant=False` (the appendix shows why):
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1021,9 +1011,9 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The table is complete. Recomputing pays only if you use the memory for a larger batch. Two other ways are free:
-# `gradient_as_bucket_view=True` saves one copy of the gradients (chapter 1, "Memory"), and `zero_grad()` frees them,
-# because it sets them to `None`.
+# Recomputing pays off only if you use the memory for a larger batch. Two savings are free:
+# `gradient_as_bucket_view=True` avoids a second copy of the gradients (chapter 1, "Memory"), and `zero_grad()` frees
+# them by setting them to `None`.
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
 # `pytorch.org/memory_viz` draws them.
@@ -1034,15 +1024,15 @@ quiz("04_optimization/memory")
 # %% [markdown]
 # ## Data loading
 #
-# Often neither the network nor the GPU is slow. If the step takes as long after you replace the model by one that
-# returns zeros, the loader is the bottleneck. With several ranks:
+# Often the loader is the bottleneck. To find out, replace the model by one that returns zeros: does the step take as
+# long as before? With several ranks:
 #
 # - `num_workers` is **per rank**. Multiply before you compare with the number of cores.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
-# - *GPU.* `pin_memory=True` is what makes `non_blocking=True` copy beside the computation.
-# - If torchrun starts more than one rank on a machine, it sets `OMP_NUM_THREADS=1`, unless you have set it.
-# - An `IterableDataset` knows nothing about samplers. Divide the stream over ranks *and* workers yourself. Otherwise
-#   every worker of every rank delivers everything:
+# - *GPU.* `non_blocking=True` copies during the computation only with `pin_memory=True`.
+# - With more than one rank per machine, torchrun sets `OMP_NUM_THREADS=1` unless you have set it.
+# - An `IterableDataset` has no sampler. Divide the stream over ranks *and* workers yourself, or every worker delivers
+#   everything:
 
 # %%
 # %%ranks 2
@@ -1064,8 +1054,8 @@ for share in (False, True):
     print(f"divided: {share!s:5}  got {len(seen):2} of 12, {len(set(seen))} different")
 
 # %% [markdown]
-# *GPU.* On machines with several sockets, a rank loads faster if its threads run on the socket of its GPU. torchrun
-# binds them with `--numa-binding`.
+# *GPU.* With several CPU sockets, a rank loads faster if its threads run on the socket nearest its GPU:
+# `torchrun --numa-binding`.
 
 # %%
 quiz("04_optimization/workers")
@@ -1073,8 +1063,8 @@ quiz("04_optimization/workers")
 # %% [markdown]
 # ## Batch and learning rate
 #
-# More ranks or more accumulation means a larger global batch and fewer steps per epoch. With the same learning rate,
-# training covers less distance. A least-squares problem, one epoch:
+# More ranks or more accumulation mean a larger global batch and fewer steps per epoch. At the same learning rate, the
+# weights move less. Here is one epoch of a least-squares problem:
 
 # %%
 # %%writefile rate.py
@@ -1105,10 +1095,10 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four ranks make a quarter of the steps and end far away. Four times the learning rate brings them back. This is the
-# **linear scaling rule**. It holds while the batch is not too large and needs a warm-up, because a large rate can ruin
-# the first steps. With Adam, the square root of N is common. Neither is a law. When you compare runs on different
-# numbers of ranks, say whether the *global* batch was the same.
+# Four ranks take a quarter of the steps, and their loss stays high. Four times the learning rate brings it down: the
+# **linear scaling rule**. It holds if the batch is not too large, and needs a warm-up, because a large rate can ruin
+# the first steps. With Adam, scaling by the square root of N is common. Neither is a law. When you compare runs, say
+# whether the *global* batch was the same.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1116,9 +1106,8 @@ quiz("04_optimization/fewer_steps")
 # %% [markdown]
 # ## Scaling
 #
-# Two questions are both called scaling. **Strong**: the same global batch on more ranks; is it done sooner? **Weak**:
-# the same batch per rank; does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative
-# to the smallest run.
+# **Strong scaling** keeps the global batch: do more ranks finish it sooner? **Weak scaling** keeps the batch per rank:
+# does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative to the smallest run.
 #
 # | seconds a step | 1 rank | 4 ranks | efficiency |
 # |---|---|---|---|
@@ -1127,8 +1116,8 @@ quiz("04_optimization/fewer_steps")
 # | same batch per rank (weak) | 1.0 | 1.0 | 100 % |
 # | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
 #
-# **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints the first formula. The second is right.
-# What did the first forget?
+# **Find the bug.** A benchmark times 100 steps of 32 samples per rank. It prints the first number; the second is right.
+# What does the first leave out?
 
 # %%
 seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
@@ -1141,8 +1130,7 @@ print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 #
 # ### Unequal machines
 #
-# Rank 1 needs a tenth of a second longer for each step. The timeout of the process group is one second. Does a job of 15
-# steps survive?
+# Rank 1 takes 0.1 s longer per step, and the process group's timeout is 1 s. Does a job of 15 steps survive?
 
 # %%
 # %%ranks 2
@@ -1161,9 +1149,9 @@ longer = time.perf_counter() - began
 print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
 
 # %% [markdown]
-# Yes: each collective has its own timeout, and the job has none. But every rank steps at the pace of the slowest, and
-# the smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples (exercise
-# `accumulate`). Separate groups for each kind of GPU do not help:
+# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and the
+# smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples (exercise
+# `accumulate`). A separate group per kind of GPU doesn't help:
 
 # %%
 # %%ranks 4
@@ -1181,13 +1169,13 @@ print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weig
 #
 # ### Predict, then measure
 #
-# A prediction counts if it was made without the run that it predicts. All you need is the step without communication,
-# the bytes, the link and the number of buckets. Two bounds:
+# Predict each row of the table from the time of the step without communication, the bytes, the link and the number of
+# buckets. There are two bounds:
 #
-# - **the processor is busy to the end**: computing, plus the last bucket, which nothing hides;
-# - **the link is busy from the first bucket on**: computing until that bucket is full, plus the time to send everything.
+# - **the processor is the limit**: computing, plus the time to send the last bucket, which nothing hides;
+# - **the link is the limit**: computing until the first bucket is full, plus the time to send everything.
 #
-# The larger one counts. Backward is two thirds of a step, and with accumulation only the last one can hide anything.
+# The larger one is the prediction. Backward is two thirds of a step, and only the last backward can hide communication.
 
 # %%
 def predicted(row, micro_batches):
@@ -1209,11 +1197,10 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# How close are they? The model leaves out latency and casting, and assumes equal buckets and a processor that sending does
-# not slow down. Here gloo's threads share two cores with backward. Where a prediction is far off, look at these
-# assumptions.
+# How close are they? The model leaves out latency and casting, and assumes equal buckets. It also assumes that sending
+# doesn't slow computing, but here gloo's threads share two cores with backward.
 #
-# In the exercise you write the full model. `benchmarks/predict_step.py` compares it with steps on a slow link.
+# You write a fuller model in the exercise; `benchmarks/predict_step.py` tests it on a slow link.
 
 # %%
 quiz("04_optimization/efficiency")
@@ -1221,8 +1208,8 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Hard, 20 minutes.* Open `exercises/measure_step.py`. Write three functions: measure exposed communication, compare
-# runs on different numbers of ranks, predict a step.
+# *Hard, 20 minutes.* Open `exercises/measure_step.py`. Write three functions that measure exposed communication,
+# compare runs on different numbers of ranks, and predict a step.
 
 # %%
 contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
@@ -1232,19 +1219,19 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 
 # %% [markdown]
 # <details><summary>"the second kind of step was always measured later"</summary>
-# Alternate the two kinds. Then a machine that slows down slows both.
+# Alternate the two kinds, so that a machine that slows down slows both.
 # </details>
 #
 # <details><summary>The prediction is too short with one bucket</summary>
-# One bucket is full when backward is over, so nothing is hidden.
+# A single bucket is full only when backward is over, so nothing is hidden.
 # </details>
 #
 # The solution is `solutions/measure_step.py`.
 #
 # ## Beyond DDP
 #
-# DDP keeps everything on every rank. If that does not fit, divide it: each rank keeps only a **shard**. ZeRO (*zero
-# redundancy optimizer*) counts how much is sharded, and `fully_shard`, called FSDP2, is PyTorch's version:
+# DDP keeps everything on every rank. If that doesn't fit, each rank keeps only a **shard**. The stages of ZeRO (*zero
+# redundancy optimizer*) say what is sharded; PyTorch's version is `fully_shard`, called FSDP2:
 #
 # | | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1252,7 +1239,7 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # | ZeRO-1 | whole | whole | sharded | `ZeroRedundancyOptimizer` |
 # | ZeRO-2 | sharded; whole from forward to backward | sharded | sharded | `fully_shard(reshard_after_forward=False)` |
 # | ZeRO-3 | sharded | sharded | sharded | `fully_shard` |
-# | HSDP | sharded in a node, copied between nodes | the same | the same | `fully_shard` with a 2-D mesh |
+# | HSDP (hybrid) | sharded within a node, replicated across nodes | the same | the same | `fully_shard` with two dimensions |
 
 # %%
 # %%ranks 2
@@ -1271,8 +1258,8 @@ print(f"parameters: {parameters}   Adam's state: {2 * parameters}, of it on this
 
 # %% [markdown]
 # FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. A **device mesh** arranges
-# the ranks; with two dimensions, one copies and the other shards. One training step of three layers on four ranks, in
-# four ways:
+# the ranks in a grid; with two dimensions, the model is replicated along one and sharded along the other. Here is one
+# step of three layers on four ranks, in four ways:
 
 # %%
 # %%ranks 4 --into sharded --quiet
@@ -1306,7 +1293,8 @@ from step_table import in_order
 sent = {}
 for event in in_order(sharded.ranks[0]):
     if hasattr(event, "name"):
-        name, sent[event.name] = event.name, Counter()
+        name = event.name
+        sent[name] = Counter()
     else:
         kind = event.kind.replace("_into_tensor", "").replace("_tensor", "")
         sent[name][f"{kind} of {event.tensor.split(' × ')[1]}"] += 1
@@ -1316,10 +1304,10 @@ for name, calls in sent.items():
 
 # %% [markdown]
 # ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 keeps it and gathers once. HSDP adds an all-reduce
-# between the copies. With the policy, FSDP2 computes and gathers in bfloat16 (`param_dtype`), sends gradients in float32
-# (`reduce_dtype`), and the parameters stay float32 outside forward and backward.
+# between the replicas. With the mixed-precision policy, FSDP2 computes and gathers in bfloat16 (`param_dtype`) and
+# sends gradients in float32 (`reduce_dtype`). The parameters themselves stay float32.
 #
-# How much does each rank need? In float32 with Adam: 4 bytes per parameter, 4 for its gradient, 8 for two moments.
+# How much does each rank need? In float32 with Adam, 4 bytes per parameter, 4 for its gradient, 8 for two moments:
 
 # %%
 def gigabytes(parameters, ranks):
@@ -1332,10 +1320,9 @@ for parameters in (1e8, 1e9, 7e9):
     print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
 
 # %% [markdown]
-# So: **DDP while it fits, then FSDP2.** Use tensor parallelism when a single layer is too large for a GPU, and pipelines
-# when the model has to span nodes with slow links between them. Memory decides which of them you need; the number of
-# ranks decides how much of the communication you can still hide ("The roofline"). In chapter 6 you measure what each rank
-# holds and sends, and shard by hand.
+# So: **DDP while it fits, then FSDP2.** If a single layer is too large for a GPU, split its matrices over GPUs (tensor
+# parallelism). If the model has to span nodes with slow links between them, give each node some of the layers (pipeline
+# parallelism). In chapter 6 you measure what each rank holds and sends, and shard by hand.
 
 # %%
 quiz("04_optimization/zero")
@@ -1347,8 +1334,8 @@ quiz("04_optimization/zero")
 #
 # ### Reentrant checkpointing
 #
-# `checkpoint(..., use_reentrant=True)` is the old form, and the default if you leave the argument out. It breaks under
-# DDP when the input needs no gradient: the first layer's parameters get none either, and DDP complains one step later.
+# `checkpoint(..., use_reentrant=True)` is the old form, and the default. If the input needs no gradient, the first
+# layer's parameters get none either, and DDP complains one step later.
 
 # %%
 # %%writefile checkpointed.py
@@ -1391,8 +1378,7 @@ for step in range(2):
     model(x).sum().backward()
 
 # %% [markdown]
-# The message recommends `find_unused_parameters=True`. With it DDP stops complaining, but the first layer is never
-# trained:
+# The message recommends `find_unused_parameters=True`. It silences DDP, but the first layer is never trained:
 
 # %%
 # %%ranks 1 --into silenced --quiet
@@ -1407,7 +1393,7 @@ show(model)
 print(silenced.ranks[0].stdout, end="")
 
 # %% [markdown]
-# If the input does need a gradient, the same flag fails in a different way:
+# If the input does need a gradient, the flag fails differently:
 
 # %%
 # %%ranks 1 --quiet --expect raised
@@ -1417,8 +1403,7 @@ model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag d
 model(x.requires_grad_()).sum().backward()
 
 # %% [markdown]
-# Use `use_reentrant=False`. If you cannot, `static_graph=True` accepts the old form, provided that the input needs a
-# gradient:
+# If you can't pass `use_reentrant=False`, use `static_graph=True`, which works if the input needs a gradient:
 
 # %%
 # %%ranks 1
@@ -1433,7 +1418,7 @@ show(model)
 # ### A static graph
 #
 # **`static_graph=True`** promises DDP that every step uses the same parameters, and replaces `find_unused_parameters`.
-# What each costs shows in the order of events:
+# The order of events shows what each costs:
 
 # %%
 # %%ranks 2 --into orders --quiet
@@ -1462,12 +1447,12 @@ for event in in_order(orders.ranks[0]):
         print(f"[{event.tensor}]", end=" ")
 
 # %% [markdown]
-# `find_unused_parameters` sends early, but each step has an extra all-reduce: one int32 per parameter, in which the
-# ranks tell each other what they used. Its buckets are never rebuilt either (chapter 5, "Determinism"). `static_graph`
-# learns the graph in the first two steps and sends at their end. Afterwards it is plain DDP.
+# With `find_unused_parameters`, buckets leave early, but each step has an extra all-reduce: one int32 per parameter,
+# which says who used it. And the buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at the end
+# of the first two steps, while it learns the graph. After that, it works like plain DDP.
 #
-# If a layer is used that was not used before, DDP raises. If a layer stops being used, DDP reports it one step late, and
-# that step's gradients were not averaged.
+# If a step uses a layer that was unused before, DDP raises an error. If a layer stops being used, DDP notices one step
+# late; the gradients of the step that skipped it were not averaged.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1490,9 +1475,9 @@ for both in (False, True):
 # %% [markdown]
 # ### Compiling
 #
-# `torch.compile` fuses operations, so it helps most where many small ones follow each other. Compile the wrapped model,
-# `torch.compile(DDP(model))`: the compiler then cuts the graph at bucket boundaries, and buckets still leave early. This
-# backend only counts the pieces:
+# `torch.compile` helps most with sequences of small operations, which it fuses. Compile the wrapped model,
+# `torch.compile(DDP(model))`: the compiler then cuts the graph at bucket boundaries, and buckets still leave early.
+# This cell's backend only counts the pieces:
 
 # %%
 # %%writefile compiled.py
@@ -1525,17 +1510,17 @@ run = ranks.run(ranks.Script("compiled.py"), 1)
 print(run.ranks[0].stdout)
 
 # %% [markdown]
-# Four layers of 1 MiB make four buckets and four graphs. One large bucket still makes two, because the compiler assumes a
-# first bucket of 1 MiB. Every rank compiles for itself, and again for each new shape, while the others wait. So keep
-# shapes constant, and give the group a timeout that outlasts compiling.
+# Four layers of 1 MiB make four buckets and four graphs. One large bucket still makes two graphs, because the compiler
+# assumes a first bucket of 1 MiB. Every rank compiles for itself, again for each new shape, while the others wait. So
+# keep shapes constant, and make the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
-# **PowerSGD** sends two thin matrices instead of a large one, with error feedback:
-# `ddp_comm_hooks.powerSGD_hook`. On gloo, use it with a single bucket; with several it hung in our trials.
+# **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`. With
+# gloo, use a single bucket; with several, it hung in our trials.
 #
-# **Local SGD** lets each rank train alone for a few steps and then averages the *parameters*. That is a different
-# algorithm, not a cheaper way to the same numbers:
+# **Local SGD** lets each rank train alone for a few steps, then averages the *parameters*: a different algorithm with
+# different results.
 
 # %%
 # %%ranks 2
@@ -1560,14 +1545,14 @@ for step in range(8):
     print("apart" if spread(model.parameters()) else "equal", end=" ")
 
 # %% [markdown]
-# ### Arguments that are new
+# ### New arguments
 #
-# Torch 2.13 has arguments of `DDP` that older texts lack. `forward_sync_buffers` replaces `broadcast_buffers`.
-# `batched_grad_copy` copies a bucket's gradients in one operation. `mixed_precision` computes in one type and sends in
-# another, like FSDP2's policy. `bucket_cap_mb_list` gives each bucket a size.
+# In torch 2.13, `DDP` has new arguments. `forward_sync_buffers` replaces `broadcast_buffers`. `batched_grad_copy`
+# copies a bucket's gradients in one operation. `mixed_precision` computes in one type and sends in another, like
+# FSDP2's policy. `bucket_cap_mb_list` gives each bucket a size.
 #
-# `skip_all_reduce_unused_params` does not send what no rank uses. Every rank must leave out the *same* parameters, or the
-# job may hang. One of two layers is unused here:
+# `skip_all_reduce_unused_params` doesn't send gradients of unused parameters. All ranks must skip the *same* ones, or
+# the job may hang. Here one of two layers is unused:
 
 # %%
 # %%ranks 2 --into skipped --quiet
@@ -1600,9 +1585,9 @@ for event in in_order(skipped.ranks[0]):
 # %% [markdown]
 # ### NCCL's levers
 #
-# *GPU.* NCCL chooses its own rings and trees, and is rarely improved by hand. Worth knowing: `NCCL_SOCKET_IFNAME` (which
-# network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a channel), and for
-# experiments `NCCL_ALGO` and `NCCL_PROTO`. Run `nccl-tests` first, then your step. Change one thing at a time.
+# *GPU.* You can rarely improve on the rings and trees that NCCL chooses. Variables worth knowing: `NCCL_SOCKET_IFNAME`
+# (which network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a channel), and for
+# experiments `NCCL_ALGO` and `NCCL_PROTO`. Run `nccl-tests` first, then your step.
 #
 # ### Older names
 #
@@ -1613,7 +1598,7 @@ for event in in_order(skipped.ranks[0]):
 # | `nvprof`, which refuses every GPU since Ampere | `nsys profile` |
 # | FairScale's `OSS` | `ZeroRedundancyOptimizer` |
 # | FairScale's `ShardedDDP`, which shards gradients and not parameters (ZeRO-2) | `fully_shard(reshard_after_forward=False)` |
-# | tables of speed-ups such as 7.5 on 8 GPUs, or "99 % of bad scaling is configuration" | your roofline: they name no model, batch or network |
+# | tables of speed-ups such as 7.5 on 8 GPUs, or "99 % of bad scaling is configuration" | your own roofline; they name no model, batch or network |
 
 # %%
 import warnings
@@ -1633,14 +1618,14 @@ quiz("04_optimization/reentrant")
 # %% [markdown]
 # ## Checklist
 #
-# **Measure.** Tokens/s, MFU, memory, exposed milliseconds; warm, alternating, the fastest of several. The loader alone.
-# Change one thing at a time.
+# **Measure.** Tokens/s, MFU, memory, exposed milliseconds; after warm-up, alternating, the fastest of several. Time the
+# loader alone. Change one thing at a time.
 #
-# **Predict.** Operations over speed, bytes over bandwidth. The larger one is your limit.
+# **Predict.** Operations over speed, bytes over bandwidth. The larger is your limit.
 #
 # **Hide.** Buckets small enough to leave early; the last one is never hidden.
 #
-# **Send less often.** Accumulate with forward and backward inside `no_sync`, and the last one outside, whatever the count.
+# **Send less often.** Accumulate, with all micro-batches but a step's last inside `no_sync`, forward and backward.
 #
 # **Send less.** float16 or bfloat16 on the wire; divide first; keep the residual.
 #
@@ -1649,25 +1634,25 @@ quiz("04_optimization/reentrant")
 #
 # **Fit.** Activation checkpointing with `use_reentrant=False`; `gradient_as_bucket_view`; then ZeRO-1, FSDP2.
 #
-# **Learn the same.** A larger global batch needs another learning rate and a warm-up.
+# **Keep learning.** A larger global batch needs a different learning rate and a warm-up.
 #
 # ## Take it with you
 #
-# - A step is bounded by computing or by sending. Know which before you change anything.
-# - Tokens per rank decide the ratio. More ranks on the same global batch make it worse.
-# - Only exposed communication costs time, though hidden communication slows computing down a little.
+# - Computing or sending bounds a step. Know which before you change anything.
+# - Tokens per rank decide which. More ranks on the same global batch mean relatively more sending.
+# - Exposed communication costs time; hidden communication only slows computing a little.
 # - Autocast does not shrink what is sent. A hook does.
-# - Ranks agree on skipping a step because their averaged gradients agree. Never let one decide alone.
+# - Ranks skip the same steps because their gradients are equal. Never let one rank decide alone.
 # - Efficiency is samples per second per rank, relative to the smallest run.
 #
-# In an interview, expect: "Eight GPUs give you four times the speed. Why?" Say what you would measure first, and what
-# each outcome would tell you.
+# In an interview, expect: "Eight GPUs give you four times the speed. Why?" Say what you would measure first and what
+# each outcome tells you.
 #
 # ## What to read next
 #
-# Chapter 5 makes the job survive. Papers: Li et al., "PyTorch Distributed" (VLDB 2020), on buckets and overlap; Goyal
-# et al., "Accurate, Large Minibatch SGD" (2017), on the scaling rule; Vogels et al., "PowerSGD" (NeurIPS 2019);
-# Rajbhandari et al., "ZeRO" (SC 2020). PyTorch's pages on DDP communication hooks
+# Chapter 5 makes the job survive failures. Papers: Li et al., "PyTorch Distributed" (VLDB 2020), on buckets and
+# overlap; Goyal et al., "Accurate, Large Minibatch SGD" (2017), on the scaling rule; Vogels et al., "PowerSGD" (NeurIPS
+# 2019); Rajbhandari et al., "ZeRO" (SC 2020). PyTorch's pages on DDP communication hooks
 # (`pytorch.org/docs/stable/ddp_comm_hooks.html`) and FSDP2
 # (`pytorch.org/docs/stable/distributed.fsdp.fully_shard.html`).
 

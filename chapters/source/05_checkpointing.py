@@ -11,22 +11,23 @@
 # %% [markdown]
 # # Chapter 5. Checkpointing and elastic training
 #
-# Long jobs rarely end by themselves. A disk fills up, a node dies, or an urgent job takes the nodes. In this chapter you
-# make a job that comes back. In the cells, ranks die in the middle of a save, files are torn, and SLURM preempts a job.
-# Each time you look at what is left on the disk. The first part saves and resumes; the second keeps a job running.
+# Long jobs rarely finish in one go. A disk fills up, a node dies, or SLURM **preempts** the job: it takes the nodes
+# back for an urgent job. In this chapter you build a job that recovers. You kill ranks while they save, cut files
+# short, let SLURM preempt, and look at what is left on the disk. The first part saves and resumes; the second keeps a
+# job running.
 #
 # After this chapter you can
 #
-# - **list** what a job's state consists of, and say what forgetting each part costs;
+# - **list** the parts of a job's state, and say what happens if you forget one;
 # - **save** so that a kill at any instant leaves a complete checkpoint, and all ranks load the same one;
-# - **resume** in the middle of an epoch, bit for bit, and say when equal bits are impossible;
-# - **choose** a format: one file, safetensors, shards, asynchronous saving;
+# - **resume** in the middle of an epoch, bit for bit, and say when that is impossible;
+# - **choose** how to save: one file, safetensors, shards, asynchronously;
 # - **restart** a job under torchrun, even with fewer nodes, and stop it cleanly when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
-# About 210 minutes: 60 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for the
-# capstone chapter 4, but no GPU. What this chapter says about GPUs, NCCL, power failures and network file systems comes
-# from documentation and was not run here.
+# About 210 minutes: 60 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
+# the capstone chapter 4, but no GPU. What this chapter says about GPUs, NCCL, power failures and network file systems
+# comes from documentation and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -44,8 +45,8 @@ os.mkdir("saved")  # for everything that this chapter saves
 # %% [markdown]
 # ## What a job's state is
 #
-# A checkpoint holds what the next process cannot compute by itself. To find out what that is, take a job in which
-# everything has a state, and forget one part at a time.
+# A checkpoint holds what the next process cannot compute itself. To find out what, take a job with dropout, AdamW, a
+# learning rate schedule and a shuffling sampler, and forget one part at a time.
 
 # %%
 # %%writefile small_job.py
@@ -75,8 +76,8 @@ class Job:
         self.scheduler.step()
 
 # %% [markdown]
-# It trains for six epochs and saves its state after two. Dropout draws different random numbers on each rank, and each
-# rank knows only its own generator. So the ranks gather their generators' states.
+# The job trains for six epochs and saves its state after two. Each rank draws dropout masks from its own generator, and
+# only rank 0 writes. So the ranks first gather their generators' states.
 
 # %%
 # %%ranks 2
@@ -94,11 +95,11 @@ for epoch in range(6):
             torch.save(state, "saved/epoch2.pt")
     job.epoch(epoch)
 if dist.get_rank() == 0:
-    torch.save(job.model.state_dict(), "saved/through.pt")  # where an undisturbed run ends
+    torch.save(job.model.state_dict(), "saved/through.pt")  # the final weights, uninterrupted
 
 # %% [markdown]
-# Now new processes load the file and train the remaining four epochs, seven times: once with everything, then each time
-# without one part. How far do the weights end from the undisturbed run's?
+# New processes load the file and train the remaining four epochs: once with everything, then six times with one part
+# forgotten. How far are the final weights from those of the uninterrupted run?
 
 # %%
 # %%ranks 2
@@ -124,23 +125,24 @@ for forgotten in parts:
         print(f"without {forgotten:14}{drift:9.1e}   learning rates {' '.join(rates)}")
 
 # %% [markdown]
-# The first row is exactly zero: the same bits. All other runs finished without an error or a warning. So test a resume by
-# comparing bits, not by looking at a curve.
+# With nothing forgotten, the weights are the same, bit for bit. The other runs are off by 0.1 to 0.2, without an error
+# or a warning. So test a resume by comparing bits, not by looking at a curve.
 #
-# Two rows are about position. The sampler shuffles with seed + epoch, so a new sampler must be told the epoch. And save
-# the number of *finished* epochs: if you save the number of the last one and start there, you train it twice.
+# Two rows are about the position in the data. The sampler shuffles with seed + epoch, so tell a new sampler the epoch.
+# And save the number of *finished* epochs: if you start at the last epoch's number, you train that epoch twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
 # | parameters and buffers | `model.state_dict()` | training starts over; `parameters()` alone lacks BatchNorm's statistics |
 # | optimizer | `optimizer.state_dict()` | Adam's moments and momentum restart |
-# | scheduler | `scheduler.state_dict()` | the rate decays late, or warms up again |
+# | scheduler | `scheduler.state_dict()` | the learning rate decays late, or warms up again |
 # | gradient scaler | `scaler.state_dict()` | the first steps are skipped (below) |
 # | position | the number of finished steps | samples repeat or are dropped |
-# | random states, **of every rank** | `torch`, `random`, `numpy`, CUDA | masks and augmentations repeat |
+# | random states, **of every rank** | `torch`, `random`, `numpy`, CUDA | dropout masks and augmentations repeat |
 # | your own | best score, early stopping, averaged weights | training stops too early, or the wrong model is kept |
 #
-# The sampler needs no entry: position and `set_epoch` determine it. `train()` or `eval()` is not saved either.
+# The sampler needs no entry: the position and `set_epoch` determine its order. Whether a model is in `train()` or
+# `eval()` mode is not in its state_dict:
 
 # %%
 model = torch.nn.BatchNorm1d(4)
@@ -149,8 +151,7 @@ print("state_dict():", list(model.state_dict()))
 assert "training" not in model.state_dict()
 
 # %% [markdown]
-# The gradient scaler finds its scale by trial. It starts at 65536 and halves each time a gradient overflows; a step that
-# overflows is skipped:
+# The gradient scaler finds its scale by trial. It starts at 65536, and each overflow halves it and skips the step:
 
 # %%
 from torch.amp import GradScaler
@@ -174,7 +175,7 @@ resumed.load_state_dict(scaler.state_dict())
 print("restored, it skips", train(resumed))
 
 # %% [markdown]
-# How large is all this?
+# How large is the whole state?
 
 # %%
 saved = torch.load("saved/epoch2.pt")
@@ -184,16 +185,18 @@ def size(value):
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):
-        value = value.values()
-    return sum(map(size, value)) if not isinstance(value, (int, float, bool, str, type(None))) else 0
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(size(part) for part in value)
+    return 0
 
 for part in ("model", "optimizer", "rng"):
     times = size(saved[part]) / size(saved["model"])
     print(f"{part:10}{size(saved[part]):6} bytes, {times:.1f} times the model")
 
 # %% [markdown]
-# Adam's two moments are twice the model. The random states are 5 kB per rank. So a checkpoint of 7 billion float32
-# parameters takes 84 GB, and the weights are a third of it.
+# Adam's two moments take twice the model's bytes, and the random states 5 kB per rank. So a checkpoint of 7 billion
+# float32 parameters takes 84 GB; the weights are a third of it.
 
 # %%
 quiz("05_checkpointing/forgotten")
@@ -201,8 +204,8 @@ quiz("05_checkpointing/forgotten")
 # %% [markdown]
 # ## Who writes, who reads
 #
-# Under DDP all ranks hold the same weights after every step, so one of them writes. What if every rank writes, carefully,
-# to a temporary file that it renames when complete?
+# Under DDP all ranks hold the same weights, so one of them writes. What happens if all write to one temporary file and
+# rename it when it is complete?
 
 # %%
 # %%ranks 2 --expect raised
@@ -218,8 +221,8 @@ for turn in range(dist.get_world_size()):
     dist.barrier()
 
 # %% [markdown]
-# Rank 0 renamed the file before rank 1 could. Without the barriers, rank 0 may also rename a file into which rank 1 is
-# still writing. If two ranks write to one name directly, they corrupt that file. Its neighbours are intact:
+# Rank 0 renamed the file first, so rank 1 found nothing to rename. Without the barriers, rank 0 might even rename the
+# file while rank 1 is writing to it. Two ranks that write directly to one name corrupt that file, and only that file:
 
 # %%
 # %%ranks 2 --expect raised
@@ -232,7 +235,7 @@ with open("saved/both.pt", "wb", buffering=0) as file:  # BUG: both ranks, one n
     dist.barrier()
     for turn in range(2):
         if rank == turn:
-            torch.save({"weights": torch.ones([3000, 2000][rank])}, file)
+            torch.save({"weights": torch.ones(3000 - 1000 * rank)}, file)
         dist.barrier()
 print("the file beside it:", torch.load(f"saved/neighbour{rank}.pt"))
 torch.load("saved/both.pt")
@@ -240,7 +243,7 @@ torch.load("saved/both.pt")
 # %% [markdown]
 # ### A barrier between save and load
 #
-# One rank writes, the others read later. Here the disk is slow, and rank 1 looks when half of the file is there:
+# Here the disk is slow, and rank 1 reads when only half of the file is written:
 
 # %%
 # %%ranks 2 --expect raised
@@ -261,8 +264,8 @@ else:
     torch.load("saved/slow.pt")  # BUG: it exists, and is incomplete
 
 # %% [markdown]
-# `failed finding central directory` means an incomplete file: a zip archive has its directory at the end. A process is
-# still writing it, or was killed while writing. Within one job, a `barrier` after the save fixes it:
+# `failed finding central directory` means an incomplete file, since a zip archive ends with its directory: the writer
+# is still writing, or was killed. Within one job, a `barrier` after the save fixes it:
 
 # %%
 # %%ranks 2
@@ -275,12 +278,12 @@ dist.barrier()  # +
 print(len(torch.load("saved/slow.pt")["weights"]), "weights")
 
 # %% [markdown]
-# The barrier waits as long as the save takes, and the timeout of the process group bounds it (chapter 3, "A short
-# timeout"). A longer save kills the job.
+# The other ranks wait in the barrier. If the save takes longer than the process group's timeout (chapter 3, "A short
+# timeout"), the job dies.
 #
 # ### When the save fails
 #
-# The disk is full, and rank 0 handles the error. (A limit on the file size stands in for the full disk.)
+# The disk is full, and rank 0 handles the error. (A file size limit stands in for the full disk.)
 
 # %%
 # %%ranks 2 --expect hang
@@ -300,11 +303,11 @@ else:
 dist.all_reduce(torch.ones(1))  # the next step
 
 # %% [markdown]
-# Rank 0 skipped the barrier and went on to the next step, while rank 1 waits in the barrier. Note the type: `torch.save`
-# reports a full disk as a `RuntimeError`, not as an `OSError`.
+# Rank 0 skipped the barrier and went on to the next step. Note the error's type: `torch.save` reports a full disk as a
+# `RuntimeError`, not as an `OSError`.
 #
-# **The outcome of the save has to reach all ranks**, by one collective that everyone calls whatever happens. It also
-# replaces the barrier, because no rank gets the message before rank 0 has sent it.
+# **All ranks must learn the outcome of the save**, through one collective that every rank always calls. It replaces the
+# barrier, because no rank gets the message before rank 0 has sent it.
 
 # %%
 # %%ranks 2
@@ -325,8 +328,8 @@ print("rank 0 could not save:", problem[0])
 # %% [markdown]
 # ### Which file is the newest?
 #
-# One folder, three ways to be wrong. It holds checkpoints 9 and 10 and was copied from another disk. And on a network file
-# system, one node may see a new file later than another:
+# This folder holds checkpoints 9 and 10, copied from another disk. On a network file system, one node may see a new
+# file later than another. Which way of choosing finds checkpoint 10 on both ranks?
 
 # %%
 # %%ranks 2
@@ -342,7 +345,7 @@ def written(name):
 dist.init_process_group("gloo")
 if dist.get_rank() == 0:
     os.makedirs("saved/folder", exist_ok=True)
-    for time, step in enumerate((10, 9), 1_000_000):  # the copy wrote 10 first
+    for step, time in ((10, 1_000_000), (9, 1_000_001)):  # the copy wrote 10 first
         torch.save({"step": step}, f"saved/folder/step-{step}.pt")
         os.utime(f"saved/folder/step-{step}.pt", (time, time))
 dist.barrier()
@@ -355,15 +358,17 @@ dist.broadcast_object_list(chosen, src=0)  # one rank decides
 print("all load", chosen[0])
 
 # %% [markdown]
-# As text, "9" sorts after "10". Times say when a file was written, here by the copy. And two ranks that choose for
-# themselves start at different steps, which DDP does not notice. So number the files, compare numbers, let rank 0 choose,
-# and agree on the next one if any rank cannot read it. Ignore names that your code does not produce: a rotation that
-# deletes `*.pt` also deletes other people's exports.
+# As text, "9" sorts after "10", and the files' times are those of the copy. DDP does not notice if ranks start at
+# different steps. So compare numbers, and let rank 0 choose. If any rank cannot read that file, all try the next older
+# one.
+#
+# **Rotation** deletes all but the newest few checkpoints. Let it delete only names that your code produces: `*.pt` also
+# matches other people's exports.
 #
 # ### Loading: where, and on which ranks
 #
-# DDP copies rank 0's weights to all ranks once, when it wraps. So it is enough if rank 0 loads *before* wrapping. *After*
-# wrapping it is not:
+# DDP copies rank 0's weights to all ranks once, when it wraps the model. So rank 0 alone may load *before* wrapping,
+# but not *after*:
 
 # %%
 # %%ranks 2
@@ -388,10 +393,10 @@ for when in ("before", "after"):
     print(f"loaded on rank 0 {when} wrapping: after one step the ranks are {same}")
 
 # %% [markdown]
-# DDP never copies the optimizer's state. **Let every rank load everything.**
+# And DDP never copies the optimizer's state. **Let every rank load everything.**
 #
-# A file remembers the device of each tensor. The next cell writes one that says "GPU 0", as a job on GPUs would, and loads
-# it on a machine without GPUs:
+# A file records the device of each tensor. The next cell writes a file that says "GPU 0", and loads it on a machine
+# without GPUs:
 
 # %%
 # %%ranks 1
@@ -412,11 +417,13 @@ except RuntimeError as error:
 print(torch.load("saved/from_gpu.pt", map_location="cpu"))
 
 # %% [markdown]
-# On a machine *with* GPUs, the same file loads onto GPU 0 on every rank. Pass `map_location="cpu"` to every `torch.load`;
-# `load_state_dict` then copies to where the parameters are. If eight ranks cannot each hold the file in host memory, add
-# `mmap=True` ("Formats").
+# *With* GPUs, every rank would load it onto GPU 0. Pass `map_location="cpu"` to every `torch.load`; `load_state_dict`
+# then copies the values to the parameters' device. If host memory cannot hold the file once per rank, add `mmap=True`
+# ("Formats").
 #
 # ### The prefix `module.`
+#
+# Which models can load the state_dict of a DDP wrapper? (`get_model_state_dict` belongs to DCP, see "Shards".)
 
 # %%
 # %%ranks 1
@@ -439,9 +446,9 @@ print("saved by .module:", plain.load_state_dict(ddp.module.state_dict()))
 print("DCP's names:     ", list(get_model_state_dict(ddp)))
 
 # %% [markdown]
-# The wrapper calls your model `module`. Save `ddp.module.state_dict()`, so that the file does not depend on how the model
-# was trained. If you receive a file with the prefix, remove it with `consume_prefix_in_state_dict_if_present`. Replacing
-# the text would also change `submodule.weight`.
+# The wrapper holds your model as its attribute `module`, hence the prefix. Save `ddp.module.state_dict()`, so that the
+# file does not depend on how the model was trained. If a file has the prefix, remove it with
+# `consume_prefix_in_state_dict_if_present`: a plain text replacement would also change `submodule.weight`.
 
 # %%
 quiz("05_checkpointing/barrier")
@@ -449,8 +456,8 @@ quiz("05_checkpointing/barrier")
 # %% [markdown]
 # ## Atomic and durable
 #
-# Now rank 0 is killed while it saves. That is common: schedulers preempt on the hour, and jobs save on the hour. Here are
-# three ways to save. The file's process dies after a given number of bytes:
+# What if rank 0 is killed while it saves? That is common: time limits and hourly saves both fall on the hour. Here are
+# three ways to save. They write to a `Doomed` file, which kills its process after a given number of bytes:
 
 # %%
 # %%writefile saving.py
@@ -480,7 +487,7 @@ def replace(state, name):
     os.replace(name + ".tmp", name)
 
 # %% [markdown]
-# Checkpoint 1 is there. The save of checkpoint 2 is killed half-way:
+# Checkpoint 1 exists. The save of checkpoint 2 is killed halfway:
 
 # %%
 torch.save({"step": 1}, "saved/newest.pt")
@@ -506,10 +513,10 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
         print(f"{length:7} bytes: {type(error).__name__:15}", (str(error) or "-").split(". ")[0])
 
 # %% [markdown]
-# Checkpoint 2 is torn, and checkpoint 1 is gone: opening the file for writing emptied it. A torn file raises several
-# kinds of error, depending on its length. Code that falls back to an older checkpoint has to catch `Exception`.
+# Checkpoint 2 is **torn** (cut short), and checkpoint 1 is gone: opening the file for writing emptied it. The error
+# depends on the length of the torn file, so code that falls back to an older checkpoint has to catch `Exception`.
 #
-# Below, each of the three ways is killed at ten instants, and once not at all. Which step can be loaded afterwards?
+# Next, each of the three ways is killed at ten instants, and once not at all. Which step can be loaded afterwards?
 
 # %%
 def survivor(way, instant):
@@ -527,11 +534,11 @@ for way in ("in_place", "delete_first", "replace"):
     print(f"{way:14}", *[survivor(way, instant) for instant in [*range(1, 20_000, 2000), 10**9]])
 
 # %% [markdown]
-# The last column is the save that was not killed. Only `replace` leaves a complete checkpoint every time, because
-# `os.replace` is atomic: the name means the old file, then the new one. POSIX promises that within one file system, so put
-# the temporary file into the same folder, not into `/tmp`. Delete old checkpoints after the new one has its name.
+# Only `replace` leaves a complete checkpoint every time, because `os.replace` is **atomic**: at every instant, the name
+# belongs either to the old file or to the new one. POSIX promises this within one file system, so put the temporary
+# file into the same folder, not into `/tmp`. Delete old checkpoints only after the new one has its name.
 #
-# A kill leaves a temporary file behind. Always use the same temporary name, and the next save overwrites it.
+# A kill leaves a temporary file behind. If you always use the same temporary name, the next save overwrites it.
 
 # %%
 torch.save({"step": 1}, "saved/newest.pt")
@@ -543,9 +550,9 @@ quiz("05_checkpointing/two_files")
 # %% [markdown]
 # ### Durable: power failures
 #
-# After a kill, the kernel still writes what the process has handed over. After a power failure it cannot, and the order
-# is not kept: the new name may exist and its bytes may not. `os.fsync` returns when the disk has them. Two things must get
-# there, in this order: the bytes, then the folder's entry.
+# When a process is killed, the kernel still writes the data that it has received. In a power failure the kernel stops
+# too. It does not write in order, so the disk may have the new name without the bytes. `os.fsync` returns when the data
+# are on the disk. Two things must get there in order: the file's bytes, then its name, which is an entry in the folder.
 
 # %%
 def durable(state, name):
@@ -562,25 +569,22 @@ durable({"step": 3}, "saved/newest.pt")
 print(torch.load("saved/newest.pt"))
 
 # %% [markdown]
-# The exercise's check records these calls and their order.
-#
 # ### What file systems promise
 #
-# Everything above holds on a local disk. Checkpoints usually go to a shared file system, and those promise less (from
-# their documentation):
+# Everything above holds on a local disk. Shared file systems, where checkpoints usually go, promise less:
 #
 # | file system | what to know |
 # |---|---|
 # | local NVMe | fast, atomic rename; lost with the node, so copy checkpoints away |
-# | NFS | close-to-open: a file is up to date when you *open* it after its writer has closed it. Listings and attributes may be cached for up to a minute, so nodes see different folders. Replacing a file that another node has open gives that node `ESTALE`. A full quota may only show in `fsync` or `close` |
-# | Lustre, GPFS | all nodes see the same at once; rename is atomic. Metadata are slow: few large files, not thousands; stripe large ones over several servers (`lfs setstripe -c`) |
+# | NFS | close-to-open: a file is up to date when you *open* it after its writer has closed it. Listings and attributes may be cached for up to a minute, so nodes may see different files. A node that has a file open gets `ESTALE` when another replaces it. A full quota may only show in `fsync` or `close` |
+# | Lustre, GPFS | all nodes see the same files at once; rename is atomic. Opening and creating files is slow: write few large ones, not thousands, and stripe them over several servers (`lfs setstripe -c`) |
 # | FUSE over object storage | on ordinary buckets, Mountpoint for S3 cannot rename, and gcsfuse copies and deletes instead. Upload the data first and a small marker last, and trust only what has the marker |
 #
-# Whatever you use: one rank lists and chooses, the others are told, and each file carries its own checksum.
+# On all of them, let one rank list the folder, choose, and tell the others.
 #
 # ### A changed bit
 #
-# Disks and copies flip bits, and `torch.load` does not check:
+# A bad disk or copy can flip a bit, and `torch.load` does not check:
 
 # %%
 import hashlib, zipfile
@@ -598,16 +602,17 @@ print("checksum:", "unchanged" if digest("saved/flipped.pt") == before else "cha
 print("zipfile finds:", zipfile.ZipFile("saved/flipped.pt").testzip())
 
 # %% [markdown]
-# A weight of 1 has silently become infinite. The archive holds a CRC of every entry, and `zipfile` compares it. Do the
-# same, or keep your own checksum inside the file or in its name. A second file would not do: two files cannot be replaced
-# in one step.
+# A weight of 1 has silently become infinite. The archive holds a CRC (a short checksum) of every entry, and `testzip`
+# compares it. Do the same, or keep your own checksum inside the file or in its name. A second file won't do: two files
+# cannot be replaced in one step.
 #
-# If the newest file is damaged, fall back to the one before, *with a warning*. Raising kills an unattended job although an
-# intact checkpoint is available. Returning `None` starts at step 0, and rotation then deletes the good ones.
+# If the newest file is damaged, fall back to the one before it, *with a warning*. If your code raises, an unattended
+# job dies although an intact checkpoint exists. If it returns `None`, the job starts at step 0, and rotation deletes
+# the good checkpoints.
 #
 # ### weights_only
 #
-# A pickle is a program: the file's author decides what runs when you load it.
+# `torch.save` writes a pickle, and a pickle is a program: the file's author decides what runs when you load it.
 
 # %%
 class Surprise:
@@ -622,8 +627,8 @@ except Exception as error:
     print(type(error).__name__, "-", str(error).split(".")[0])
 
 # %% [markdown]
-# `weights_only=True` reads tensors and plain data, and refuses everything that may run code. That includes some harmless
-# things that checkpoints often hold:
+# `weights_only=True` reads tensors and plain data, and refuses what may run code, including some harmless things that
+# checkpoints often hold:
 
 # %%
 import argparse, numpy, random
@@ -644,9 +649,9 @@ for name, value in candidates.items():
         print("refused ", name)
 
 # %% [markdown]
-# Saving accepts everything; the refusal comes on the day of the restart. Save `vars(arguments)`, `float(score)`,
-# `str(path)` and NumPy's state with its array as a list. For your own class, if you trust it, there is
-# `torch.serialization.add_safe_globals([MyClass])`. Load one checkpoint while the job is young.
+# `torch.save` accepts all of them; the refusal comes at the restart. Save `vars(arguments)`, `float(score)`,
+# `str(path)` and NumPy's state with its array as a list. For your own class, if you trust the file, use
+# `torch.serialization.add_safe_globals([MyClass])`.
 
 # %%
 quiz("05_checkpointing/rename")
@@ -654,8 +659,8 @@ quiz("05_checkpointing/rename")
 # %% [markdown]
 # ## Exercise: implement checkpoint
 #
-# *Hard, 35 minutes.* Open `exercises/checkpoint.py`. You write the two functions that the rest of the chapter builds on.
-# The check kills your save at its writes, renames and fsyncs, fills the disk, tears files, and reads while you write.
+# *Hard, 35 minutes.* Open `exercises/checkpoint.py`. The rest of the chapter builds on these two functions. The check
+# kills your save at its writes, renames and fsyncs, fills the disk, tears files, and reads while you write.
 
 # %%
 contract("checkpoint", "save_checkpoint", "load_latest")
@@ -664,23 +669,12 @@ contract("checkpoint", "save_checkpoint", "load_latest")
 # %check checkpoint
 
 # %% [markdown]
-# <details><summary>It hangs when the disk is full</summary>
-# On rank 0 the error skips your barrier. Catch it, tell all ranks the outcome in one collective, then raise on all of
-# them.
-# </details>
-#
-# <details><summary>Killed in the middle, and nothing good is left</summary>
-# The temporary file must be in the same folder as the final one. Delete an older checkpoint only after the new one has
-# its name.
+# <details><summary>After a kill in the middle, no good checkpoint is left</summary>
+# Put the temporary file into the final file's folder. Delete an older checkpoint only after the new one has its name.
 # </details>
 #
 # <details><summary>"… may not be on the disk"</summary>
 # Three steps in this order: flush and fsync while the file is open, rename, fsync of the folder.
-# </details>
-#
-# <details><summary>The ranks load different checkpoints</summary>
-# Rank 0 lists the folder. For each name, all ranks try to load it and tell each other whether they could. If one could
-# not, all move on to the next.
 # </details>
 #
 # The solution is `solutions/checkpoint.py`.
@@ -695,7 +689,7 @@ for entry in zipfile.ZipFile("saved/one.pt").infolist():
     print(entry.filename, entry.file_size)
 
 # %% [markdown]
-# With `mmap=True`, `torch.load` maps the file into memory and reads a tensor only when you use it. Ranks on one node then
+# With `mmap=True`, `torch.load` maps the file into memory and reads a tensor only when you use it. Ranks on one node
 # share the pages. How many MB does each way read?
 
 # %%
@@ -710,11 +704,11 @@ for mmap in (False, True):
     print(f"mmap={mmap!s:6} read {(bytes_read() - before) / 1e6:5.1f} MB of 32")
 
 # %% [markdown]
-# A mapped file must not change while you use it. `os.replace` is safe, because the old file lives on until it is unmapped.
-# Writing in place is not.
+# A mapped file must not change while you use it. `os.replace` is safe, because the old file lives on until it is
+# unmapped; writing in place is not.
 #
-# **safetensors** is the format in which models are published. It has no pickle, so nothing can run: the length of a
-# header, the header in JSON, the bytes. Ten lines write it:
+# Models are usually published as **safetensors**. The format has no pickle, so loading runs no code. A file holds a
+# header's length, the header in JSON, and the tensors' bytes. Ten lines write one:
 
 # %%
 import json, struct
@@ -728,22 +722,22 @@ def save_tensors(tensors, name):
     Path(name).write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 save_tensors({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, "saved/one.safetensors")
-print(Path("saved/one.safetensors").read_bytes()[8:].split(b"}}")[0].decode())
+whole = Path("saved/one.safetensors").read_bytes()
+(length,) = struct.unpack("<Q", whole[:8])
+print(whole[8 : 8 + length].decode())
 
 from safetensors.torch import load_file
 
 print("read by the library:", load_file("saved/one.safetensors"))
 
 # %% [markdown]
-# It holds named tensors and nothing else, and it has no checksum. So it suits weights; an optimizer's nested state and a
-# position need something beside it.
+# It holds only named tensors, without a checksum. That suits published weights, but not an optimizer's nested state.
 #
 # ### Shards
 #
-# A model that is sharded over the ranks (FSDP2, ZeRO-3) exists on no rank as a whole, so no single rank can write it.
-# `torch.distributed.checkpoint`, **DCP**, lets each rank write its part into one folder. It also helps under DDP: the ranks
-# divide the tensors among themselves, so each writes a part. `get_state_dict` and `set_state_dict` handle model and
-# optimizer together:
+# If a model is sharded, as with FSDP2 (chapter 4, "Beyond DDP"), no rank has all of it. `torch.distributed.checkpoint`,
+# **DCP**, lets each rank write its part into one folder. Under DDP it divides the writing among the ranks.
+# `get_state_dict` and `set_state_dict` handle model and optimizer together:
 
 # %%
 # %%writefile sharded.py
@@ -784,8 +778,8 @@ if dist.get_rank() == 0:
         print(f"{name:14}{os.path.getsize(f'saved/shards/{name}') / 1e6:6.1f} MB")
 
 # %% [markdown]
-# Weights and two moments are 0.8 MB, and each rank wrote half. The metadata knows which piece is where. So another number
-# of ranks can read the folder, sharded differently or not at all. Three ranks under DDP:
+# The weights and two moments are 0.8 MB, and each rank wrote half. `.metadata` says which piece is where, so a
+# different number of ranks can read the folder, sharded differently or not at all. Here are three ranks under DDP:
 
 # %%
 # %%ranks 3
@@ -797,11 +791,11 @@ moments = optimizer.state[model.module.weight]
 print(f"step {moments['step']:.0f}, first moment {moments['exp_avg'].mean():.3f}")
 
 # %% [markdown]
-# All three have Adam's state of the two-rank job: one step, and a first moment of 0.1 times the gradient. `dcp.save` and
-# `dcp.load` are collectives: every rank calls them. `load` fills the tensors that you pass, and reads nothing else. Names
-# have no `module.`. Rotation, checksums and "which folder is the newest" remain your task.
+# All three ranks now have Adam's state from the two-rank job. `dcp.save` and `dcp.load` are collectives: every rank
+# calls them. `load` fills the tensors that you pass, and reads nothing else. The names have no `module.`. Rotation,
+# checksums and choosing the newest folder remain your task.
 #
-# DCP writes the metadata last. Without it the folder is no checkpoint:
+# DCP writes `.metadata` last. Without it, the folder is not a checkpoint:
 
 # %%
 # %%ranks 1 --quiet --into run
@@ -820,9 +814,9 @@ except BaseException as error:
 print(run.observed("error")[0])
 
 # %% [markdown]
-# This error is no `Exception`, so `except Exception` does not catch it.
+# `CheckpointException` is not a subclass of `Exception`, so `except Exception` does not catch it.
 #
-# `ZeroRedundancyOptimizer` has a sharded state too. `consolidate_state_dict` collects it on one rank, which needs the
+# `ZeroRedundancyOptimizer` has a sharded state too. `consolidate_state_dict` collects it on one rank, which needs
 # memory for all of it:
 
 # %%
@@ -844,10 +838,10 @@ if dist.get_rank() == 0:
     print("Adam's state here, after consolidating:", len(optimizer.state_dict()["state"]), "parameters")
 
 # %% [markdown]
-# ### Saving beside the training
+# ### Saving in the background
 #
-# The job waits while it saves. `async_save` copies the state to memory, returns, and writes in the background. This
-# disk takes half a second longer than yours:
+# `async_save` copies the state to memory, returns, and writes while training continues. This cell's disk is half a
+# second slower than yours:
 
 # %%
 # %%ranks 2 --into run
@@ -880,8 +874,8 @@ waited, stalled = run.observed("stall")[0]
 bars({"save": waited, "async_save": stalled}, unit="s", title="how long training stands still")
 
 # %% [markdown]
-# The copy makes it correct: the file holds the value at the time of the call. If your own thread calls `torch.save` on
-# the live tensors, training changes them while they are written:
+# Because of the copy, the file holds the values at the time of the call. If your own thread calls `torch.save` on the
+# live tensors, training changes them while they are written:
 
 # %%
 import io, threading
@@ -910,9 +904,9 @@ file.seek(0)
 print({name: tensor[0].item() for name, tensor in torch.load(file).items()})
 
 # %% [markdown]
-# One tensor from before the step, one from after. The copy costs host memory: the whole state once more. And a save in
-# progress is no checkpoint. Keep the last complete one until the future has its result, and let one save end before the
-# next starts. With NCCL, `async_save` needs a group that also works between CPUs:
+# `a` is from before the step, `b` from after it. The copy takes as much host memory as the state. A save in progress is
+# not a checkpoint yet: keep the last complete one until the future is done, and let one save end before the next
+# starts. With NCCL, `async_save` needs a group that also works for CPU tensors:
 # `init_process_group("cpu:gloo,cuda:nccl")`.
 
 # %%
@@ -921,8 +915,9 @@ quiz("05_checkpointing/async")
 # %% [markdown]
 # ## Resuming mid-epoch
 #
-# An epoch may take a day, so the checkpoint falls into its middle. Two ranks, 48 samples, batches of 4: six steps per
-# epoch. The job is interrupted after four steps of epoch 1. Four ways to continue:
+# An epoch may take a day, so most checkpoints fall in the middle of one. Here two ranks share 48 samples in batches of
+# 4: six steps per epoch. The job is interrupted after four steps of epoch 1. Of four ways to continue, which repeat or
+# miss samples?
 
 # %%
 # %%ranks 2
@@ -947,7 +942,7 @@ for name, after in ways.items():
         print(f"{name:24} seen twice {twice:2}   never {48 - len(count):2}")
 
 # %% [markdown]
-# The right way needs one number, the finished steps:
+# The last way is right, and needs one number, the finished steps:
 #
 # ```
 # epoch, done = divmod(step, steps_an_epoch)
@@ -955,12 +950,12 @@ for name, after in ways.items():
 # rest = list(sampler)[done * batch_size :]
 # ```
 #
-# Then use `DataLoader(data, batch_size, sampler=rest)`. Fetching batches only to skip them also works, but takes their
-# time, and draws random numbers if the data set augments. Count a step when its update is *in the weights*.
+# Then use `DataLoader(data, batch_size, sampler=rest)`. Fetching and dropping the finished batches takes longer, and
+# draws random numbers if the dataset augments. Count a step only when its update is *in the weights*.
 #
 # ### The loader is ahead of you
 #
-# Do not ask the sampler for the position. Workers fetch batches in advance:
+# Don't ask the sampler for the position: workers fetch batches in advance.
 
 # %%
 # %%ranks 1
@@ -980,9 +975,9 @@ next(batches)
 print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
-# Only the code that hands out batches knows the position. `StatefulDataLoader` in the package torchdata works like that:
-# its `state_dict` says how many batches it has *given*, with the states of its workers. For a data set with indices, a few
-# lines do the same:
+# Only the code that hands out batches knows the position. The `state_dict` of torchdata's `StatefulDataLoader` holds
+# the number of batches that it has *given*, and its workers' states. For a dataset with indices, a few lines do the
+# same:
 
 # %%
 # %%writefile stateful.py
@@ -1030,12 +1025,12 @@ same = sum(one == other for one, other in zip(seen, through))
 print("interrupted at", state, f"- {same} of {len(through)} batches as without interruption")
 
 # %% [markdown]
-# An endless stream has no indices. There each rank saves how far it has read: the shard and the line.
+# With an endless stream, which has no indices, each rank saves the file and line that it has reached.
 #
 # ### Restore random states last
 #
-# Building things draws random numbers: a model draws its weights, and each iterator over a `DataLoader` draws one number
-# for its workers' seeds, even without workers. So restore random states just before the first step.
+# Construction draws random numbers: a model its weights, and each iterator over a `DataLoader` one number for its
+# workers' seeds, even without workers. So restore random states just before the first step.
 
 # %%
 from torch.utils.data import DataLoader
@@ -1052,9 +1047,9 @@ print("iter(DataLoader):                 ", moves(iter, DataLoader(range(4))))
 print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
-# A job that resumes in mid-epoch creates one iterator more than the undisturbed run. If it does so after restoring
-# (`for batch in loader`), its dropout masks differ from then on. So give the loader its own generator. Remember that
-# Python, NumPy, torch and each GPU have separate generators.
+# A job that resumes mid-epoch creates one iterator more than the uninterrupted run. Created after you restored the
+# states, it changes all later dropout masks. So give the loader its own generator. Python, NumPy, torch and each GPU
+# have separate generators.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1071,8 +1066,8 @@ print((a + b) + c, a + (b + c))
 # %% [markdown]
 # ### Random numbers
 #
-# Seed before anything draws, including the model, and use **seed + rank**. With one seed for all, every rank drops the
-# same units. Only the sampler's seed must be common.
+# Seed before anything draws random numbers, including the initial weights, and use **seed + rank**. With one seed for
+# all, every rank drops the same units. Only the sampler's seed must be the same everywhere.
 
 # %%
 # %%ranks 2
@@ -1090,10 +1085,10 @@ for name, seed in (("one seed", 0), ("seed + rank", rank)):
         print(f"{name:12} the masks agree in about {10 * round(10 * same)} % of the places")
 
 # %% [markdown]
-# ### Another restart, another sum
+# ### Restarts change the bits
 #
 # Three ranks train two steps. A second run restarts after the first step with everything restored: same ranks, same
-# samples. How many of the 4801 weights keep their bits?
+# samples. Do all 4801 weights keep their bits?
 
 # %%
 # %%ranks 3 --into run --quiet
@@ -1131,19 +1126,19 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
 
 # %% [markdown]
 # After its first step DDP sorts the gradients into new buckets, in the order in which they became ready (chapter 1). A
-# restart starts with the old buckets. With three ranks or more, an element's place in its bucket decides in which order
-# its parts are added; two ranks have only one order.
+# restarted process has the initial buckets again. With three or more ranks, an element's place in its bucket decides
+# the order in which the ranks' values are added. With two, a + b is b + a.
 #
 # With `find_unused_parameters=True` DDP never rebuilds its buckets. That costs a walk over the graph and one more
-# all-reduce in every step (chapter 4, "A static graph"). Alternatively, let DDP take one step that does not count
-# before you restore anything.
+# all-reduce per step (chapter 4, "A static graph"). Alternatively, let DDP take one step and discard it before you
+# restore anything.
 #
-# Training does not need equal bits; *testing* a resume does, because "nearly equal" hides a forgotten scheduler. Test on
-# two ranks, or with the buckets held.
+# Training does not need equal bits; *testing* a resume does, because "nearly equal" can hide a forgotten scheduler.
+# Test on two ranks, or with `find_unused_parameters=True`.
 #
-# ### Another number of ranks
+# ### A different number of ranks
 #
-# The same 24 samples as one global batch, on 1, 2, 3 and 4 ranks:
+# Here the same 24 samples are one global batch, on 1, 2, 3 and 4 ranks:
 
 # %%
 # %%writefile summed.py
@@ -1168,13 +1163,13 @@ for world_size in (1, 2, 3, 4):
           f"elements off by more than 0.0001: {int(((gradient - alone).abs() > 1e-4).sum())}")
 
 # %% [markdown]
-# The mathematics agrees, the bits do not, and no setting changes that. So after a restart on fewer nodes keep the *global*
-# batch (more per rank, or more accumulation) and compare loss curves. Dropout cannot continue exactly: no rank draws the
-# masks of those that are gone, and new ones have no random state.
+# The mathematics agrees, the bits do not, and no setting changes that. So after a restart on fewer nodes, keep the
+# *global* batch (more per rank, or more accumulation) and compare loss curves. Dropout cannot continue exactly: a lost
+# rank's random state is left unused, and a new rank has none.
 #
-# On GPUs, some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes them
-# raise or use a slower way. cuDNN's benchmark mode may choose another algorithm at each start, and NCCL chooses by size
-# and topology.
+# On GPUs, some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes
+# them raise or use a slower method. cuDNN's benchmark mode may choose a different algorithm at each start, and NCCL's
+# choice depends on size and topology.
 
 # %%
 quiz("05_checkpointing/world_size")
@@ -1182,8 +1177,8 @@ quiz("05_checkpointing/world_size")
 # %% [markdown]
 # ## Exercise: implement exact_resume
 #
-# *Hard, 30 minutes.* Open `exercises/exact_resume.py`. You write `train`: a loop that may be stopped after any step, and
-# ends with the same bits. It uses your `save_checkpoint` and `load_latest`.
+# *Hard, 30 minutes.* Open `exercises/exact_resume.py`. Write `train`, a loop that can be stopped after any step and,
+# resumed, ends with the same bits. It uses your `save_checkpoint` and `load_latest`.
 
 # %%
 contract("exact_resume", "train")
@@ -1192,26 +1187,26 @@ contract("exact_resume", "train")
 # %check exact_resume
 
 # %% [markdown]
-# <details><summary>Samples come twice or never</summary>
+# <details><summary>Samples are repeated or missed</summary>
 # Everything follows from the number of finished steps: <code>divmod(step, steps_an_epoch)</code>,
 # <code>set_epoch</code>, a slice of the sampler's list.
 # </details>
 #
-# <details><summary>The weights differ, and the samples are right</summary>
+# <details><summary>The samples are right, but the weights differ</summary>
 # A random state or another part was not restored. Which step differs first? If it is the first one, you restored the
 # states too early.
 # </details>
 #
 # <details><summary>Two ranks agree bit for bit, three do not</summary>
-# "Determinism" has the cause: buckets. Your checkpoint is fine.
+# DDP's buckets are the cause ("Restarts change the bits"). Your checkpoint is fine.
 # </details>
 #
 # The solution is `solutions/exact_resume.py`.
 #
 # ## Elastic restarts
 #
-# The second part of the chapter: a job that keeps running. torchrun watches its ranks. When one dies, it ends **all** of
-# them and starts the script again, as often as `--max-restarts` allows:
+# torchrun watches its ranks. When one dies, it ends **all** of them and starts the script again, as often as
+# `--max-restarts` allows:
 
 # %%
 from torch.distributed.run import get_args_parser
@@ -1221,8 +1216,8 @@ for name in ("max_restarts", "signals_to_handle"):
     print(f"{name:18} {options.get_default(name)}")
 
 # %% [markdown]
-# The default is never. Such a restart is all that torchrun does for you; the script has to find its way back. This one
-# saves every second step, and rank 1 has an accident at step 5:
+# The default is no restart. And torchrun only restarts: the script itself must find its checkpoint. This one saves
+# every second step, and rank 1 is killed, or hangs, at step 5:
 
 # %%
 # %%writefile elastic.py
@@ -1241,9 +1236,10 @@ while state["step"] < 8:
     gradient = state["weights"] - rank - state["step"]
     dist.all_reduce(gradient)
     state = {"step": state["step"] + 1, "weights": state["weights"] - 0.1 * gradient}
-    if (attempt, rank, state["step"], accident) == (0, 1, 5, "kill"):
+    unlucky = attempt == 0 and rank == 1 and state["step"] == 5
+    if unlucky and accident == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if (attempt, rank, state["step"], accident) == (0, 1, 5, "hang"):
+    if unlucky and accident == "hang":
         time.sleep(600)
     if state["step"] % 2 == 0 and rank == 0:
         replace(state, NAME)
@@ -1251,15 +1247,15 @@ while state["step"] < 8:
 os._exit(0)
 
 # %% [markdown]
-# `./lockstep run` takes the same options as torchrun, starts faster and says what happened. First without an accident,
-# then with a real SIGKILL:
+# `./lockstep run` takes the same options as torchrun, starts faster and says what happened. Here is the job without an
+# accident, then with a SIGKILL:
 
 # %%
 import contextlib, io, time
 from lockstep.commands.project import run_script as run_command
 
 def lockstep_run(*arguments):
-    """Run a job without an earlier run's checkpoint; print what it prints, and the headlines."""
+    """Delete an earlier run's checkpoint, run the job, and print its output and the headlines."""
     Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -1276,13 +1272,13 @@ for name in ("undisturbed", "killed"):
     print(f"{name:12}", *[f"{weight:.6f}" for weight in weights.tolist()])
 
 # %% [markdown]
-# Rank 0 was healthy and was restarted too. Step 5 was done twice, nothing else was lost, and the weights are the same.
+# Rank 0 was healthy, but was restarted too. Step 5 was done twice, and the weights are the same.
 #
-# **torchrun's restarts need one variable to be reliable.** The ranks leave their addresses in a store. torchrun (2.4 to
-# 2.13) keeps one store for all attempts, so a rank of the second attempt may read the address of a dead rank:
-# `Connection refused`, and the job ends. With gloo this happened in six of ten restarts of this script. With
-# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which gives each attempt its own store, it happened in none of eight. For NCCL
-# see PyTorch's issues 135712 and 167288. The cause can be shown: a group that is gone leaves its keys.
+# **torchrun's restarts are reliable only with one variable set.** The ranks leave their addresses in a store. torchrun
+# (2.4 to 2.13) keeps one store for all attempts, so a rank of the second attempt may read a dead rank's address:
+# `Connection refused`, and the job ends. With gloo this happened in six of ten restarts of this script, and in none of
+# eight with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which gives each attempt its own store. For NCCL see PyTorch's
+# issues 135712 and 167288. The cause: a destroyed group leaves its keys in the store.
 
 # %%
 # %%ranks 2
@@ -1298,20 +1294,19 @@ gone = before - store.num_keys()
 print("after destroy_process_group,", max(gone, 0), "of the keys are gone")
 
 # %% [markdown]
-# `TORCHELASTIC_RESTART_COUNT` is the number of the attempt. Use it for log lines, not to decide whether a checkpoint
-# exists: a requeued job starts at attempt 0 with a checkpoint on the disk.
+# `TORCHELASTIC_RESTART_COUNT` numbers the attempts. Use it for log lines, not to decide whether a checkpoint exists: a
+# job that SLURM starts again is at attempt 0 with a checkpoint on the disk.
 #
 # ### A hang is not a death
 #
-# torchrun sees processes that end. A rank that hangs has not ended. The timeout of the process group turns the hang into
-# a death, here after five seconds:
+# torchrun notices only processes that end. The process group's timeout ends a rank that hangs, here after five seconds:
 
 # %%
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 def torchrun(*arguments):
-    """Run torchrun, without an earlier run's checkpoint, and print what the job prints."""
+    """Delete an earlier run's checkpoint, run torchrun, and print the job's output."""
     Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
     job = subprocess.run([*TORCHRUN, *arguments], capture_output=True, text=True, timeout=200)
     print(job.stdout, end="")
@@ -1320,12 +1315,12 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "hang", "hung")
 
 # %% [markdown]
-# With the default timeout (30 minutes; 10 with NCCL), the job would have held its machines that long before it restarted.
+# With the default timeout (30 minutes; 10 with NCCL), the machines would have been idle that long before the restart.
 #
 # ### When a node is lost
 #
-# What if the node does not come back? `--nnodes=1:2` says: two nodes if there are two, one if that is all. Here are two
-# hosts with their own addresses. Node 1 is killed after the first save:
+# What if a node does not come back? `--nnodes=1:2` asks for two nodes, and accepts one. The cell runs two hosts with
+# their own addresses, and kills node 1 after the first save:
 
 # %%
 # %%writefile shrinking.py
@@ -1378,10 +1373,10 @@ else:
     print(*re.findall(r"^(?:ranks|done).*", printed, re.MULTILINE), f"exit status {status}", sep="\n")
 
 # %% [markdown]
-# The agent on node 0 noticed, waited eight seconds for other nodes (`last_call_timeout`, 30 by default), and started the
-# script with `WORLD_SIZE=1`. The script kept the global batch. If the node returns, torchrun restarts the job on two. The
-# node in `--rdzv-endpoint` holds the store: if that one dies, the job ends. The package `torchft` goes further: the other
-# replicas continue without a restart.
+# The torchrun on node 0 noticed, waited eight seconds for other nodes (`last_call_timeout`, 30 by default), and started
+# the script with `WORLD_SIZE=1`. The script kept the global batch of 24. If the node returns, torchrun restarts the job
+# on two. If the node in `--rdzv-endpoint`, which holds the store, dies, the job ends. With the package `torchft`,
+# healthy replicas continue without a restart.
 #
 # ### What a restart asks of a script
 #
@@ -1390,16 +1385,16 @@ else:
 # | starts it from the top | looks for a checkpoint every time; finding none is no error |
 # | ends all ranks at any instant | saves atomically, and often enough |
 # | may change `RANK` and `WORLD_SIZE` | reads them again; state belongs to the job, not to a rank |
-# | runs the start again | can repeat it: no "create this folder, which must not exist", no truncated log |
-# | restarts after every failure | does not fail the same way at once: a bug with `--max-restarts=100` fails 101 times |
+# | runs the set-up code again | makes it repeatable: an existing folder is fine, and the log is not truncated |
+# | restarts after every failure | sets a low limit: with `--max-restarts=100`, a bug fails 101 times |
 # | counts exit status 0 as success | exits with another status on failure, and returns at once if nothing is left to do |
-# | waits for processes to end | sets a timeout that fits |
+# | restarts only after a process ends | sets a timeout, so that a hang ends |
 #
 # ### How often to save
 #
-# Each save costs time *C*; each failure costs half an interval on average. With a mean time *M* between failures, the best
-# interval is about √(2·C·M) (Young, 1974). A simulated job of a thousand hours, with saves of 3 minutes and a failure
-# every 20 hours:
+# Each save costs time *C*; each failure costs half an interval on average. With a mean time *M* between failures, the
+# best interval is about √(2·C·M) (Young, 1974). Here is a simulated job of a thousand hours, with saves of 3 minutes
+# and a failure every 20 hours on average:
 
 # %%
 import math
@@ -1420,8 +1415,8 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
     print(f"every {hours:4.1f} h   {overhead(hours):.0%} more time")
 
 # %% [markdown]
-# The optimum is flat: a third of the best interval, or three times it, costs a few percent more. Six minutes or ten hours
-# cost much.
+# The formula gives 1.4 hours. The optimum is flat: a third of that interval, or three times it, costs only 3 to 4
+# points more.
 
 # %%
 quiz("05_checkpointing/restart")
@@ -1429,9 +1424,9 @@ quiz("05_checkpointing/restart")
 # %% [markdown]
 # ## Preemption and SLURM
 #
-# A scheduler that wants the nodes sends a signal first: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A handler
-# runs between any two lines of Python, so let it only set a flag. The loop looks at the flag between steps. But signals
-# reach the ranks at different moments, or reach only one:
+# A scheduler that wants the nodes back sends a signal first: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
+# handler may run between any two lines of Python, so let it only set a flag, which the loop checks between steps. But
+# signals reach the ranks at different moments, or only one of them:
 
 # %%
 # %%ranks 3 --expect hang
@@ -1453,8 +1448,8 @@ for step in range(10):
 dist.barrier()  # before the save
 
 # %% [markdown]
-# Rank 1 wants to save, the others want to train: a hang in the last minute before the kill. A small all-reduce per step
-# makes it a common decision:
+# Rank 1 wants to save, the others train on, and the job hangs in its last minute. With one small all-reduce per step,
+# they decide together:
 
 # %%
 # %%ranks 3
@@ -1479,24 +1474,24 @@ dist.barrier()
 print("saves after step", step)
 
 # %% [markdown]
-# With `ReduceOp.MAX`, one rank that was asked is enough. If steps are short, ask every tenth step, on all ranks in the
-# same one.
+# With `ReduceOp.MAX`, it is enough that one rank gets the signal. If steps are short, ask only every tenth step, on all
+# ranks.
 #
 # ### Under SLURM
 #
-# The script below requests two nodes and starts one torchrun on each; they meet at the first node of the list. Three
-# lines are about being ended:
+# The script below requests two nodes and starts one torchrun on each, with the rendezvous on the first. Three parts
+# prepare for the end:
 #
 # - `--signal=B:USR1@60` sends SIGUSR1 to the batch script alone (`B:`), 60 seconds before the time limit. At preemption
-#   SLURM sends it only if the cluster sets `preempt_send_user_signal`, as the one below does. There the 60 seconds do not
-#   apply: you get the partition's `GraceTime`, 10 seconds here and 0 by default.
-# - The `trap` passes the signal on as SIGTERM, which torchrun gives to its ranks, and waits until they have saved.
-#   torchrun does not pass on SIGUSR1 by default (`signals_to_handle`, above).
-# - `--requeue` and `scontrol requeue` put the job back into the queue under the same number. Requeue on USR1 only: if the
+#   SLURM sends it only if the cluster sets `preempt_send_user_signal`, as this one does. Instead of the 60 seconds, you
+#   get the partition's `GraceTime`: 10 seconds here, 0 by default.
+# - The `trap`, bash's signal handler, passes the signal on as SIGTERM, which torchrun gives to its ranks, and waits
+#   until they have saved. torchrun does not pass on SIGUSR1 by default (`signals_to_handle`, above).
+# - `--requeue` and `scontrol requeue` put the job back into the queue under its number. Requeue on USR1 only: if the
 #   trap also caught SIGTERM, `scancel` would restart the job. `--open-mode=append` keeps the log.
 #
-# bash runs a trap only after the command in the foreground has ended. So `srun` runs in the background, and the script
-# waits for it:
+# bash runs a trap only after the foreground command has ended. So `srun` runs in the background, and the script waits
+# for it:
 
 # %%
 import signal
@@ -1514,8 +1509,7 @@ print("foreground:", trapped(command))
 print("background:", trapped(command + " & while kill -0 $!; do wait $!; done 2>/dev/null"))
 
 # %% [markdown]
-# The signal also ends `wait`, so the script has to wait again, in a loop or in the trap. Here are the job script and the
-# job:
+# The signal also ends `wait`, so the job script has to wait again, in a loop or in the trap:
 
 # %%
 script = """#!/bin/bash
@@ -1536,8 +1530,7 @@ os.environ["PYTHON"] = sys.executable  # on your cluster: python, from the envir
 
 # %%
 # %%writefile preempted.py
-import os, signal, time
-import torch, torch.distributed as dist
+import os, signal, time, torch, torch.distributed as dist
 from saving import replace
 
 NAME, asked = "saved/preempted.pt", torch.zeros(1)
@@ -1545,7 +1538,8 @@ def ask(number, frame):
     asked.fill_(1)
 signal.signal(signal.SIGTERM, ask)
 dist.init_process_group("gloo")
-rank, step = dist.get_rank(), torch.load(NAME)["step"] if os.path.exists(NAME) else 0
+rank = dist.get_rank()
+step = torch.load(NAME)["step"] if os.path.exists(NAME) else 0
 if rank == 0:
     print("starts at step", step, flush=True)
 while step < 60:
@@ -1562,8 +1556,8 @@ if rank == 0:
 os._exit(0)
 
 # %% [markdown]
-# Now a real SLURM cluster on this machine: a controller and two nodes, up in seconds and gone afterwards. The job starts,
-# then an urgent job takes both nodes:
+# The next cell starts a real SLURM cluster on this machine, with a controller and two nodes. It submits the job, then
+# an urgent job that takes both nodes:
 
 # %% tags=["needs-slurm"]
 missing = cluster.available("slurm")
@@ -1583,28 +1577,28 @@ else:
     print("the first job:", slurm.job(job).state, "- restarts:", slurm.job(job).restarts)
 
 # %% [markdown]
-# The job waits in the queue under its number. When the nodes are free, it starts again:
+# When the nodes are free, the job starts again under its number:
 
 # %% tags=["needs-slurm"]
 if missing:
     print("not run:", missing)
 else:
     done = slurm.wait(job, 55, until=["COMPLETED"])
-    log = Path("saved/preempted.log").read_text()
-    story = re.findall(r"^(starts|ends|urgent) .*?(\w+)$", log, re.MULTILINE)
-    (_, zero), (_, left), (_, node), (_, resumed), (_, last) = story
+    log = Path("saved/preempted.log").read_text().splitlines()
+    story = [line.split() for line in log if line.startswith(("starts", "ends", "urgent"))]
+    zero, left, node, resumed, last = [words[-1] for words in story]
     print(done.state, "- restarts:", done.restarts)
-    print([word for word, _ in story], "on", node)
+    print([words[0] for words in story], "on", node)
     print(f"started at step {zero}, repeated {int(left) - int(resumed)} steps, ended at step {last}")
 
 # %% [markdown]
-# Preempted, saved, requeued, finished, and no step done twice. If the signal comes too late, or a node just dies, the last
-# periodic checkpoint has to do. You need both.
+# No step was done twice. If the signal is too late, or a node just dies, you go back to the last periodic checkpoint,
+# so save periodically too.
 #
-# The grace has to cover one step plus one save, so measure them. torchrun kills its ranks 30 seconds after SIGTERM, unless
-# `--shutdown-timeout` or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` gives them more. If your cluster does not allow requeueing,
-# submit an array whose tasks run one after another (`--array=1-10%1`), or the same job several times with
-# `--dependency=singleton`.
+# The **grace period**, from the signal to the kill, has to cover one step plus one save, so measure both. torchrun
+# kills its ranks 30 seconds after SIGTERM, unless `--shutdown-timeout` or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` gives them
+# more. If your cluster does not allow requeuing, submit an array whose tasks run one after another (`--array=1-10%1`),
+# or the same job several times with `--dependency=singleton`.
 
 # %%
 quiz("05_checkpointing/signal")
@@ -1612,8 +1606,8 @@ quiz("05_checkpointing/signal")
 # %% [markdown]
 # ## Exercise: implement elastic_training
 #
-# *Hard, 25 minutes.* Open `exercises/elastic_training.py`. Write a loop that is killed by SIGKILL at random steps, asked
-# to stop by a signal that may reach one rank only, and restarted on another number of ranks.
+# *Hard, 25 minutes.* Open `exercises/elastic_training.py`. Write a loop that survives SIGKILL at random steps, a signal
+# to stop that may reach only one rank, and a restart on a different number of ranks.
 
 # %%
 contract("elastic_training", "train")
@@ -1622,30 +1616,26 @@ contract("elastic_training", "train")
 # %check elastic_training
 
 # %% [markdown]
-# <details><summary>It hangs after a signal</summary>
-# One rank was asked, and left alone. All ranks have to decide together, in one collective, after the same step.
-# </details>
-#
-# <details><summary>After a restart on another number of ranks it sees other samples</summary>
-# The samples of a step must follow from seed and step alone. Take the global batch first, then this rank's part of it.
+# <details><summary>On a different number of ranks, a step has different samples</summary>
+# A step's samples must follow from seed and step alone. Take the global batch first, then this rank's part.
 # </details>
 #
 # <details><summary>A finished job trains on</summary>
-# A launcher may start it once more. Look at the step before the loop.
+# A launcher may start it once more. Check the step before the loop.
 # </details>
 #
 # The solution is `solutions/elastic_training.py`.
 #
 # ## Capstone: implement train
 #
-# *Hard, 60 minutes, or as long as you like.* Open `exercises/train.py` and `exercises/train.sbatch`. Put everything from
-# this course into one script that you can take to a cluster: arguments, sampler, DDP, mixed precision, accumulation,
-# clipping, checkpoint and resume, metrics of all ranks, evaluation that counts each sample once, logging on rank 0, and a
-# clean end on a signal.
+# *Hard, 60 minutes, or as long as you like.* Open `exercises/train.py` and `exercises/train.sbatch`. Put everything
+# from this course into one script for a cluster: arguments, sampler, DDP, mixed precision, accumulation, clipping,
+# checkpoint and resume, metrics of all ranks, evaluation that counts each sample once, logging on rank 0, and a clean
+# stop on a signal.
 #
 # The check runs `train.py` on one, two and four ranks and on two hosts, kills a rank, asks one to stop, and trains the
-# digits to 95 %. If this machine has SLURM, it also submits `train.sbatch`, preempts it and kills a node, in about half a
-# minute. The next cell submits your files to the cluster from above.
+# digits to 95 %. If this machine has SLURM, it also submits `train.sbatch`, preempts it and kills a node, in about half
+# a minute. The cell after the check submits your files to the cluster from above.
 
 # %%
 print(Path("../exercises/train.sbatch").read_text())
@@ -1674,25 +1664,15 @@ else:
     slurm.close()
 
 # %% [markdown]
-# <details><summary>The accuracy is wrong</summary>
-# Add sums and counts over all ranks, then divide once. Use no padding in the sampler that evaluates.
-# </details>
-#
 # <details><summary>It works on one node and not on two</summary>
-# Does the script use the rank where it needs the local rank, or the other way round? Can every node reach the rendezvous
-# address?
-# </details>
-#
-# <details><summary>Under SLURM the signal comes, and nothing is saved</summary>
-# bash runs a trap after the foreground command has ended. Is <code>srun</code> in the background, and does the script wait
-# for it?
+# Does the script confuse rank and local rank? Can every node reach the rendezvous address?
 # </details>
 #
 # The solutions are `solutions/train.py` and `solutions/train.sbatch`.
 #
 # ## Before a long run
 #
-# Rehearse while the job is young. Each of these takes minutes, on two ranks and a small model:
+# Rehearse first. Each of these takes minutes, on two ranks and with a small model:
 #
 # | rehearse | and look at | section |
 # |---|---|---|
@@ -1703,13 +1683,14 @@ else:
 # | fill the disk, or the quota | all ranks say so; the older ones are there | "Who writes, who reads" |
 # | SIGTERM to one rank only | all stop after the same step, and save | "Preemption and SLURM" |
 # | let a rank sleep | how long until the job notices | "Elastic restarts" |
-# | let it requeue | the log is appended to, the step continues | "Preemption and SLURM" |
+# | let SLURM requeue it | the log is appended to, the step count continues | "Preemption and SLURM" |
 # | load the checkpoint in a plain process with `weights_only=True` | evaluation gives the same number | "Atomic and durable" |
-# | resume on another number of ranks, if you ever will | the loss curve continues | "Determinism" |
+# | resume on a different number of ranks, if you ever will | the loss curve continues | "Determinism" |
 # | start the finished job again | it exits at once with status 0 | "Elastic restarts" |
 #
-# Write down three numbers: seconds per save (against the timeout and the grace), bytes per save times one more than you
-# keep, because the new one is written first (against the quota), and the steps that a kill costs at most.
+# Write down three numbers: the seconds per save (less than the timeout and the grace period); the bytes of all
+# checkpoints that you keep plus one, because the new one is written first (less than the quota); and the steps that a
+# kill costs at most.
 
 # %%
 quiz("05_checkpointing/rehearsal")
@@ -1720,30 +1701,31 @@ quiz("05_checkpointing/rehearsal")
 # **The state.** Model with buffers, optimizer, scheduler, scaler, finished steps, random states of every rank, your own
 # counters. Plain types that `weights_only=True` reads.
 #
-# **Saving.** One writer, or DCP. A temporary name in the same folder, flush, fsync, `os.replace`, fsync of the folder, then
-# rotation. The outcome reaches all ranks.
+# **Saving.** One writer, or DCP. A temporary name in the same folder, flush, fsync, `os.replace`, fsync of the folder,
+# then rotation. All ranks learn the outcome.
 #
-# **Loading.** Rank 0 chooses by number; all agree; damaged files are skipped with a warning. `map_location`. Every rank
-# loads everything; names without `module.`.
+# **Loading.** Rank 0 chooses by number; all ranks agree; damaged files are skipped with a warning. Every rank loads
+# everything, with `map_location` and names without `module.`.
 #
 # **Resuming.** `divmod(step, steps_an_epoch)`, `set_epoch`, the rest of the sampler's list. A separate generator for the
 # loader. Random states last.
 #
-# **Being ended.** A handler that sets a flag; all-reduce with MAX; save; exit status. `--max-restarts`, a store for each
-# attempt, a timeout that fits. `--signal`, `--requeue`, `--open-mode=append`.
+# **Stopping and restarting.** A handler that sets a flag; all-reduce with MAX; save; exit status. `--max-restarts`, a
+# store for each attempt, a timeout that fits. `--signal`, `--requeue`, `--open-mode=append`.
 #
 # ## Take it with you
 #
-# - A part that you forgot in a checkpoint raises no error. Compare bits with an uninterrupted run.
-# - At every instant one complete checkpoint must have a name. `os.replace` gives it, fsync keeps it through a power
-#   failure, rotation comes last.
+# - Forgetting a part of the state raises no error. Compare bits with an uninterrupted run.
+# - At every instant, one complete checkpoint must have its final name. `os.replace` gives it that name, fsync keeps it
+#   through a power failure, and rotation comes last.
 # - Random states belong to ranks. The position belongs to the code that hands out batches.
-# - Equal bits need the same ranks and the same buckets. Another number of ranks rounds differently, and that is no bug.
+# - Equal bits need the same number of ranks and the same buckets. A different number of ranks rounds differently; that
+#   is not a bug.
 # - A restart runs the whole script from the top, on all ranks. Only what is on the disk survives.
 # - All ranks decide together when to stop.
 #
-# In an interview, expect: "Your job was killed while it was writing a checkpoint. What happens?" Say which file has which
-# name at that instant, and how all ranks agree on one.
+# In an interview, expect: "Your job was killed while it was writing a checkpoint. What happens?" Say which file has
+# which name at that instant, and how the ranks agree on one.
 #
 # ## What to read next
 #

@@ -11,23 +11,24 @@
 # %% [markdown]
 # # Chapter 6. When the model does not fit
 #
-# DDP keeps a whole copy of everything on every rank. When that no longer fits, you divide it. In this chapter you measure what
-# fills a rank's memory, shard the largest part by hand, and let FSDP2 shard the rest. Each time you predict the bytes first.
+# DDP keeps a copy of everything on every rank. When that no longer fits, you divide it. In this chapter you measure
+# what fills a rank's memory, shard the optimizer and a layer by hand, and let FSDP2 shard the rest. Each time you
+# predict the bytes first.
 #
 # After this chapter you can
 #
 # - **measure** a training step's memory by kind: parameters, gradients, optimizer state, activations;
-# - **write** an optimizer whose state is divided over the ranks (ZeRO stage 1);
+# - **write** an optimizer whose state is divided among the ranks (ZeRO stage 1);
+# - **write** a layer whose weights are divided among the ranks (FSDP) and gathered only while it computes;
 # - **shard** a model with `fully_shard` and say which collectives it adds, and when;
 # - **predict** memory and traffic for N ranks, and check both against a run;
-# - **resume** a sharded checkpoint on another number of ranks;
+# - **resume** a sharded checkpoint on a different number of ranks;
 # - **choose** between DDP, ZeRO and FSDP2.
 #
-# About 50 minutes: 20 to read and run, 30 for one exercise. You need chapters 1 and 4, and no GPU.
+# About 95 minutes: 25 to read and run, 70 for two exercises. You need chapters 1 and 4, and no GPU.
 #
-# **What a CPU shows here.** Everything below runs over gloo: `ZeroRedundancyOptimizer`, `fully_shard`, bfloat16, saving.
-# Bytes and collectives are those that NCCL would be asked for. Only the overlap of gathering with computing needs streams,
-# and so a GPU. That was not run here.
+# **What a CPU shows here.** Everything below runs over gloo, with the bytes and collectives that NCCL would get. Only
+# overlapping gathers with computing needs streams, and so a GPU. That was not run here.
 
 # %%
 # %load_ext lockstep
@@ -43,7 +44,7 @@ shutil.rmtree("saved/beyond", ignore_errors=True)  # of an earlier run
 # %% [markdown]
 # ## What fills the memory
 #
-# The model is a small GPT: four transformer layers and 0.9 million parameters, as in chapter 4.
+# The model is chapter 4's small GPT: four transformer layers and 0.9 million parameters.
 
 # %%
 # %%writefile small_gpt.py
@@ -73,8 +74,8 @@ def loss_of(model, batch):
 
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
-# **activations**, which forward keeps for backward. `saved_tensors_hooks` calls a function with each tensor that forward
-# keeps. Some of these are copies of parameters, *gathered* by FSDP2 as you will see. They get a separate column.
+# **activations**, which forward keeps for backward. `saved_tensors_hooks` calls a function with each tensor that
+# forward keeps. Later, FSDP2 will also keep *gathered* copies of parameters, which get a separate column.
 
 # %%
 # %%writefile kinds.py
@@ -101,7 +102,7 @@ def forward(model, batch):
     return loss, sum(size for copy, size in extra if not copy), sum(size for copy, size in extra if copy)
 
 # %% [markdown]
-# The other kinds are tensors that you can reach:
+# You can reach the other kinds directly:
 
 # %%
 # %%writefile --append kinds.py
@@ -123,8 +124,8 @@ def step_by_kind(model, optimizer, batch):
         "activations": activations, "gathered copies": copies}
 
 # %% [markdown]
-# **Predict.** There are 875,264 parameters in float32, and the optimizer is AdamW. How many MB do parameters, gradients and
-# state take? Which of the four kinds depends on the batch?
+# **Predict.** There are 875,264 float32 parameters, and the optimizer is AdamW. How many MB do parameters, gradients
+# and state take? Which of the four kinds depends on the batch?
 
 # %%
 from kinds import step_by_kind
@@ -141,8 +142,8 @@ picture = stacked(alone, unit="MB", title="one process")
 picture
 
 # %% [markdown]
-# 3.5 MB of parameters, as much for gradients, and twice as much for AdamW, which keeps two moments of each parameter: 16
-# bytes per parameter. Only the activations grow with the batch. So first find out which kind is too large:
+# Parameters and gradients take 3.5 MB each. AdamW keeps two moments of each parameter, so its state takes 7. Together
+# that is 16 bytes per parameter. Only the activations grow with the batch. So first find out which kind is too large:
 #
 # | too large | remedy |
 # |---|---|
@@ -156,11 +157,11 @@ quiz("06_beyond_ddp/kind")
 # %% [markdown]
 # ## Shard the optimizer
 #
-# Under DDP, every rank has the same gradients after backward. Every rank then updates the same moments with them and
-# computes the same new parameters. **ZeRO stage 1** divides this work: each parameter has an **owner** among the ranks. Only
-# the owner keeps its state and updates it. Then it sends the new values to the others.
+# Under DDP, every rank has the same gradients, updates the same moments and computes the same new parameters. **ZeRO
+# stage 1** divides this work: each parameter has an **owner** among the ranks. Only the owner keeps the parameter's
+# state and updates it. Then it sends the new values to the others.
 #
-# Two parameters, two ranks. Rank 0 owns the first and rank 1 the second:
+# Here rank 0 owns the first of two parameters and rank 1 the second:
 
 # %%
 # %%ranks 2
@@ -180,10 +181,10 @@ with torch.no_grad():
 print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len(optimizer.state))
 
 # %% [markdown]
-# Both ranks call both broadcasts, in the same order: the owner sends, the other one receives.
+# Both ranks call both broadcasts, in the same order: the owner sends, the other receives.
 #
-# The price is traffic: after the all-reduce of the gradients, the parameters cross too. Chapter 1's ring shows why it
-# need not cost more: an all-reduce is a reduce-scatter and an all-gather. If the owners get only *their* gradients by a
+# The price is traffic: after the all-reduce of the gradients, the parameters are sent too. Chapter 1's ring shows how
+# to avoid that: an all-reduce is a reduce-scatter and an all-gather. If the owners get only *their* gradients by a
 # reduce-scatter and gather the *parameters* afterwards, the bytes are the same as DDP's.
 
 # %%
@@ -192,8 +193,8 @@ quiz("06_beyond_ddp/zero_grad")
 # %% [markdown]
 # ## Exercise: implement shard_optimizer
 #
-# *Medium, 30 minutes.* Open `exercises/shard_optimizer.py`. Balance counts elements, not parameters: an embedding can be
-# larger than all biases together.
+# *Medium, 30 minutes.* Open `exercises/shard_optimizer.py`. Balance the ranks by elements, not by parameters: an
+# embedding can be larger than all biases together.
 
 # %%
 contract("shard_optimizer", "ShardedOptimizer")
@@ -212,13 +213,100 @@ contract("shard_optimizer", "ShardedOptimizer")
 #
 # The solution is `solutions/shard_optimizer.py`. PyTorch's own is `ZeroRedundancyOptimizer`.
 #
+# ## Shard the parameters
+#
+# With ZeRO-1, every rank still holds all parameters and gradients. **FSDP** divides these too: each rank keeps its
+# **shard**, some rows of each weight. But a rank's inputs need every row. So the ranks **all-gather** a layer's weight
+# just before it computes, and free it right afterwards. They gather it again for backward.
+#
+# The smallest such layer multiplies by one weight per feature. Each of two ranks keeps two of four weights. A
+# `torch.autograd.Function` says what is saved for backward and what backward computes:
+
+# %%
+# %%writefile sharded_scale.py
+import torch, torch.distributed as dist
+
+def gather(shard):
+    whole = shard.new_empty(dist.get_world_size() * len(shard))
+    dist.all_gather(list(whole.split(len(shard))), shard)  # every rank's part, in order
+    return whole
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs, shard):
+        ctx.save_for_backward(inputs, shard)  # + the shard, not the whole weight
+        return inputs * gather(shard)
+
+    @staticmethod
+    def backward(ctx, gradient):  # of the output; returns those of inputs and shard
+        inputs, shard = ctx.saved_tensors
+        of_inputs = gradient * gather(shard)  # + again
+        of_weight = (gradient * inputs).sum(0)  # of the whole weight, from this rank's inputs
+        of_shard = torch.empty_like(shard)
+        dist.reduce_scatter(of_shard, list(of_weight.split(len(shard))))  # +
+        return of_inputs, of_shard / dist.get_world_size()
+
+# %% [markdown]
+# The **reduce-scatter** adds up the ranks' gradients and leaves each rank the part for its shard. Divided by the number
+# of ranks, the sum is DDP's mean. Rank 0's inputs are all 1, rank 1's are all 3. **Predict** the gradient of each
+# shard:
+
+# %%
+# %%ranks 2
+from sharded_scale import *
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+shard = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]][rank]))  # two of the four weights
+inputs = torch.full((1, 4), [1.0, 3.0][rank], requires_grad=True)
+
+output = Scale.apply(inputs, shard)
+print("output:", output[0].tolist(), " saved:", [tuple(t.shape) for t in output.grad_fn.saved_tensors])
+output.sum().backward()
+print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist())
+
+# %% [markdown]
+# Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
+# Between forward and backward only the inputs and the shard were kept, so a model of many such layers never holds more
+# than one whole weight. A plain `inputs * gather(shard)` would have kept every gathered weight until backward.
+
+# %%
+quiz("06_beyond_ddp/shard_gradient")
+
+# %% [markdown]
+# ## Exercise: implement sharded_linear
+#
+# *Hard, 40 minutes.* Open `exercises/sharded_linear.py`. A linear layer has a bias, its rows may not divide evenly, and its
+# inputs may have any number of dimensions.
+
+# %%
+contract("sharded_linear", "ShardedLinear")
+
+# %%
+# %check sharded_linear
+
+# %% [markdown]
+# <details><summary>"element 0 of tensors does not require grad"</summary>
+# Autograd does not see what collectives write. Pass the shard to your Function's `apply`.
+# </details>
+#
+# <details><summary>"invalid tensor size"</summary>
+# `all_gather` needs equal parts. Pad each shard to the same number of rows, and cut the padding off after the gather.
+# </details>
+#
+# <details><summary>The whole layer stays in memory</summary>
+# A slice is a view of the whole tensor: `clone` it. Then check which tensors `self` and `ctx` refer to.
+# </details>
+#
+# The solution is `solutions/sharded_linear.py`.
+#
 # ## Shard everything: FSDP2
 #
-# `fully_shard` divides the parameters themselves. Each rank keeps a slice of every parameter. Just before a layer computes,
-# the ranks **all-gather** its parameters. Afterwards they free them. In backward they gather them again, and a
-# **reduce-scatter** leaves each rank with the mean gradient of its own slice. The optimizer sees slices only.
+# PyTorch's `fully_shard` does the same for any module: it gathers before forward and backward, frees afterwards, and
+# reduce-scatters the gradients. Each parameter is divided by rows, and the optimizer sees only slices.
 #
-# You choose the units: call `fully_shard` on every layer, then on the model, which takes what is left.
+# You choose what is gathered together: call `fully_shard` on every layer, then on the model, for the parameters outside
+# the layers.
 
 # %%
 # %%writefile ways.py
@@ -248,7 +336,7 @@ def make(way):
     return model, torch.optim.AdamW(model.parameters())  # after fully_shard: it replaces them
 
 # %% [markdown]
-# Here is one step of FSDP2 on four ranks, in the order of its collectives:
+# Here are the collectives of one FSDP2 step on four ranks, in order:
 
 # %%
 # %%ranks 4 --into run --quiet
@@ -280,12 +368,13 @@ for kind, nbytes in calls_of("FSDP2"):
     print(f"{kind:15}{nbytes / 1e6:6.2f} MB")
 
 # %% [markdown]
-# The first five all-gathers are forward: what is left to the model, then four layers. Backward gathers the four layers again,
-# each followed by the reduce-scatter of an earlier one. The model's own parameters (embeddings and head) are not gathered
-# again: `fully_shard` keeps those of the outermost module, because backward needs them at once.
+# The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
+# gathers the four layers again and starts a reduce-scatter as soon as a layer's gradients are ready. The model's own
+# parameters are not gathered again: `fully_shard` keeps those of the outermost module, because backward needs them at
+# once.
 #
-# **Predict** the memory on four ranks. With P = 3.5 MB of parameters, DDP holds 4P without activations. What do ZeRO-1 and
-# FSDP2 hold?
+# **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
+# parameters. What do ZeRO-1 and FSDP2 hold?
 
 # %%
 def predicted(way, size, n):
@@ -304,11 +393,11 @@ picture = stacked(held, unit="MB", title="each of four ranks")
 picture
 
 # %% [markdown]
-# ZeRO-1 needs 0.09 MB more than predicted: it deals out whole parameters, while FSDP2 cuts each one. The activations do not
-# shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
+# ZeRO-1 needs 0.09 MB more than predicted: it assigns whole parameters, while FSDP2 cuts each one. The activations do
+# not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# **`reshard_after_forward=False`** keeps the gathered layers from forward to backward: a whole copy of the parameters. What
-# does it buy?
+# **`reshard_after_forward=False`** keeps the gathered layers from forward to backward: a whole copy of the parameters.
+# What do you get for it?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -316,9 +405,9 @@ quiz("06_beyond_ddp/reshard")
 # %% [markdown]
 # ## Count the traffic
 #
-# What does each way send? On N ranks, each rank sends (N−1)/N of the size for an all-gather, a reduce-scatter or a
-# broadcast, and twice that for an all-reduce. **Predict** with P for the size: DDP is one all-reduce, 2·¾·P. ZeRO-1 adds the
-# broadcasts. FSDP2 is two all-gathers and a reduce-scatter; kept, one of each.
+# On N ranks, each rank sends (N−1)/N of the size for an all-gather, a reduce-scatter or a broadcast, and twice that for
+# an all-reduce. **Predict** for four ranks and size P. DDP is one all-reduce, 2·¾·P. ZeRO-1 adds the broadcasts. FSDP2
+# is two all-gathers and a reduce-scatter, or one of each if it keeps the layers.
 
 # %%
 FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # it puts in a quarter
@@ -329,21 +418,22 @@ for way in WAYS:
     print(f"{way:16} predicted {ROUNDS[way] * P * 3 / 4:5.2f} MB   measured {sent:5.2f} MB")
 
 # %% [markdown]
-# FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it sends
-# what DDP sends. If it frees them, it sends half as much again and never holds the whole model. With bfloat16 it is back
-# at DDP's traffic: `param_dtype` halves the gathers. The gradients are summed in float32 (`reduce_dtype`).
+# FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it
+# sends as much as DDP. If it frees them, it sends about half as much again, but never holds the whole model. In
+# bfloat16 it is back at DDP's traffic: `param_dtype` halves the gathers; the gradients are summed in float32
+# (`reduce_dtype`).
 #
-# *GPU.* FSDP2 gathers the next layer while this one computes. With a slow network between the nodes, a mesh of two
-# dimensions shards within a node and copies between nodes (HSDP; chapter 4, "Beyond DDP").
+# *GPU.* FSDP2 gathers the next layer while this one computes. With a slow network between nodes, a two-dimensional mesh
+# shards within a node and replicates across nodes (HSDP; chapter 4, "Beyond DDP").
 
 # %%
 quiz("06_beyond_ddp/traffic")
 
 # %% [markdown]
-# ## Save, and resume on another number of ranks
+# ## Save, and resume on a different number of ranks
 #
-# No rank has the whole model, so each writes its slices: `torch.distributed.checkpoint` (**DCP**) stores them with a plan of
-# which slice is where (chapter 5, "Shards"). Four ranks train on one batch and save after the second step:
+# No rank has the whole model, so each writes its slices. `torch.distributed.checkpoint` (**DCP**) also stores which
+# slice is where (chapter 5, "Shards"). Four ranks train on one batch and save after the second step:
 
 # %%
 # %%writefile resumable.py
@@ -392,8 +482,8 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# Two ranks continue with the losses of four. The weights give the first of them; the next ones are right because AdamW's
-# moments came along.
+# Two ranks continue with the losses of four. The first loss needs only the weights; the next ones match because AdamW's
+# moments were loaded too.
 
 # %%
 quiz("06_beyond_ddp/resume")
@@ -401,7 +491,7 @@ quiz("06_beyond_ddp/resume")
 # %% [markdown]
 # ## Which way
 #
-# The same formula for models that do not fit on a laptop, on 8 ranks with float32 and AdamW:
+# Use the same formula for larger models, on 8 ranks with float32 and AdamW:
 
 # %%
 for parameters in (125e6, 1.5e9, 13e9):
@@ -410,14 +500,14 @@ for parameters in (125e6, 1.5e9, 13e9):
     print(f"{parameters / 1e9:6.3f} billion parameters:  " + "   ".join(row))
 
 # %% [markdown]
-# Add the activations, and for FSDP2 the layers that are gathered at the same time. A GPU of 80 GB holds the first two models
-# with any of the three, and the last one with FSDP2 only. So:
+# Add the activations, and for FSDP2 the layers gathered at the same time. A GPU of 80 GB holds the first two models
+# with any of the three ways, and the last one only with FSDP2. So:
 #
-# - **DDP while it fits.** It is the simplest, and sends least.
+# - **DDP** while it fits. It is the simplest, and in float32 none of the others sends less.
 # - **ZeRO-1** if only the optimizer's state is too large.
 # - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
-# - **Tensor parallelism** if one layer is too large for a GPU, within a node; **pipelines** across nodes. These two divide
-#   the computation of one batch, which none of the ways above do.
+# - **Tensor parallelism** if one layer is too large for a GPU, within a node; **pipelines** across nodes. These two
+#   divide the computation of one batch; the ways above do not.
 
 # %%
 quiz("06_beyond_ddp/which")
@@ -425,22 +515,22 @@ quiz("06_beyond_ddp/which")
 # %% [markdown]
 # ## Checklist
 #
-# **Measure by kind** before you shard: activations have other remedies.
+# **Measure by kind** before you shard: activations need other remedies.
 #
 # **Predict:** 16 bytes per parameter in float32 with AdamW, each kind divided by N if it is sharded.
 #
 # **Shard the layers first, then the model**, and make the optimizer afterwards.
 #
-# **Every rank calls** the forward, the step and the save. A rank that skips one leaves the others in an all-gather.
+# **Every rank calls** the forward, the step and the save. If one rank skips one, the others hang in a collective.
 #
-# **Save with DCP**, and test once that another number of ranks can load it.
+# **Save with DCP**, and test once that a different number of ranks can load it.
 #
 # ## Take it with you
 #
 # - Parameters, gradients and AdamW's state take 4, 4 and 8 bytes per parameter; activations grow with the batch.
-# - ZeRO-1: the owner updates a parameter and sends it to the others. Nothing else changes.
-# - FSDP2 gathers a layer when it is needed and reduce-scatters its gradient.
-# - An all-reduce is a reduce-scatter and an all-gather. That is why sharding gradients and state costs no traffic.
+# - ZeRO-1: the owner updates a parameter and sends it to the others.
+# - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
+# - An all-reduce is a reduce-scatter and an all-gather, so sharding gradients and state need cost no traffic.
 # - Sharding does not divide the activations.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask which

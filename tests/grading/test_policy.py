@@ -234,6 +234,23 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load(Course(ROOT), tmp_path / "mine.toml")
 
 
+def test_a_file_that_another_editor_saved(tmp_path: Path) -> None:
+    """Windows marks UTF-8 at its beginning; UTF-16 is one line that says so, and so is a file of brackets."""
+    file = tmp_path / "policy.toml"
+    file.write_text('[learner.ada]\ncomment = "é"\n', encoding="utf-8-sig")
+    assert load(Course(ROOT), file).learners["ada"].comment == "é"
+    for data, said in (("x = 1".encode("utf-16"), "cannot be read"), (b"x = " + b"[" * 100_000, "policy.toml: ")):
+        file.write_bytes(data)
+        with pytest.raises(PolicyError, match=said) as error:
+            load(Course(ROOT), file)
+        assert "\n" not in str(error.value)
+
+
+def test_a_mistyped_id_is_asked_about() -> None:
+    grades = apply(policy("[learner.ada-lovelase]\nlate = false\n"), graded(learner("ada-lovelace", *FULL)))
+    assert grades.remarks[0].endswith("who is not in this class: did you mean ada-lovelace?")
+
+
 def test_the_file_that_we_ship_can_be_used_with_each_of_its_comments_taken_off() -> None:
     text = (ROOT / "autograder" / "policy.toml").read_text(encoding="utf-8")
     head, body = text.split("[points]", 1)
@@ -415,6 +432,24 @@ late_days = 2
 """
 
 
+def test_more_points_by_hand_than_there_are_is_a_remark() -> None:
+    """185 for 18.5 is a typing mistake; what is more on purpose still counts."""
+    known = policy("[learner.ada.mark.train_ddp]\npoints = 125\n[learner.bob.mark.train_ddp]\npoints = 14\n")
+    grades = apply(known, graded(learner("ada", *FULL), learner("bob", *FULL)))
+    assert grades.remarks == ("ada has 125 points by hand for train_ddp, which gives 14 at most",)
+    assert grades["ada"].score == 8 + 125
+
+
+def test_a_comment_stays_when_the_grader_broke() -> None:
+    known = policy('[learner.ada]\ncomment = "call me"\nextra_days = 2\nlate = false\n')
+    some = graded(learner("ada", faults=("broke",)))
+    grade = apply(known, some)["ada"]
+    assert grade.score is None and grade.by_hand == ("2 days more", "nothing is taken off for lateness")
+    assert "call me" in html_report(some.learners[0], grade)
+    (row,) = csv.DictReader(io.StringIO(grades_csv([Row("ada", "ada", some.learners[0].report, (), grade)], ())))
+    assert row["remarks"] == "broke / comment: call me"
+
+
 def test_marks_by_hand() -> None:
     """They stand in place of the checks' points, say so, and a regrade that finds other points keeps them."""
     known = policy(LATE + BY_HAND)
@@ -424,11 +459,10 @@ def test_marks_by_hand() -> None:
         grades = apply(known, some)
         ada, bob, cy, di = (grades[id] for id in ("ada", "bob", "cy", "di"))
         assert (ada.score, ada.most) == (Decimal("20.5"), 22)
-        assert ada.lines == (
-            f"train_ddp: 12.5 of 14 points, given by hand in place of {points}",
-            "comment on train_ddp: a typo",
-            "comment: well done <b>",
-        )
+        assert ada.lines == (by_hand := f"train_ddp: 12.5 of 14 points, given by hand in place of {points}",)
+        assert ada.comments == (("train_ddp", "a typo"), ("", "well \n done <b>")) and ada.by_hand == (by_hand,)
+        assert ada.said == (by_hand, "comment on train_ddp: a typo", "comment: well done <b>")
+        assert bob.by_hand == ("train_ddp does not count",) and di.by_hand == ("counted as 2 days late",)
         assert (bob.score, bob.most) == (8, 8) and "train_ddp does not count for this learner" in bob.lines
         assert (cy.score, cy.most) == (8, 22) and cy.lines == ("mini_ddp: 8 of 8 points, given by hand in place of 0",)
         assert di.late_days == 2 and di.taken_off == Rounding()(Fraction(8 + points, 5))
@@ -446,6 +480,7 @@ def test_marks_by_hand() -> None:
     ("text", "said"),
     [("mark.train_ddp.points = -1", "points is -1: give 0 or more points"), ("mark.train_dpd.points = 1", "did you mean train_ddp?"),
      ("mark.train_ddp.comment = 3", "comment is 3: write a text"), ("mark.train_ddp.point = 3", "did you mean points?"),
+     (f"comment = '{'x' * 10_001}'", "comment has 10,001 characters: write 10,000 at most"),
      ("late_days = -2", "late_days is -2: give whole days"), ("mark = 3", "write a table")],
 )  # fmt: skip
 def test_a_mark_that_is_wrong_is_one_line(text: str, said: str) -> None:

@@ -290,7 +290,7 @@ def test_all_files_of_a_class(course: Course, tmp_path: Path) -> None:
     (tmp_path / "reports" / "gone.html").write_text("of an earlier class")
     named = write_all(whole_class(), tmp_path, course)
     files = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert set(files) == {"index.html", "grades.csv", "junit.xml", "summary.md", "classroom50/scores.json", "classroom50/left_out.txt", "checks.csv",
+    assert set(files) == {"index.html", "grades.csv", "junit.xml", "summary.md", "classroom50/scores.json", "classroom50/left_out.txt", "checks.csv", "items.csv",
                           *(f"reports/{id}.html" for id in ("ada", "bob", "eve", "joe")), *(f"gradescope/{id}.json" for id in ("ada", "bob", "joe"))}  # fmt: skip
     assert named[0] == tmp_path / "index.html"
     for link in re.findall(r'href="(reports/[^"]+)"', files["index.html"].decode()):

@@ -158,7 +158,7 @@ def test_a_torchrun_job_with_a_rank_that_has_ended(start: Start, tmp_path: Path)
     pid = start(text, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
 
     def ready(found: Explained) -> bool:
-        return found.job.missing == [1] and len(found.positions) == 2 and not found.late
+        return found.still and found.job.missing == [1] and len(found.positions) == 2 and not found.late
 
     found = until(pid, ready, tmp_path / "log")
     wait = line_of(text, "# WAIT")

@@ -20,6 +20,7 @@ def leave():
 class Slow(torch.utils.data.Dataset):
     def __len__(self): return 4
     def __getitem__(self, index):
+        open(gate + "-stuck", "w").close()
         time.sleep(600)  # LATE
 """
 STUCK = {
@@ -56,6 +57,10 @@ def test_who_is_late_is_told_with_its_line(how: str, tmp_path: Path) -> None:
     if "without" in how:  # No thread of its own can end it, so rank 2 does.
         body = body.replace("rank == 1:", "rank == 2: threading.Thread(target=leave, daemon=True).start()\nif rank == 1:").replace(
             "    threading.Thread(target=leave, daemon=True).start()\n    import", "    import")  # fmt: skip
+    if "loader" in how:  # Its worker takes a while to get there.
+        body = body.replace(
+            "dist.barrier()", "while not os.path.exists(gate + '-stuck'): time.sleep(0.01)\ndist.barrier()"
+        )
     text = PRELUDE + body
     if "loader" not in how:
         text = text.replace("time.sleep(600)  # LATE\n", "pass\n", 1)
@@ -63,9 +68,8 @@ def test_who_is_late_is_told_with_its_line(how: str, tmp_path: Path) -> None:
     assert result.cause is not None and result.cause.kind is not ranks.Kind.TIMED_OUT, said
     first, place = said[0].splitlines()
     wait = line_of(text, "# WAIT")
-    assert re.fullmatch(
-        rf"Ranks 0 and 2 have waited \d+ s in barrier #1 at cell line {wait} for rank 1\. The run goes on\.", first
-    )
+    who = "(Ranks 0 and 2 have|Rank [02] has)"  # One of them may be slow to get there on a machine that is busy.
+    assert re.fullmatch(rf"{who} waited \d+ s in barrier #1 at cell line {wait} for rank 1\. The run goes on\.", first)
     assert f"is at cell line {line_of(text, '# LATE')}" in place
     assert place.startswith("  rank 1 is at cell line")
     assert ("its process" in place) == ("loader" in how)

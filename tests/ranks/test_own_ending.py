@@ -23,7 +23,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 def save(number, frame):
     time.sleep(0.5)
-    print("saved", signal.Signals(number).name, flush=True)
+    os.write(1, f"saved {signal.Signals(number).name}\\n".encode())  # the signal may have come in the middle of a print
     sys.exit(0)
 """
 FAILS = "dist.barrier()\nif rank == 0: raise ValueError('broken')\n"
@@ -85,7 +85,10 @@ def test_the_command_passes_on_the_signal_that_ends_it(number: signal.Signals, t
     assert ready == {"[rank 0] ready\n", "[rank 1] ready\n"}
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert sorted(out.splitlines()) == [f"[rank {rank}] saved {number.name}" for rank in (0, 1)]
+    assert sorted(out.splitlines()) == [f"[rank {rank}] saved {number.name}" for rank in (0, 1)], (
+        process.returncode,
+        err,
+    )
     assert process.returncode == 128 + number
     assert "Interrupted: ranks 0 and 1 were still running." in err
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.ranks import processes
+
+
+def kernel() -> tuple[int, ...]:
+    """Linux's version, as far as two numbers."""
+    return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
+
 
 HALF_DEAD = """
 import ctypes, os, threading, time
@@ -43,3 +51,27 @@ def test_a_process_whose_first_thread_has_ended_lives_and_has_its_children() -> 
     finally:
         processes.kill([started.pid, child])
         started.stdout.close()
+
+
+IN_HUGE_PAGES = """
+import mmap, re
+from lockstep.ranks import huge_pages
+
+def huge():
+    return int(re.search(r"AnonHugePages: +(\\d+) kB", open("/proc/self/smaps_rollup").read())[1]) << 10
+
+held = mmap.mmap(-1, 8 * huge_pages.HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, len(held), mmap.PAGESIZE):
+    held[at] = at // mmap.PAGESIZE % 251
+before = huge()
+huge_pages.collapse()
+same = all(held[at] == at // mmap.PAGESIZE % 251 for at in range(0, len(held), mmap.PAGESIZE))
+print(same, (huge() - before) // huge_pages.HUGE)
+"""
+
+
+@pytest.mark.skipif(not processes.LINUX or kernel() < (6, 1), reason="not run: needs Linux 6.1 (MADV_COLLAPSE)")
+def test_memory_goes_into_huge_pages_and_keeps_what_it_holds() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_HUGE_PAGES], capture_output=True, text=True, timeout=60)
+    same, pages = done.stdout.split()
+    assert same == "True" and int(pages) >= 7, done.stdout + done.stderr

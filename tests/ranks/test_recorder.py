@@ -78,6 +78,28 @@ def test_reductions_are_named() -> None:
     assert [call.reduce_op for call in run.collectives[1]] == ["SUM", "MAX", "PRODUCT"]
 
 
+def test_tensors_of_an_operation_that_was_waited_for_are_let_go() -> None:
+    # gloo's reduce_scatter never says that it has completed, and so kept those of all later operations as well.
+    run = recorded("""
+import time
+from lockstep import ranks
+from torch.multiprocessing.reductions import StorageWeakRef
+known = []
+for _ in range(3):
+    whole, own = torch.ones(300), torch.ones(150)
+    known += [StorageWeakRef(one.untyped_storage()) for one in (whole, own)]
+    dist.all_gather(list(whole.split(150)), own)
+    dist.reduce_scatter(own, list(whole.split(150)))
+del whole, own
+for _ in range(1000):  # a thread of gloo's may be about to let go of its last operation
+    if all(one.expired() for one in known):
+        break
+    time.sleep(0.01)
+ranks.observe("kept", sum(not one.expired() for one in known))
+""")
+    assert run.observed("kept") == [0, 0]
+
+
 def test_numbers_and_groups() -> None:
     run = recorded(
         """
@@ -164,6 +186,24 @@ layer(t).sum().backward()
         timeline=True,
     )
     assert sorted(call.nbytes for call in run.collectives[0]) == [16, 64]
+    assert all(call.end is not None for call in run.collectives[0])
+
+
+def test_an_end_that_a_slow_thread_tells_is_not_lost() -> None:
+    """The code may be at its end before torch's thread has had the interpreter to say that the last operation is."""
+    run = recorded(
+        """
+import time
+from lockstep.ranks.recorder import current
+tell = current()._end
+current()._end = lambda number: (time.sleep(0.5), tell(number))
+if dist.get_rank() == 1:
+    time.sleep(0.5)  # else rank 0's would have completed before anybody asked it to tell
+dist.all_reduce(t, async_op=True).get_future().wait()  # as DDP's reducer waits
+""",
+        timeline=True,
+    )
+    assert [call.kind for call in run.collectives[0]][-1] == "all_reduce"
     assert all(call.end is not None for call in run.collectives[0])
 
 

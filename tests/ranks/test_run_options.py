@@ -8,7 +8,7 @@ import pytest
 from support import ROOT
 
 from lockstep.commands import run
-from lockstep.commands.run_options import REFUSED, parser
+from lockstep.commands.run_options import REFUSED, nodes_of, parser, remarks
 
 ENVIRONMENT = """
 import os
@@ -65,6 +65,7 @@ REFUSALS = [
     ["--no-python", "-m"],
     ["--local-ranks-filter=2"],
     ["--nnodes=2:1"],
+    ["--spawns"],  # beside -n 2
 ]
 
 
@@ -151,6 +152,93 @@ def test_any_program_can_be_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         run.main(["--no-python", str(tmp_path / "nothing")])
     assert ended.value.code == 2
+
+
+SPAWNS = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, port, how):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    total = torch.ones(2)
+    if how == "hang" and rank == 1:
+        dist.broadcast(total, 0)
+    dist.all_reduce(total)
+    print("sum", total.tolist(), flush=True)
+
+if __name__ == "__main__":
+    import socket
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, args=(port, sys.argv[1]), nprocs=2)
+    print("trained")
+"""
+
+
+def test_a_script_that_starts_its_ranks_itself_is_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    assert run.main(["--spawns", str(script), "well"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["sum [2.0, 2.0]"] * 2 + ["trained"] and not said.err
+    assert run.main(["--spawns", str(script), "hang"]) == 1
+    said = capsys.readouterr()
+    assert "trained" not in said.out
+    assert re.search(r"HANG after .*spawns\.py", said.err) and "broadcast" in said.err and "all_reduce" in said.err
+    assert "Rank 1 took the branch at line 10; rank" in said.err
+
+
+OURS = ["--hosts", "--nnodes=2", "--watch-replicas", "--max-restarts=1", "--bandwidth=1gbit", "--virtual-local-rank"]
+
+
+@pytest.mark.parametrize("option", OURS)
+def test_what_is_for_ranks_of_ours_is_refused_beside_spawns(
+    option: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--spawns", option, script])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    assert said.err.startswith(f"lockstep run: {option.partition('=')[0]}: with --spawns"), said.err
+
+
+SPAWNING = {
+    "mp": "import torch.multiprocessing as mp\n# mp.spawn(work)\nif False:\n    mp.spawn(work, nprocs=2)\n",
+    "in full": "import torch.multiprocessing\n\nif False:\n    torch.multiprocessing.start_processes(work)\n",
+    "its name": "from torch.multiprocessing import spawn as go\n\nif False:\n    go(work)\n",
+    "of torch": "from torch import multiprocessing\n\nif False:\n    print('go'); multiprocessing.spawn(work)\n",
+}
+
+
+@pytest.mark.parametrize("how", SPAWNING)
+def test_who_calls_mp_spawn_without_spawns_is_told_of_it(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "both.py"
+    script.write_text(SPAWNING[how])
+    assert run.main(["-n", "1", str(script)]) == 0
+    assert "both.py:4 calls mp.spawn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ['"""Not\nmp.spawn(work)\n"""', "import os.path as mp\nif False: mp.spawn(1)", "1 +", None]
+)
+def test_who_does_not_is_not(text: str | None, tmp_path: Path) -> None:
+    script = tmp_path / "none.py"
+    if text is not None:
+        script.write_text(text)
+    options = parser("lockstep run").parse_args([str(script)])
+    assert remarks(options, nodes_of("1")) == []
+
+
+def test_with_spawns_the_script_says_where_its_ranks_meet(tmp_path: Path) -> None:
+    for given in ("--master-port=29501", "--rdzv-endpoint=localhost:29500"):
+        options = parser("lockstep run").parse_args(["--spawns", given, str(tmp_path / "none.py")])
+        (said,) = remarks(options, nodes_of("1"))
+        assert said.startswith("With --spawns the script itself says where its ranks meet")
 
 
 def test_each_refused_option_says_what_to_do() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import ranks
-from lockstep.ranks import Outcome
+from lockstep.ranks import Outcome, client
 
 BODIES = Path(__file__).with_name("bodies.py")
 
@@ -155,3 +155,24 @@ def test_what_a_script_asks_for_at_its_end_is_done() -> None:
     run = ranks.run(ranks.Source(text), 1)
     assert run.ranks[0].stdout.split("\n") == ["thread", "at exit", ""]
     assert run.left_files == []
+
+
+def test_what_torch_asked_for_before_the_fork_is_not() -> None:
+    text = (
+        "import weakref\nprint(sum(one.atexit for one in weakref.finalize._registry), len(weakref.finalize._registry))"
+    )
+    due, known = ranks.run(ranks.Source(text), 1).ranks[0].stdout.split()
+    assert due == "0" and int(known) > 50  # torch's libraries, each of which takes its operators apart
+
+
+def test_each_run_has_the_debug_level_of_its_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads the variable when it is imported, and that was in the process from which all runs are forked."""
+    text = "import torch.distributed as dist\nprint(dist.get_debug_level().name)"
+    levels = []
+    with client.served_by(client.Server()):
+        for level in ("DETAIL", None, "INFO"):
+            monkeypatch.delenv("TORCH_DISTRIBUTED_DEBUG", raising=False)
+            if level:
+                monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+            levels.append(ranks.run(ranks.Source(text), 1).ranks[0].stdout.strip())
+    assert levels == ["DETAIL", "OFF", "INFO"]

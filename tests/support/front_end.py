@@ -129,7 +129,7 @@ class Notebook:
         self.start(cell)
         now = lambda: prompt.inner_text()  # noqa: E731
         wait_for(lambda: now() != before and re.search(r"\[\d+\]", now()), CELL_SECONDS, "the cell is not through")
-        area = cell.locator(".jp-OutputArea")
+        area = cell.locator(".jp-Cell-outputArea")
         return str(area.inner_text()) if area.count() else ""
 
     def run_all(self, seconds: float) -> list[Any]:

@@ -99,7 +99,7 @@ def read(text: str, searched: set[str], folder: Path) -> None:
     under_rank_condition(text, 2)
     pairs({"ada": text, "bob": text + "\nx = 1"})
     explain._short(Error("RuntimeError", text[:LONG]))
-    explain._parse(text[:LONG])
+    explain.parse(text[:LONG])
 
 
 def main(seed: int) -> None:

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any
 
 from ..ranks import NotRun
@@ -133,9 +132,7 @@ class Nodes:
     def __enter__(self) -> Nodes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

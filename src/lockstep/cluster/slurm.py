@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from ..ranks import NotRun, processes
 from . import hosts
@@ -119,9 +118,7 @@ class Slurm:
     def __enter__(self) -> Slurm:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, place: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

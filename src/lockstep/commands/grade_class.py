@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from ..course import Course, CourseError, short
 from ..grading import bulk, policy_file, slurm_array, writers
 from ..grading.classroom import ClassResult, GradingOutcome, Learner
 from ..grading.exports import visible
-from ..grading.policy import apply
+from ..grading.forecast import Forecast, about
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses to count while a class is graded: they take most of the time."""
+SHORT = 60
+"""Seconds: what ends sooner needs no forecast."""
 APART = {"sandbox": "isolated by bubblewrap", "user": "run as another user, without a sandbox", "none": "not isolated"}
 
 
@@ -48,13 +51,15 @@ def grade(
         pending = [one for one in grading.pending() if not request.only or one.id in request.only]
         jobs = jobs or (slurm_array.TASKS if slurm else bulk.default_jobs())
         done = len(grading.roster) - len(pending)
+        forecast = Forecast.of(grading, pending, jobs)
+        expected = f" · {about(forecast.left)}, {min(jobs, len(pending))} at a time" if pending else ""
         _say(
-            f"{_count(len(grading.roster), 'submission')} · {APART[grading.tier.name]} · seed {grading.plan.seed}"
-            + (f" · {done} graded before" if done and not request.only else "")
+            f"{_count(len(grading.roster), 'submission')}{expected} · {APART[grading.tier.name]}"
+            f" · seed {grading.plan.seed}" + (f" · {done} graded before" if done and not request.only else "")
         )
         try:
             if pending:
-                with _shown(len(grading.roster), done) as listen:
+                with _shown(len(grading.roster), done, forecast) as listen:
                     if slurm:
                         slurm_array.carry_out(grading, pending, jobs, listen)
                     else:
@@ -77,7 +82,7 @@ def grade(
             left = sum(grading.known(one) is None for one in grading.roster)
             _say(f"{left} of {len(grading.roster)} are not graded yet: the same command without --only goes on.")
             return 0
-        for remark in apply(rules, graded).remarks:
+        for remark in writers.mark(graded, course, rules).grades.remarks:
             _say(f"Mind: {remark}.")
         aside = sum(bool(one.handed.notes) for one in graded.learners)
         if aside:
@@ -120,14 +125,17 @@ def line(learner: Learner) -> str:
 
 
 @contextmanager
-def _shown(total: int, done: int) -> Iterator[Callable[[Learner], None]]:
-    """A bar with the time left at a terminal, a line for each learner elsewhere."""
+def _shown(total: int, done: int, forecast: Forecast) -> Iterator[Callable[[Learner], None]]:
+    """A bar with the time left at a terminal; elsewhere a line for each learner, and one in ten says when it ends."""
     if not sys.stdout.isatty():
         counter = [done]
 
         def print_line(learner: Learner) -> None:
+            forecast.count(learner)
             counter[0] += 1
             print(f"{counter[0]}/{total}  {line(learner)}", flush=True)
+            if 10 * counter[0] // total > 10 * (counter[0] - 1) // total and forecast.left >= SHORT:
+                print(f"{about(forecast.left)} left, {until(forecast.left)}", flush=True)
 
         yield print_line
         return
@@ -139,12 +147,22 @@ def _shown(total: int, done: int) -> Iterator[Callable[[Learner], None]]:
         tally: Counter[str] = Counter()
 
         def advance(learner: Learner) -> None:
+            forecast.count(learner)
             if learner.outcome is not GradingOutcome.GRADED:
                 tally["refused" if learner.outcome is GradingOutcome.NOTHING else "our faults"] += 1
             tally.update({ENDS[id] for id in learner.diagnoses if id in ENDS})
-            progress.update(task, advance=1, tally=" · ".join(f"{what} {n}" for what, n in tally.items()))
+            ends = [until(forecast.left)] if forecast.left >= SHORT else []
+            said = " · ".join([*ends, *(f"{what} {n}" for what, n in tally.items())])
+            progress.update(task, advance=1, tally=said)
 
         yield advance
+
+
+def until(seconds: float) -> str:
+    """`until 15:40`, with the day's name on another day."""
+    now = datetime.now()
+    end = now + timedelta(seconds=seconds)
+    return f"until {end:%H:%M}" if end.date() == now.date() else f"until {end:%A, %H:%M}"
 
 
 def _sum_up(graded: ClassResult, files: list[Path], grading: bulk.Grading) -> None:

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..course import Course
+from ..course import Course, CourseError
+from ..course.standing import standing
 
 ROOT_ALLOWED = re.compile(r"--(allow-root|\w+\.allow_root\b|config\b|help|version|show-config)")
 """Options with which it is for JupyterLab to say whether root may start it."""
@@ -27,6 +28,15 @@ def pages(course: Course) -> list[Path]:
     """The notebooks of the chapters that are there, in order."""
     named = (course.root / "chapters" / f"{chapter.name}.ipynb" for chapter in course.chapters)
     return [page for page in named if page.is_file()]
+
+
+def first_page(course: Course) -> Path | None:
+    """The chapter in which the learner goes on; the first one before the first try, and where they cannot be read."""
+    there = pages(course)
+    with contextlib.suppress(CourseError):
+        if (now := standing(course)).upcoming is not None:
+            return now.upcoming[0].file
+    return next(iter(there), None)
 
 
 def trust_chapters(course: Course) -> None:
@@ -47,13 +57,13 @@ def trust_chapters(course: Course) -> None:
 
 
 def open_lab(course: Course, arguments: list[str]) -> int:
-    """Start JupyterLab in the course's folder at its first page, and wait until it ends."""
+    """Start JupyterLab in the course's folder, at the chapter where the learner is, and wait until it ends."""
     if os.geteuid() == 0 and not any(ROOT_ALLOWED.match(one) for one in arguments):
         print(
             "You are root, for whom JupyterLab starts only when told to: ./lockstep lab --allow-root", file=sys.stderr
         )
         return 2
-    page = next(iter(pages(course)), None)
+    page = first_page(course)
     settings = course.workspace / "jupyter"
     overrides = settings / "settings"
     for name, text in SETTINGS.items():

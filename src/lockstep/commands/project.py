@@ -1,8 +1,9 @@
-"""For anybody's own project and machine: `lockstep doctor`, `run`, `attach`."""
+"""For anybody's own project and machine: `lockstep doctor`, `run`, `attach`, `explain`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,3 +51,14 @@ def attach(
     from .attach import main
 
     return main(pids or [], seconds, as_json)
+
+
+@commands.command()
+def explain(
+    files: Annotated[list[Path], typer.Argument(help="flight-recorder dumps, error files, py-spy dumps; or folders")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")] = False,
+) -> int:
+    """Explain a job that is gone from the files that it left: at which call its ranks diverged, and who is missing."""
+    from .explain import main
+
+    return main(files, as_json)

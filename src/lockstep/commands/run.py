@@ -36,7 +36,7 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         nodes = nodes_of(options.nnodes)
         if why := refusal(options, nodes):
             raise ValueError(why)
-        per_node = _count(options.nproc_per_node)
+        per_node = 1 if options.spawns else _count(options.nproc_per_node or "2")
         shown = filtered(options.local_ranks_filter, per_node)
         network = _network(options)
     except ValueError as error:
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         usage.error(f"there is no program {options.script}")
     if not options.module and not options.no_python and not os.path.isfile(options.script):
         usage.error(f"there is no file {options.script}")
-    print(f"As torchrun: {torchrun(options, per_node, nodes.count)}", file=sys.stderr)
+    if not options.spawns:
+        print(f"As torchrun: {torchrun(options, per_node, nodes.count)}", file=sys.stderr)
     for remark in remarks(options, nodes):
         print(remark, file=sys.stderr)
     for restart in range(options.max_restarts + 1):
@@ -78,7 +79,7 @@ def _once(
     restart: int,
     shown: frozenset[int] | None,
 ) -> ranks.Run:
-    printer = Printer(prefix=not options.no_prefix, shown=shown, per_node=per_node)
+    printer = Printer(prefix=not options.no_prefix and not options.spawns, shown=shown, per_node=per_node)
     target: ranks.Target = ranks.Script(options.script, tuple(options.arguments), module=options.module)
     if options.no_python and not options.run_path:
         target = ranks.Program(options.script, tuple(options.arguments))
@@ -86,6 +87,7 @@ def _once(
         target,
         per_node * nodes.count,
         nodes=nodes.count,
+        launcher=options.spawns,
         network=network,
         device=options.device or ("cuda" if gpu_count() else "cpu"),
         deadline=options.deadline,

@@ -7,10 +7,12 @@ then ignored. As with torchrun, the variable PET_NAME gives an option's default.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 ELSEWHERE = (
@@ -34,8 +36,15 @@ REFUSED = {
 """Options of torchrun that can have no effect here, and what to do."""
 HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}
 """Values that ask for nothing."""
+SPAWNS = ("spawn", "start_processes")
+"""Functions of torch.multiprocessing with which a script starts its ranks itself."""
 MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 """What several nodes need to find each other."""
+RANKS_OF_OURS = (
+    "nproc_per_node", "max_restarts", "role", "rdzv_id", "local_ranks_filter", "virtual_local_rank", "no_python", "bandwidth",
+    "hosts", "watch_replicas",
+)  # fmt: skip
+"""Options for ranks that Lockstep starts: a script that starts its own has use for none of them."""
 BACKENDS = ("static", "c10d")
 SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 
@@ -62,7 +71,7 @@ def parser(program: str) -> argparse.ArgumentParser:
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
         epilog="An option of torchrun that can have no effect here is refused, with a sentence that says what to do.",
     )
-    _add(options, "-n", "--nproc-per-node", default="2", metavar="N",
+    _add(options, "-n", "--nproc-per-node", metavar="N",
          help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")  # fmt: skip
     _add(options, "--nnodes", default="1", metavar="K",
          help="tell the ranks that they are on K nodes of N ranks each; all are on this machine")  # fmt: skip
@@ -87,6 +96,8 @@ def parser(program: str) -> argparse.ArgumentParser:
     for name in (*REFUSED, *MEETING):
         if name not in ("redirects", "tee", "rdzv_id"):
             _add(options, "--" + name.replace("_", "-"), help=argparse.SUPPRESS)
+    options.add_argument("--spawns", action="store_true",
+                         help="the script starts its ranks itself, with mp.spawn: it is started once, and they are watched")  # fmt: skip
     options.add_argument("--device", choices=("cpu", "cuda"), default=None,
                          help="cpu hides the GPUs from the ranks (default: what the machine has)")  # fmt: skip
     options.add_argument("--bandwidth", metavar="RATE", default=None,
@@ -135,6 +146,11 @@ def refusal(options: argparse.Namespace, nodes: Nodes) -> str:
             f"{_given('signals_to_handle', options.signals_to_handle)}: lockstep run passes on SIGTERM, SIGINT, SIGHUP and "
             "SIGQUIT; leave the option out"
         )
+    if options.spawns:
+        meant = [name for name in RANKS_OF_OURS if getattr(options, name) not in (None, False, 0, "", "default")]
+        if meant := [*meant, *["nnodes"] * (nodes.count > 1)]:
+            given = meant[0].replace("_", "-")
+            return f"--{given}: with --spawns the script starts its ranks itself; leave one of the two out"
     if options.no_python and options.module:
         return "--no-python and --module exclude each other: leave one of them out"
     return ""
@@ -165,12 +181,39 @@ def remarks(options: argparse.Namespace, nodes: Nodes) -> list[str]:
     said = []
     endpoint = "" if options.standalone else options.rdzv_endpoint or ""
     if options.master_port is not None or endpoint.rpartition(":")[2] not in ("", "0"):
-        said.append("The ranks meet at a free port of this machine: MASTER_PORT tells them which.")
+        said.append(
+            "With --spawns the script itself says where its ranks meet: the port given here is not used."
+            if options.spawns
+            else "The ranks meet at a free port of this machine: MASTER_PORT tells them which."
+        )
     if nodes.count > 1 and not options.hosts:
         said.append(f"All {nodes.count} nodes are on this machine; torchrun starts them on machines of their own.")
+    if not options.spawns and not options.module and (line := _spawning_line(options.script)):
+        said.append(f"{options.script}:{line} calls mp.spawn. If the script starts its ranks itself, use --spawns: it is "
+                    "started once, and the ranks that it starts are watched.")  # fmt: skip
     if options.no_python:
         said.append(f"{options.script} runs as it is: its collectives are not seen, only how it ends.")
     return said
+
+
+def _spawning_line(script: str) -> int | None:
+    """The first line of this script, if it is one that can be read, that calls `spawn` of torch.multiprocessing."""
+    try:
+        nodes = list(ast.walk(ast.parse(Path(script).read_bytes())))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    modules, functions = {"torch.multiprocessing"}, set()
+    for node in nodes:
+        for name in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            bound = name.asname or name.name
+            if module + name.name == "torch.multiprocessing":
+                modules.add(bound)
+            elif module == "torch.multiprocessing." and name.name in SPAWNS:
+                functions.add(bound)
+    functions |= {f"{module}.{name}" for module in modules for name in SPAWNS}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in functions)
+    return min((call.lineno for call in calls), default=None)
 
 
 def nodes_of(text: str) -> Nodes:

@@ -33,7 +33,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     if not (root / "tests").is_dir():
         print("This is a learner's copy, without the course's own tests. ./lockstep check --all grades your exercises.")
         return 2
-    spread = ["-q", f"--numprocesses={cores() + 1}", "--dist=loadgroup"]
+    spread = ["-q", f"--numprocesses={cores() + 1}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
         options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]

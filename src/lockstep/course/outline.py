@@ -38,6 +38,16 @@ class Section:
     exercises: list[str] = field(default_factory=list)
     effort: str = ""
 
+    @property
+    def plain(self) -> str:
+        """The title without Markdown."""
+        return self.title.replace("`", "")
+
+    @property
+    def anchor(self) -> str:
+        """What JupyterLab calls the heading in an address."""
+        return self.plain.replace(" ", "-")
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -50,6 +60,7 @@ class Outline:
     minutes: str
     needs: str
     sections: tuple[Section, ...]
+    file: Path
 
     @property
     def quizzes(self) -> tuple[str, ...]:
@@ -97,6 +108,7 @@ def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
         minutes[1] if minutes else "",
         " ".join(needs[1].split()) if needs else "",
         tuple(sections),
+        page(course, chapter.name),
     )
 
 

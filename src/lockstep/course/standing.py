@@ -49,6 +49,19 @@ class CourseStanding:
     chapters: tuple[ChapterStanding, ...]
     here: tuple[str, str] | None
 
+    @property
+    def upcoming(self) -> tuple[Outline, Section] | None:
+        """Where to go on: at `here`; before the first try at the beginning; None when all is behind the reader."""
+        asking = [(one, part) for one in self.chapters for part in one.sections if part.of]
+        if self.here is None and any(part.tried or one.complete for one, part in asking):
+            return None
+        there = (
+            (one.outline, part.section)
+            for one, part in asking
+            if self.here in (None, (one.outline.name, part.section.title))
+        )
+        return next(there, None)
+
 
 @dataclass(frozen=True)
 class NextUp:
@@ -101,7 +114,7 @@ def next_up(course: Course, exercise: str) -> NextUp | None:
     chapter, section, _ = left[0]
     upcoming = next((name for _, section, name in left if name in section.exercises), "")
     is_there, here = upcoming in section.exercises, section is things[at][1]
-    return NextUp(chapter.number, section.title.replace("`", ""), upcoming, is_there, here)
+    return NextUp(chapter.number, section.plain, upcoming, is_there, here)
 
 
 def standing(course: Course, known: progress.Progress | None = None) -> CourseStanding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import platform
@@ -65,6 +66,7 @@ def list_checks(course: Course, names: Sequence[str]) -> CheckLists:
     return {name: tuple(collector.checks.get(name, ())) for name in names}
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """What a regrade needs to know of this machine."""
     return {"lockstep": __version__, "torch": version("torch"), "python": platform.python_version()}
@@ -87,6 +89,7 @@ class _Listener:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[REQUEST] = self.request
+        config.option.tbstyle = "native"  # For faults of ours; pytest's own style parses whole files each time.
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

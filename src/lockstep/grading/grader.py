@@ -7,6 +7,7 @@ import random
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,6 +106,7 @@ class Grader:
     reader: Reader | None = None
     output: str = ""
     _played: dict[str, ranks.Run | Diagnosis] = field(default_factory=dict)
+    _ahead: dict[str, Future[ranks.Run]] = field(default_factory=dict)
     _told: set[tuple[str, int | None]] = field(default_factory=set)
     _endless: bool = False
 
@@ -147,6 +149,13 @@ class Grader:
         """
         return self._attempt(Play.of(scenario, world_size, **how))
 
+    def play_ahead(self, plays: Iterable[Play]) -> None:
+        """Play these at the same time, as they wait more than they work; `run` and `attempt` take what came out."""
+        new = [play for play in plays if repr(play) not in self._played and repr(play) not in self._ahead]
+        if new and not self._endless:
+            with ThreadPoolExecutor(len(new)) as threads:
+                self._ahead |= {repr(play): threads.submit(self._carry_out, play) for play in new}
+
     def require(self, run: ranks.Run) -> ranks.Run:
         """The same run, which ended well; one that did not is a failed check, diagnosed from its cause."""
         if run.cause is not None:
@@ -161,7 +170,8 @@ class Grader:
         if self._endless:
             raise CheckNotRun("the submission came to no end above")
         try:
-            result = self._carry_out(play)
+            played = self._ahead.pop(repr(play), None)
+            result = played.result() if played is not None else self._carry_out(play)
         except ranks.NotRun as missing:
             raise Lacking(str(missing)) from None
         self.output += _printed(result)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
 from enum import Enum
 from fractions import Fraction
 
+from ..course import nearest
 from .classroom import ClassResult, GradingOutcome, Learner
 from .verdict import ExerciseResult
 
@@ -95,6 +96,14 @@ class Classroom50:
 
 
 @dataclass(frozen=True)
+class Team:
+    """Learners who hand in together. `work` is the member whose files count where several handed in different ones."""
+
+    members: tuple[str, ...]
+    work: str = ""
+
+
+@dataclass(frozen=True)
 class Policy:
     """Everything that `policy.toml` says; without a file, one point a check and nothing taken off."""
 
@@ -105,6 +114,7 @@ class Policy:
     rounding: Rounding = Rounding()
     learners: Mapping[str, Accommodation] = field(default_factory=dict)
     classroom50: Classroom50 = Classroom50()
+    teams: Mapping[str, Team] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,11 @@ class ExerciseGrade:
 
 @dataclass(frozen=True)
 class Grade:
-    """One learner's grade. `score` is None after a fault of ours; `lines` explain each thing taken off or left out."""
+    """One learner's grade. `score` is None after a fault of ours; `lines` explain each thing taken off or left out.
+
+    `by_hand` lists what a teacher entered for this learner, line by line. `comments` are Markdown, each with its
+    exercise; that on the whole has an empty one.
+    """
 
     learner: str
     exercises: tuple[ExerciseGrade, ...]
@@ -128,6 +142,13 @@ class Grade:
     late_days: int = 0
     taken_off: Decimal = Decimal(0)
     lines: tuple[str, ...] = ()
+    by_hand: tuple[str, ...] = ()
+    comments: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The lines and the comments as plain text, each on one line."""
+        return (*self.lines, *(f"{on(name)}: {' '.join(text.split())}" for name, text in self.comments))
 
     def of(self, exercise: str) -> ExerciseGrade | None:
         """The grade of one exercise, if it counts."""
@@ -145,14 +166,16 @@ class Grades:
         return self.by_learner[learner]
 
 
-def apply(policy: Policy, graded: ClassResult) -> Grades:
+def apply(policy: Policy, graded: ClassResult, teams: Mapping[str, str] | None = None) -> Grades:
     """Everybody's grade. Pure: the same class and the same policy give the same grades.
 
+    `teams` says of a learner whose work it was, where a group handed it in (`teams.share`).
     An exercise that nobody was asked for counts for those who handed it in and costs the others nothing.
     """
     known = {learner.id for learner in graded.learners}
     remarks = [
         f"the policy has an accommodation for {name!r}, who is not in this class"
+        + (f": did you mean {near}?" if (near := nearest(name, known)) else "")
         for name in sorted(policy.learners)
         if name not in known
     ]
@@ -162,6 +185,12 @@ def apply(policy: Policy, graded: ClassResult) -> Grades:
         unused = sorted(name for name in marks if name not in counted)
         if unused and learner.outcome is GradingOutcome.GRADED:
             remarks.append(f"{learner.id} has marks by hand for what was not graded here: {', '.join(unused)}")
+        for one in _exercises(policy, graded, learner):
+            points = marks.get(one.name, Mark()).points
+            if points is not None and points > one.most:
+                remarks.append(
+                    f"{learner.id} has {points} points by hand for {one.name}, which gives {one.most} at most"
+                )
     if policy.late.deadline is not None and policy.late.percent_a_day:
         timeless = [
             one.id
@@ -177,7 +206,10 @@ def apply(policy: Policy, graded: ClassResult) -> Grades:
             remarks.append(
                 f"the download does not say when these handed in, so nothing was taken off for lateness: {shown}"
             )
-    return Grades({learner.id: _grade(policy, graded, learner) for learner in graded.learners}, tuple(remarks))
+    grades = {learner.id: _grade(policy, graded, learner) for learner in graded.learners}
+    for id, line in (teams or {}).items():
+        grades[id] = replace(grades[id], lines=(line, *grades[id].lines), by_hand=(line, *grades[id].by_hand))
+    return Grades(grades, tuple(remarks))
 
 
 def days_late(late: Late, handed_in: datetime | None, marked: bool, own: Accommodation) -> int:
@@ -193,14 +225,26 @@ def days_late(late: Late, handed_in: datetime | None, marked: bool, own: Accommo
     return 0 if over <= late.grace else math.ceil(over / DAY)
 
 
-def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
+def on(exercise: str) -> str:
+    """What a comment is called."""
+    return f"comment on {exercise}" if exercise else "comment"
+
+
+def _exercises(policy: Policy, graded: ClassResult, learner: Learner) -> tuple[ExerciseGrade, ...]:
+    """What counts for this learner, with the points that a teacher has given."""
     own = policy.learners.get(learner.id, Accommodation())
     results = {result.name: result for result in learner.exercises}
-    exercises = tuple(
+    return tuple(
         _marked(_exercise(policy, graded, name, results.get(name)), own.marks.get(name, Mark()))
         for name in graded.exercises
         if name not in own.uncounted and (name in results or learner.outcome is not GradingOutcome.GRADED)
     )
+
+
+def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
+    own = policy.learners.get(learner.id, Accommodation())
+    results = {result.name: result for result in learner.exercises}
+    exercises = _exercises(policy, graded, learner)
     most = sum((one.most for one in exercises), Decimal(0))
     lines = [f"{name} does not count for this learner" for name in graded.exercises if name in own.uncounted]
     lines += [
@@ -208,21 +252,35 @@ def _grade(policy: Policy, graded: ClassResult, learner: Learner) -> Grade:
         for one in exercises
         if one.line and (one.name in results or own.marks.get(one.name, Mark()).points is not None)
     ]
-    comments = {name: mark.comment for name, mark in own.marks.items()} | {"": own.comment}
-    said = [f"comment{f' on {name}' if name else ''}: {text}" for name, text in comments.items() if text]
+    by_hand = _by_hand(own, exercises)
+    found = (*((name, mark.comment) for name, mark in own.marks.items()), ("", own.comment))
+    comments = tuple((name, text) for name, text in found if text)
     if learner.outcome is GradingOutcome.FAULT:
         broke = "the grader broke here, so there is no grade and none is lost"
-        return Grade(learner.id, (), None, most, lines=(broke, *said))
+        return Grade(learner.id, (), None, most, lines=(broke,), by_hand=by_hand, comments=comments)
     reached = sum((one.points for one in exercises), Decimal(0))
     days = days_late(policy.late, learner.handed.handed_in, learner.handed.marked_late, own) if reached else 0
     percent = min(days * policy.late.percent_a_day, policy.late.most_percent)
     taken_off = policy.rounding(Fraction(reached) * Fraction(percent) / 100)
     if days:
-        by_hand = own.late_days is not None
-        lines.append(_late_line(policy, days, percent, taken_off, learner.handed.handed_in is not None or by_hand))
+        known = own.late_days is not None or learner.handed.handed_in is not None
+        lines.append(_late_line(policy, days, percent, taken_off, known))
     if own.deadline or own.extra_days:
         lines.append("the deadline is a later one for this learner")
-    return Grade(learner.id, exercises, reached - taken_off, most, days, taken_off, (*lines, *said))
+    return Grade(learner.id, exercises, reached - taken_off, most, days, taken_off, tuple(lines), by_hand, comments)
+
+
+def _by_hand(own: Accommodation, exercises: tuple[ExerciseGrade, ...]) -> tuple[str, ...]:
+    """What a teacher entered for one learner: points, excuses and other dates."""
+    lines = [f"{one.name}: {one.line}" for one in exercises if own.marks.get(one.name, Mark()).points is not None]
+    lines += [f"{name} does not count" for name in sorted(own.uncounted)]
+    if own.late_days is not None:
+        lines.append(f"counted as {_days(own.late_days)} late")
+    if own.deadline:
+        lines.append(f"deadline: {own.deadline:%Y-%m-%d %H:%M %Z}")
+    if own.extra_days:
+        lines.append(f"{own.extra_days:f} days more")
+    return (*lines, *(() if own.late else ("nothing is taken off for lateness",)))
 
 
 def _marked(counted: ExerciseGrade, mark: Mark) -> ExerciseGrade:
@@ -258,9 +316,12 @@ def _exercise(policy: Policy, graded: ClassResult, name: str, result: ExerciseRe
 
 
 def _late_line(policy: Policy, days: int, percent: Decimal, taken_off: Decimal, known: bool) -> str:
-    count = "1 day" if days == 1 else f"{days} days"
-    said = f"{count} late" if known else "marked as late by the download, which gives no time: counted as 1 day"
+    said = f"{_days(days)} late" if known else "marked as late by the download, which gives no time: counted as 1 day"
     if not percent:
         return f"{said}: nothing taken off"
     capped = ", the most that is taken off" if days * policy.late.percent_a_day > policy.late.most_percent else ""
     return f"{said}: {percent:f} % of the points taken off{capped} (−{taken_off})"
+
+
+def _days(count: int) -> str:
+    return "1 day" if count == 1 else f"{count} days"

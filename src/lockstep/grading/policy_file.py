@@ -11,9 +11,11 @@ from typing import Any
 
 from ..course import Course, CourseError, nearest
 from ..course.toml import tomllib
-from .policy import Accommodation, Classroom50, Half, Late, Mark, Policy, Rounding
+from .policy import Accommodation, Classroom50, Half, Late, Mark, Policy, Rounding, Team
 
 FILE = "policy.toml"
+MOST_COMMENT = 10_000  # characters
+ID = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")  # a learner's, as `learners.safe_id` makes them
 SLUG = re.compile(r"[a-z0-9][a-z0-9-]{1,99}")  # what Classroom 50 takes for a short name
 
 
@@ -28,7 +30,7 @@ def load(course: Course, path: Path | None = None) -> Policy:
     """
     place = path or course.autograder / FILE
     try:
-        text = place.read_text(encoding="utf-8")
+        text = place.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         if path is None:
             return Policy()
@@ -44,8 +46,10 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
         raw = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"{name}: {error}") from None
+    except RecursionError:
+        raise PolicyError(f"{name}: has tables or lists too deep in each other") from None
     reader = _Reader(text, tuple(exercises), name)
-    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "classroom50"))
+    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "group", "classroom50"))
     points = {
         key: reader.number(("points", key), value, "0 or more points")
         for key, value in reader.table(raw, "points").items()
@@ -56,7 +60,8 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
     for key in partial:
         reader.exercise(("partial", key), key)
     learners = {key: reader.accommodation(key, value) for key, value in reader.table(raw, "learner").items()}
-    return Policy(points, partial, default, reader.late(raw), reader.rounding(raw), learners, reader.classroom50(raw))
+    rest = (reader.late(raw), reader.rounding(raw), learners, reader.classroom50(raw), reader.teams(raw))
+    return Policy(points, partial, default, *rest)
 
 
 class _Reader:
@@ -150,6 +155,26 @@ class _Reader:
                 raise self.wrong(("classroom50", key), f"is {_shown(value)}: {wanted}")
         return Classroom50(**table)
 
+    def teams(self, raw: dict[str, Any]) -> dict[str, Team]:
+        found: dict[str, Team] = {}
+        for name, value in self.table(raw, "group").items():
+            path = ("group", name)
+            if not isinstance(value, dict):
+                raise self.wrong(path, f"is {_shown(value)}: write a table, [group.{name}]")
+            self.only(path, value, ("members", "work"))
+            members, work = value.get("members"), value.get("work", "")
+            if not isinstance(members, list) or len(set(map(str, members))) < max(2, len(members)):
+                raise self.wrong((*path, "members"), f"is {_shown(members)}: write a list of two ids or more")
+            for one in members:
+                if not isinstance(one, str) or not ID.fullmatch(one):
+                    raise self.wrong((*path, "members"), f"has {_shown(one)}, which is no id as grades.csv has them")
+                if other := next((known for known, team in found.items() if one in team.members), ""):
+                    raise self.wrong((*path, "members"), f"has {one}, who is in the group {other} as well")
+            if work and work not in members:
+                raise self.wrong((*path, "work"), f"is {_shown(work)}: name one of the members")
+            found[name] = Team(tuple(members), work)
+        return found
+
     def accommodation(self, learner: str, value: Any) -> Accommodation:
         path = ("learner", learner)
         if not isinstance(value, dict):
@@ -181,10 +206,12 @@ class _Reader:
         return Mark(points, self.comment((*path, "comment"), value.get("comment", "")), excused)
 
     def comment(self, path: tuple[str, ...], value: Any) -> str:
-        """Plain text on one line: every report shows it as it is."""
+        """Markdown, of any number of lines."""
         if not isinstance(value, str):
             raise self.wrong(path, f"is {_shown(value)}: write a text in quotes")
-        return " ".join(value.split())
+        if len(value) > MOST_COMMENT:
+            raise self.wrong(path, f"has {len(value):,} characters: write {MOST_COMMENT:,} at most")
+        return value.strip()
 
 
 def _shown(value: Any) -> str:

@@ -1,6 +1,6 @@
 """`grade_side_by_side`: many exercises of one submission, in several processes at once, told in the course's order.
 
-Most checks wait: for proof of a hang, for a rank that is killed, for SLURM. Two processes on two cores use that time.
+Most checks wait: for proof of a hang, for a rank that is killed, for SLURM. Three processes on two cores use that time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .verdict import CheckResult, Report
 from .worker import Worker
 
 MANY = 6
-"""From this many exercises on, a second process is worth the seconds that it takes to start."""
-AT_ONCE = 2
+"""From this many exercises on, more processes are worth the seconds that they take to start."""
+AT_ONCE = 3
 POLL_SECONDS = 0.2
 
 
 def worthwhile(exercises: Sequence[str]) -> bool:
     """Whether these exercises are graded sooner by several processes on this machine."""
-    return len(exercises) >= MANY and cores() >= AT_ONCE
+    return len(exercises) >= MANY and cores() > 1
 
 
 class _InOrder:

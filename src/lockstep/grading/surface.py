@@ -8,7 +8,7 @@ from ..ranks import Collective, Frame, Mark, Outcome, Run, text
 from ..ranks.mismatch import say_mismatch
 from ..ranks.processes import seconds_in_queue
 from ..ranks.words import names, one_or_more
-from .grader import OUTPUT_BYTES, CheckNotRun, Failed, Grader, Lacking
+from .grader import OUTPUT_BYTES, CheckNotRun, Failed, Grader, Lacking, Play
 from .hypotheses import (
     EXACT,
     ROUNDING,
@@ -42,6 +42,7 @@ __all__ = [
     "Lacking",
     "Mark",
     "Outcome",
+    "Play",
     "Run",
     "Tolerance",
     "Where",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,23 +19,26 @@ from .classroom import ClassResult, Learner
 from .exports.class_page import class_page
 from .exports.classroom50 import scores
 from .exports.csv_grades import Row, grades_csv
-from .exports.gradebooks import canvas_csv, checks_csv, moodle_csv, moodle_feedback
+from .exports.gradebooks import canvas_csv, moodle_csv, moodle_feedback
 from .exports.gradescope import class_results
 from .exports.html_report import html_report
+from .exports.items import checks_csv, items_csv
 from .exports.junit import junit_class
 from .exports.summary_md import class_md
 from .policy import Grades, Policy, apply
 from .policy_file import load
 from .store import pretty
+from .teams import share
 
 EARLIEST = datetime(1980, 1, 1, tzinfo=timezone.utc)  # when nothing says when a class handed in
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A graded class, its grades, and the course that it was graded by."""
+    """A graded class, its grades, and the course that it was graded by. `once` has what a group handed in once."""
 
     graded: ClassResult
+    once: ClassResult
     course: Course
     policy: Policy
     grades: Grades
@@ -100,17 +103,18 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
     page = class_page(
         graded,
         grades=marked.grades,
-        similar=similar.in_class(graded, marked.course),
-        tickets=similar.same_tickets(graded),
+        similar=similar.in_class(marked.once, marked.course),
+        tickets=similar.same_tickets(marked.once),
         titles={id: entry.title for id, entry in marked.course.catalogue.items()},
     )
     return [*_written(folder / "index.html", page.encode()), reports]
 
 
 def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
-    """`checks.csv`, and below `lms/` what the system takes back that the submissions came from."""
+    """`checks.csv` and `items.csv`, and below `lms/` what the system takes back that the submissions came from."""
     graded, grades, rounding = marked.graded, marked.grades, marked.policy.rounding
     write(folder / "checks.csv", checks_csv(graded).encode("utf-8-sig", "backslashreplace"))
+    write(folder / "items.csv", items_csv(graded).encode("utf-8-sig", "backslashreplace"))
     systems = {one.handed.account.partition(" ")[0] for one in graded.learners} - {""}
     lms = _emptied(folder / "lms")
     if "moodle" in systems:
@@ -124,7 +128,7 @@ def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
         )
     if not systems:
         lms.rmdir()
-    return [folder / "checks.csv", *([lms] if systems else [])]
+    return [folder / "checks.csv", folder / "items.csv", *([lms] if systems else [])]
 
 
 WRITERS: dict[str, Writer] = {
@@ -138,13 +142,20 @@ WRITERS: dict[str, Writer] = {
 }
 
 
+def mark(graded: ClassResult, course: Course, policy: Policy) -> Marked:
+    """The class with its groups and grades."""
+    shared = share(policy, graded)
+    grades = apply(policy, shared.graded, shared.lines)
+    grades = replace(grades, remarks=(*shared.remarks, *grades.remarks))
+    return Marked(shared.graded, shared.once, course, policy, grades)
+
+
 def write_all(graded: ClassResult, folder: Path, course: Course, policy: Policy | None = None) -> list[Path]:
     """Call every writer; returns what a teacher may want to open. The default policy is the course's.
 
     Raises CourseError when the course's policy cannot be read.
     """
-    policy = load(course) if policy is None else policy
-    marked = Marked(graded, course, policy, apply(policy, graded))
+    marked = mark(graded, course, load(course) if policy is None else policy)
     return [path for writer in WRITERS.values() for path in writer(marked, folder)]
 
 

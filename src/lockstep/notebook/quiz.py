@@ -7,6 +7,7 @@ goes into an HTML widget, never an output area, which nbval would compare.
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 from ipywidgets import HTML, Button, Layout, RadioButtons
@@ -22,9 +23,38 @@ STYLE = """<style>
 .lockstep-quiz .widget-radio-box label { display: flex; flex-direction: row-reverse; justify-content: flex-end;
   align-items: center; gap: 8px; margin: 3px 0 }
 .lockstep-quiz .widget-radio-box label input { position: static; margin: 0; flex: none; align-self: center }
+.lockstep-quiz.lockstep-chose-right label:has(:checked) { box-shadow: -8px 0 0 -5px var(--jp-success-color1, #388e3c) }
+.lockstep-quiz.lockstep-chose-wrong label:has(:checked) { box-shadow: -8px 0 0 -5px var(--jp-warn-color1, #f57c00) }
 .lockstep-quiz .lockstep-right { border-left: 3px solid var(--jp-success-color1, #388e3c); padding-left: 8px }
 .lockstep-quiz .lockstep-wrong { border-left: 3px solid var(--jp-warn-color1, #f57c00); padding-left: 8px }
 </style>"""
+
+GROUP = """
+window.lockstepQuiz ??= (window.addEventListener("keydown", ({ key, target, shiftKey, ctrlKey }) =>
+  target.matches?.(".lockstep-quiz input, .lockstep-quiz button") &&
+  target.toggleAttribute("data-lm-suppress-shortcuts",
+    !shiftKey && !ctrlKey && /^(Arrow|Enter| )/.test(key)), true), true);
+const name = "quiz-" + Math.random();
+let left = 200;
+const soon = setInterval(() => {
+  const quiz = this.closest(".lockstep-quiz"), box = quiz?.querySelector(".widget-radio-box");
+  const told = quiz?.querySelector(".lockstep-feedback .widget-html-content");
+  if (box && told) {
+    const group = () => { for (const one of box.querySelectorAll("input")) one.name = name };
+    group();
+    new MutationObserver(group).observe(box, { childList: true, subtree: true });
+    box.setAttribute("role", "radiogroup");
+    box.setAttribute("aria-label", quiz.querySelector(".lockstep-question").textContent);
+    told.setAttribute("role", "status");
+  }
+  if (box && told || !--left) clearInterval(soon);
+}, 50);
+"""
+"""What ipywidgets' radio buttons lack, because they have no name: one group, in which arrow keys choose, and feedback
+that is read out while the focus stays on the button. JupyterLab would take these keys for itself (the next cell, edit
+mode), so they are marked as not its own. The script runs when the question appears, perhaps before the rest of the box
+does; ipywidgets may make the choices again, so those get the name as well.
+"""
 
 
 class Quiz(Stored):
@@ -39,7 +69,11 @@ class Quiz(Stored):
         )
         self._button = Button(description="Check", disabled=True, tooltip="Check this answer")
         self._feedback = HTML()
-        super().__init__([HTML(STYLE + f"<b>{rich(question.text)}</b>"), self._choices, self._button, self._feedback])
+        self._feedback.add_class("lockstep-feedback")
+        asked = (
+            f'<b class="lockstep-question">{rich(question.text)}</b><img hidden src="data:," onerror="{escape(GROUP)}">'
+        )
+        super().__init__([HTML(STYLE + asked), self._choices, self._button, self._feedback])
         self.add_class("lockstep-quiz")
         self._choices.observe(self._on_choice, names="value")
         self._button.on_click(self._on_check)
@@ -65,14 +99,20 @@ class Quiz(Stored):
     def _on_choice(self, _: Any) -> None:
         self._button.disabled = self._choices.value is None
         self._feedback.value = ""
+        self._colour("")
+
+    def _colour(self, verdict: str) -> None:
+        """Mark the choice as right or wrong; with "" as neither."""
+        for one in ("right", "wrong"):
+            (self.add_class if one == verdict else self.remove_class)(f"lockstep-chose-{one}")
 
     def _on_check(self, _: Any) -> None:
         if self._choices.value is None:
             return
         choice = self.question.choices[self._choices.value]
-        verdict, style = ("Right.", "lockstep-right") if choice.right else ("Not so.", "lockstep-wrong")
-        # role=status: a screen reader reads the feedback out without the focus leaving the button
-        self._feedback.value = f'<div role="status" class="{style}"><b>{verdict}</b> {rich(choice.why)}</div>'
+        verdict, style = ("Right.", "right") if choice.right else ("Not so.", "wrong")
+        self._colour(style)
+        self._feedback.value = f'<div class="lockstep-{style}"><b>{verdict}</b> {rich(choice.why)}</div>'
         with progress.change() as known:
             if known.quizzes.get(self.question.key) != progress.RIGHT:
                 known.quizzes[self.question.key] = progress.RIGHT if choice.right else progress.WRONG

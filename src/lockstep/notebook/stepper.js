@@ -9,7 +9,8 @@ const STYLE = `
 :root[data-theme=dark] { ${DARK} }
 * { box-sizing: border-box }
 body { margin: 0; font: 14px/1.4 system-ui, sans-serif; color: var(--fg); background: var(--bg) }
-main { padding: 8px 10px; max-width: 780px; outline-offset: -2px }
+h1 { position: absolute; width: 1px; height: 1px; margin: 0; overflow: hidden; clip-path: inset(50%) }
+#stepper { padding: 8px 10px; max-width: 780px; outline-offset: -2px }
 .row { display: flex; flex-wrap: wrap; gap: 6px 12px; align-items: center; margin-bottom: 8px }
 button, select { font: inherit; color: inherit; background: var(--button); border: 1px solid var(--line);
   border-radius: 6px; min-height: 36px; padding: 2px 12px }

@@ -143,7 +143,8 @@ class Stepper:
         data = json.dumps(self._data(), separators=(",", ":"), sort_keys=True)
         head = f"<html lang=en data-theme={theme}><meta charset=utf-8><title>All-reduce, step by step</title>"
         mount = f"<script>{script}\nmount(document.getElementById('stepper'), {data});</script>"
-        return f"<!doctype html>{head}<body><main id=stepper></main>{mount}</body></html>"
+        main = "<main><h1>All-reduce, step by step</h1><div id=stepper></div></main>"
+        return f"<!doctype html>{head}<body>{main}{mount}</body></html>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         # A sandboxed frame cannot see JupyterLab's theme, so there is a second one for the dark theme. The frame that

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
 from ..ranks.report import Frame, Waiting
 from ..ranks.text import place, table
@@ -20,7 +21,7 @@ from .watch import Seen
 
 CALLERS = 4
 """The most of the user's frames that are shown of a rank that others wait for."""
-SAID = {"DDP()": "the construction of DDP()", "forward": "DDP's forward", "wait": "wait()"}
+SAID = {**IN_DDP, "wait": "wait()"}
 UNNUMBERED = (
     "Calls cannot be counted from outside: two ranks at one line may be in different rounds of a loop. Started with "
     "`lockstep run`, the job has its calls counted."

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,9 +118,33 @@ def _from_json(text: str, pid: int) -> tuple[Thread, ...] | None:
                           int(one["line"]), str(one["name"]))
                     for one in thread["frames"]
                 ),
-                thread.get("os_thread_id") == pid,
+                thread.get("os_thread_id") == (pid or thread["pid"]),
             )
             for thread in json.loads(text)
         )  # fmt: skip
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
+
+
+def from_text(text: str) -> tuple[Thread, ...] | None:
+    """The stacks in what `py-spy dump` has printed, as text or as JSON; None when it is neither."""
+    if text.lstrip()[:1] == "[":
+        return _from_json(text, 0)
+    if not re.search(r"^Process \d+:", text, re.MULTILINE):
+        return None
+    threads = []
+    for part in re.split(r"^Thread ", text, flags=re.MULTILINE)[1:]:
+        head, _, rest = part.partition("\n")
+        name = head.partition('"')[2].rstrip('"')
+        found = re.findall(r"^ {4}(\S.*) \((.+):(\d+)\)$", rest, re.MULTILINE)
+        frames = tuple(Frame(_long(file), int(line), function) for function, file, line in found)
+        threads.append(Thread(name, frames, name == "MainThread"))
+    return tuple(threads)
+
+
+def _long(short: str) -> str:
+    """py-spy prints a library's file without the folder that it is installed in."""
+    top = short.partition("/")[0].removesuffix(".py")
+    if top in ("torch", "numpy"):
+        return f"/site-packages/{short}"
+    return f"/lib/python3/{short}" if top in sys.stdlib_module_names else short

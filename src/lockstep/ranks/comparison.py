@@ -9,7 +9,6 @@ from __future__ import annotations
 from .messages import Compared, NotFinite, Replica
 
 OPEN_STEPS = 1000
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 Words = dict[int, Replica]
 """What each rank said of one step."""

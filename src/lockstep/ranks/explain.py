@@ -134,16 +134,12 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     in_order = sorted(same, key=lambda report: report.rank)
     error = next(one.error for one in in_order if one.error and one.error.frame == first.error.frame)
     who = "every rank" if len(same) == run.world_size > 1 else names(report.rank for report in same)
-    return Cause(
-        Kind.RAISED,
-        f"{who} raised {_short(error)}",
-        tuple(report.rank for report in same),
-        error.frame,
-        (),
-        _help(error),
-        topic=Topic.FAILURES,
-        error=error,
-    )
+    return _raised_by(who, [report.rank for report in same], error)
+
+
+def _raised_by(who: str, ranks: Sequence[int], error: Error) -> Cause:
+    said = f"{who} raised {_short(error)}"
+    return Cause(Kind.RAISED, said, tuple(ranks), error.frame, notes=_help(error), topic=Topic.FAILURES, error=error)
 
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -272,17 +268,8 @@ def launched(run: Run, job: Job) -> Cause | None:
     elif error is not None and (
         told := re.search(r"Process (\d+) terminated with the following error:\n(.*)", error.message, re.DOTALL)
     ):
-        own, number = _parse(told.group(2)), int(told.group(1))
-        found = Cause(
-            Kind.RAISED,
-            f"rank {number} raised {_short(own)}",
-            (number,),
-            own.frame,
-            (),
-            _help(own),
-            topic=Topic.FAILURES,
-            error=own,
-        )
+        number = int(told.group(1))
+        found = _raised_by(f"rank {number}", [number], parse(told.group(2)))
     else:
         found = _describe(run, launcher, [launcher])
         said = re.sub(r"^(rank 0|every rank)", "the launcher", found.headline)
@@ -297,7 +284,7 @@ def _as_rank(worker: RankReport) -> RankReport:
     return replace(worker, outcome=Outcome.STOPPED) if stopped else worker
 
 
-def _parse(printed: str) -> Error:
+def parse(printed: str) -> Error:
     """An exception from its printed traceback, the last of a chain."""
     last = printed.split("Traceback (most recent call last):")[-1]
     found = re.findall(r'File "([^"\n]+)", line (\d+), in (\S+)', last)
@@ -353,9 +340,14 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     )
 
 
+def _members(run: Run, job: Job) -> list[RankReport]:
+    """The ranks: a launcher's workers, as soon as there are some."""
+    return latest(run.workers) if job.launcher and run.workers else list(run.ranks)
+
+
 def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
     limit = f"{end.limit:g}"
-    members = latest(run.workers) if job.launcher and run.workers else list(run.ranks)
+    members = _members(run, job)
     late = [report for report in members if report.outcome is Outcome.TIMED_OUT] or list(run.ranks)
     held = [report for report in late if report.stopped]
     waiting = [report for report in late if report not in held and call(report)]
@@ -363,10 +355,10 @@ def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
     if end.why is Why.CPU and busy:
         most = max(busy, key=lambda report: report.cpu_seconds)
         busy = [report for report in busy if report is most or _same_loop(report, most)]
-    first = next(iter(held or busy or waiting))
-    frame = place(first)
-    who, where = _who(run, job, held or busy or waiting), line(frame)
     many = held or busy or waiting
+    first = many[0]
+    frame = place(first)
+    who, where = _who(run, job, many), line(frame)
     was = "were" if who.startswith("ranks") else "was"
     if len(many) > 1 and where:
         where = f", rank {first.rank}{where}"
@@ -389,7 +381,6 @@ def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
         tuple(at_fault),
         frame,
         rows(members, at_fault if len(at_fault) < len(members) else ()),
-        (),
         topic=Topic.HANGS,
     )
 
@@ -407,7 +398,7 @@ def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:
 
 
 def _interrupted(run: Run, job: Job) -> Cause:
-    members = latest(run.workers) if job.launcher and run.workers else list(run.ranks)
+    members = _members(run, job)
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
     who = still if alive else "nobody was running any more"

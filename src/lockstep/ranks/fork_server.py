@@ -32,7 +32,7 @@ from . import processes, reporting
 from .channel import Channel
 from .fork_loop import ForkLoop
 from .job import Job
-from .messages import ChildEnded, Returned, Role
+from .messages import ChildEnded, Role
 
 _SIZE = struct.Struct("q")
 _MOST_DESCRIPTORS = 240
@@ -226,7 +226,7 @@ def _report_the_end(recorder: Any) -> None:
                 reporting.report(recorder, _own(error))
             raise
         if os.getpid() == this:
-            recorder.send(Returned())
+            recorder.returned()
 
     process.BaseProcess.run = lockstep_run  # type: ignore[method-assign]
 

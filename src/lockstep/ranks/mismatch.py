@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
 
-FREE_SIZES = ("scatter", "gather", "all_to_all", "all_to_all_single", "send", "recv", "monitored_barrier")
+FREE_SIZES = (
+    "scatter", "gather", "all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "send",
+    "recv", "monitored_barrier",
+)  # fmt: skip
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
 
 
@@ -66,16 +69,18 @@ def say_mismatch(found: dict[int, Collective]) -> str:
     return f"in {mine.title} rank {odd[0]} brought {mine.tensor}, rank {other} {theirs.tensor}"
 
 
+def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
+    """What each rank brought; `differs` are those to point at."""
+    return tuple(
+        Waiting(rank, one.title, one.tensor, None, one.frame, rank in differs) for rank, one in sorted(found.items())
+    )
+
+
 def mismatch_cause(found: dict[int, Collective], ranks: Sequence[RankReport]) -> Cause:
     """For a run that failed by it."""
     odd = odd_ones(found)
-    rows = tuple(
-        Waiting(rank, found[rank].title, found[rank].tensor, None, found[rank].frame, rank in odd)
-        for rank in sorted(found)
-    )
     notes = [SAME_TENSORS]
     if any(report.outcome is Outcome.CRASHED for report in ranks):
         notes.append("gloo cannot match them and ends the process: no Python error, exit by SIGABRT.")
-    return Cause(
-        Kind.MISMATCH, f"{say_mismatch(found)}.", tuple(odd), found[odd[0]].frame, rows, tuple(notes), topic=Topic.HANGS
-    )
+    rows, frame = mismatch_rows(found, odd), found[odd[0]].frame
+    return Cause(Kind.MISMATCH, f"{say_mismatch(found)}.", tuple(odd), frame, rows, tuple(notes), topic=Topic.HANGS)

@@ -11,6 +11,8 @@ from .report import Collective, Frame, Outcome, RankReport, Waiting
 
 _PYTHON = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent)
+IN_DDP = {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}
+"""What DDP does in calls of its own, as their caller knows it."""
 
 
 def rows(members: Sequence[RankReport], differs: Sequence[int] = ()) -> tuple[Waiting, ...]:
@@ -66,7 +68,7 @@ def what(report: RankReport) -> str:
     if report.stopped:
         return "held by a signal (SIGSTOP)"
     if operation is None:
-        return {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}.get(doing, doing) or "its own code"
+        return IN_DDP.get(doing, doing) or "its own code"
     return said_of(operation, doing)
 
 
@@ -75,10 +77,8 @@ def said_of(operation: Collective, doing: str = "") -> str:
     inside = operation.inside or doing
     if inside == "backward":
         return f"backward, for DDP's gradient {operation.title.replace('_', '-')}"
-    if inside == "DDP()":
-        return f"the construction of DDP(), in its {operation.title}"
-    if inside == "forward":
-        return f"DDP's forward, in its {operation.title}"
+    if inside in IN_DDP:
+        return f"{IN_DDP[inside]}, in its {operation.title}"
     return operation.title
 
 

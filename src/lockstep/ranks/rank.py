@@ -30,7 +30,7 @@ from typing import Any
 from . import reporting
 from .channel import decode
 from .job import Described, Job, TargetKind
-from .messages import Go, Returned, Role, read
+from .messages import Go, Role, read
 
 
 def main(directory: str, rank: int) -> None:
@@ -79,8 +79,7 @@ def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     reporting.reseed()
     forget_exit_functions()
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG"):
-        torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]
+    torch.distributed.set_debug_level_from_env()  # type: ignore[attr-defined]  # not that of the process we come from
     reporting.open_streams()
     reporting.fault_file(directory)
 
@@ -97,7 +96,8 @@ def _become(program: Described) -> None:
 
 
 def forget_exit_functions() -> None:
-    """Drop what torch has asked Python to do at the end: compilers' caches and pools, nothing that a rank has used.
+    """Drop what torch has asked Python to do at the end: compilers' caches and pools, the operators of its libraries,
+    nothing that a rank has used.
 
     It takes longer than all the rest of a short run. What the user's code asks for from now on is done.
     """
@@ -106,6 +106,8 @@ def forget_exit_functions() -> None:
         atexit.register(logging.shutdown)
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
         atexit.register(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
 
 
 def load(file: str) -> types.ModuleType:
@@ -152,7 +154,7 @@ def _run(recorder: Any, target: Described, kwargs: dict[str, Any]) -> None:
         atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    recorder.send(Returned())
+    recorder.returned()
 
 
 def _run_exit_functions() -> None:

@@ -30,7 +30,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from .calls import CALLS, inside_of
 from .channel import Channel, ChannelError, encode
-from .messages import Ask, Begin, End, IsRank, Leave, Mark, Observe, Place, Sample, StackReport, Watcher, read
+from .messages import Ask, Begin, End, IsRank, Leave, Mark, Observe, Place, Returned, Sample, StackReport, Watcher, read
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -71,6 +71,8 @@ _FILES = os.path.join(_TORCH, "distributed", "checkpoint") + os.sep
 """Torch's code that reads and writes checkpoints: what it says to other ranks it says through `distributed_c10d`."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+UNTOLD_SECONDS = 2.0
+
 _current: Recorder | None = None
 
 
@@ -91,6 +93,9 @@ class Recorder:
         self._of_kind: dict[tuple[str, str], int] = {}
         self._point_to_point: dict[tuple[str, str, int | None], int] = {}
         self._outstanding: deque[tuple[Any, int]] = deque(maxlen=4096)
+        self._untold: dict[int, Any] = {}
+        """With `timeline`: the future of each operation whose end has not been told. (Its Work says that it has completed
+        only when all callbacks are through.)"""
         self._main = threading.main_thread().ident
         self.address = _address()
         self.watcher: int | None = None
@@ -162,10 +167,34 @@ class Recorder:
         self._outstanding.append((work, number))
         if self.timeline:
             with contextlib.suppress(Exception):
-                work.get_future().add_done_callback(lambda _: self._end(number))
+                self._untold[number] = work.get_future()
+                self._untold[number].add_done_callback(lambda _: self._end(number))
+
+    def waited(self, work: Any) -> None:
+        """Forget a Work whose wait has returned: gloo's reduce_scatter never says that it has completed.
+
+        Without this, it and all that follow it would keep their tensors. NCCL's wait returns before the operation has
+        completed, so with a GPU in use the Work itself is asked.
+        """
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        for known, number in list(self._outstanding):
+            if known is work:
+                with contextlib.suppress(ValueError):
+                    self._outstanding.remove((known, number))
 
     def _end(self, number: int) -> None:
         self.send(End(number, time.monotonic_ns()))
+        self._untold.pop(number, None)
+
+    def returned(self) -> None:
+        """Say that the code has come to its end. The ends of what has completed come before: torch's threads tell them,
+        which may be slower than the code that has waited for them.
+        """
+        give_up = time.monotonic() + UNTOLD_SECONDS
+        while any(end.done() for end in list(self._untold.values())) and time.monotonic() < give_up:
+            time.sleep(0.001)
+        self.send(Returned())
 
     def mark(self, name: str) -> None:
         """Note a point of the code, in order with this rank's collectives."""
@@ -411,7 +440,10 @@ _wait = dist.Work.wait
 
 
 def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return _wait(self, *args, **kwargs)
+    result = _wait(self, *args, **kwargs)
+    if _current is not None and _current.pid == os.getpid():
+        _current.waited(self)
+    return result
 
 
 def install() -> None:

@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from . import processes
+from . import huge_pages, processes
 from .folder import remove_left_folders
 from .fork_loop import ForkLoop
 
@@ -102,6 +102,8 @@ def serve(control: socket.socket, preload: Sequence[str]) -> None:
                 importlib.import_module(later.pop(0))
             gc.collect()
             gc.freeze()
+            if not later:
+                huge_pages.collapse()
             continue
         if woken.child or waiting_for_janitors:
             spare = not waiting_for_janitors or time.monotonic() < waiting_for_janitors

@@ -143,7 +143,7 @@ def table(rows: tuple[Waiting, ...]) -> str:
             row.what,
             row.tensor,
             f"{row.since:.1f} s" if row.since is not None else "",
-            _short(row.frame),
+            row.frame.short if row.frame else "",
             _code(row.frame),
         ])  # fmt: skip
     used = [column for column in range(6) if column in (0, 1) or any(line[column] for line in cells[1:])]
@@ -214,7 +214,7 @@ def _broken(line: str, width: int, margin: str) -> list[str]:
 
 def place(frame: Frame) -> str:
     """`cell line 6   dist.all_reduce(t)`."""
-    return f"{_short(frame)}   {frame.text}".rstrip()
+    return f"{frame.short}   {frame.text}".rstrip()
 
 
 def _code(frame: Frame | None) -> str:
@@ -228,9 +228,3 @@ def _code(frame: Frame | None) -> str:
 def _wrapped(text: str, width: int) -> str:
     """A sentence over several lines; lines that were broken already (a traceback) stay."""
     return "\n".join(textwrap.fill(line, width) if len(line) > width else line for line in text.splitlines())
-
-
-def _short(frame: Frame | None) -> str:
-    if frame is None:
-        return ""
-    return frame.short

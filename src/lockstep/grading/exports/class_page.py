@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from itertools import groupby
 from statistics import mean, median
 from typing import Any
 from urllib.parse import quote
 
 from ..classroom import ClassResult, GradingOutcome, Learner, was_handed_in
-from ..policy import Grade, Grades
+from ..policy import Grade, Grades, on
 from ..similar import Pair, groups
+from ..text import MARKS
 from ..verdict import CheckOutcome
-from .html_report import handed_in, isolation_said
+from .html_report import KINDS, handed_in, isolation_said
+from .items import Item, items
+from .markdown import rendered
 from .pages import MOST_NAME, cut, plural, render
 
 DIAGNOSES = 25  # rows
 PAIRS = 50
 SLOWEST = 10
+FREQUENT = 3  # diagnoses of one check
 BARS = 11  # ten tenths, and all points
 MOST_PASSAGE = 3_000  # characters
 
@@ -39,16 +44,18 @@ def class_page(
     """
     learners = {learner.id: learner for learner in graded.learners}
 
+    named = Counter(learner.handed.shown for learner in graded.learners)
+
     def person(learner: str) -> dict[str, Any]:
-        known = learners.get(learner)
-        return {
-            "link": f"{folder}/{quote(learner, safe='')}.html",
-            "name": cut(known.handed.shown if known else "", MOST_NAME) or learner,
-        }
+        shown = learners[learner].handed.shown if learner in learners else ""
+        name = cut(shown, MOST_NAME) or learner
+        twice = f" ({learner})" if shown and named[shown] > 1 else ""
+        return {"link": f"{folder}/{quote(learner, safe='')}.html", "name": name + twice}
 
     given = {one.id: _points(one, grades[one.id] if grades else None) for one in graded.learners}
     shares = [Fraction(score) / Fraction(most) for score, most in given.values() if score is not None and most]
     counted = Counter(learner.outcome for learner in graded.learners)
+    checks = items(graded)
     pairs = [one for one in similar if one.one in learners and one.other in learners]
     return render(
         "class.html",
@@ -59,7 +66,10 @@ def class_page(
         faults=[person(one.id) | {"text": _first_line(one), "attempts": one.attempts} for one in graded.faults],
         nothing=[person(one.id) | {"refused": one.handed.refused} for one in _of(graded, GradingOutcome.NOTHING)],
         chart=_chart(shares) if shares else None,
+        by_hand=[person(one.id) | said for one in graded.learners if (said := _by_hand(one, grades))],
         exercises=_exercises(graded),
+        checks=_checks(checks),
+        matrix=[person(one.id) | {"cells": _cells(one, checks)} for one in graded.learners if one.exercises],
         diagnoses=_diagnoses(graded, titles or {}, person),
         more_diagnoses=max(0, len(graded.frequent) - DIAGNOSES),
         pairs=[_pair(one, person) for one in pairs[:PAIRS]],
@@ -144,6 +154,48 @@ def _exercises(graded: ClassResult) -> list[dict[str, Any]]:
         share = f"{100 * mean(shares):.0f}" if shares else "0"
         rows.append({**row, "mean": share, "hardest": hardest, "failed": times})
     return rows
+
+
+def _by_hand(learner: Learner, grades: Grades | None) -> dict[str, Any] | None:
+    grade = grades[learner.id] if grades else None
+    if grade is None or not (grade.by_hand or grade.comments):
+        return None
+    return {
+        "lines": grade.by_hand,
+        "comments": [{"on": on(name), "text": rendered(text)} for name, text in grade.comments],
+    }
+
+
+def _checks(checks: Sequence[Item]) -> list[dict[str, Any]]:
+    """For each exercise its checks, numbered as they stand in the matrix."""
+    found = []
+    for name, of_it in groupby(checks, lambda one: one.exercise):
+        listed = list(of_it)
+        rows: list[dict[str, Any]] = [
+            {
+                "number": number,
+                "name": cut(one.name, 2 * MOST_NAME),
+                "passed": one.ends[CheckOutcome.PASSED],
+                "percent": f"{100 * one.ends[CheckOutcome.PASSED] / max(1, one.handed_in):.0f}",
+                "failed": one.ends[CheckOutcome.FAILED],
+                "not_run": one.ends[CheckOutcome.NOT_RUN],
+                "diagnoses": [(cut(id, MOST_NAME), count) for id, count in one.frequent[:FREQUENT]],
+            }
+            for number, one in enumerate(listed, 1)
+        ]
+        found.append({"name": name, "rows": rows, "handed_in": max(one.handed_in for one in listed)})
+    return found
+
+
+def _cells(learner: Learner, checks: Sequence[Item]) -> list[list[tuple[str, str]]]:
+    """For each exercise the marks of its checks, those that are alike and adjacent together."""
+    results = {one.name: one for one in learner.exercises if was_handed_in(one)}
+    cells = []
+    for name, listed in groupby(checks, lambda one: one.exercise):
+        ends = {check.id: check.outcome for check in results[name].checks} if name in results else {}
+        order = [ends.get(one.id, CheckOutcome.NOT_RUN) for one in listed if ends]
+        cells.append([(KINDS[end], MARKS[end] * len(list(same))) for end, same in groupby(order)])
+    return cells
 
 
 def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -> list[dict[str, Any]]:

@@ -46,6 +46,13 @@ def grades_csv(rows: Iterable[Row], exercises: Sequence[str]) -> str:
     return out.getvalue()
 
 
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """RFC 4180 text. Texts of others go through `cell` first."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\r\n").writerows(rows)
+    return out.getvalue()
+
+
 def cell(text: str) -> str:
     """A text that no spreadsheet takes for a formula, on one line.
 
@@ -64,11 +71,11 @@ def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
         by_hand = grade is not None and bool(grade.score)
         score: Cell = grade.score if grade is not None and grade.score is not None else 0
         most: Cell = grade.most if grade else ""
-        remarks = cell(" / ".join((*row.refused, *(grade.lines if grade else ()))))
+        remarks = cell(" / ".join((*row.refused, *(grade.said if grade else ()))))
         points = _points(row, exercises) if by_hand else ["" for _ in exercises]
         return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *points, "", remarks]
     if report.faults:
-        remarks = cell(" / ".join((*row.refused, *report.faults)))
+        remarks = cell(" / ".join((*row.refused, *report.faults, *(grade.said[len(grade.lines) :] if grade else ()))))
         most = grade.most if grade else sum(result.max_score for result in report.exercises)
         points = _points(row, exercises)
         return [cell(row.id), cell(row.shown), "fault of the grader", "", most, *points, report.seed, remarks]
@@ -76,7 +83,7 @@ def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
     most = sum(result.max_score for result in report.exercises)
     if grade is not None and grade.score is not None:
         score, most = grade.score, grade.most
-    remarks = cell(" / ".join((*row.refused, *(grade.lines if grade else ()))))
+    remarks = cell(" / ".join((*row.refused, *(grade.said if grade else ()))))
     return [cell(row.id), cell(row.shown), "graded", score, most, *_points(row, exercises), report.seed, remarks]
 
 

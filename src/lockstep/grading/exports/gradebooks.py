@@ -1,4 +1,4 @@
-"""Grades and feedback as Moodle and Canvas import them, and a table of all checks.
+"""Grades and feedback as Moodle and Canvas import them.
 
 Read from their sources: Moodle's `mod/assign/feedback/offline/importgradeslib.php` wants the columns Identifier, Grade
 and Last modified (grade), as its own worksheet in English has them, and `mod/assign/feedback/file/importziplib.php`
@@ -6,27 +6,28 @@ files whose names begin with `Fullname_NUMBER_assignsubmission_file_`. Canvas's 
 Student, ID, Section and one column for each assignment, and a row with the points possible.
 
 A learner whose grading broke on our side is in no gradebook. Who is excused from a part gets the same share of the
-whole.
+whole; who is excused from everything is `EX` for Canvas, and not in Moodle's worksheet, which has no word for it.
 """
 
 from __future__ import annotations
 
-import csv
 import html
 import io
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
 from ..classroom import ClassResult, Learner
-from ..policy import Grade, Grades, Rounding
+from ..policy import Grade, Grades, Rounding, on
 from . import visible
-from .csv_grades import cell
+from .csv_grades import cell, csv_text
+from .markdown import rendered
 
 MOODLE = ("Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)", "Feedback comments")
 CANVAS = ("Student", "ID", "Section")
+EXCUSED = "EX"
 REPORT = "report.html"
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 
@@ -38,9 +39,15 @@ def moodle_csv(graded: ClassResult, grades: Grades, rounding: Rounding) -> str:
     for one, number in _of(graded, "moodle"):
         points = _points(grades[one.id], most, rounding)
         if points is not None:
-            said = html.escape("; ".join(grades[one.id].lines))
+            said = _feedback(grades[one.id])
             rows.append((f"Participant {number}", cell(one.handed.shown), points, most, "-", cell(said)))
-    return _csv(rows)
+    return csv_text(rows)
+
+
+def _feedback(grade: Grade) -> str:
+    """HTML on one line, which Moodle shows as it is."""
+    shown = [rendered(f"**{on(name)}**\n\n{text}") for name, text in grade.comments]
+    return html.escape("; ".join(grade.lines)) + "".join(shown)
 
 
 def canvas_csv(graded: ClassResult, grades: Grades, rounding: Rounding, assignment: str) -> str:
@@ -49,9 +56,9 @@ def canvas_csv(graded: ClassResult, grades: Grades, rounding: Rounding, assignme
     rows: list[Sequence[object]] = [(*CANVAS, cell(assignment)), ("    Points Possible", "", "", most)]
     for one, number in _of(graded, "canvas"):
         points = _points(grades[one.id], most, rounding)
-        if points is not None:
-            rows.append((cell(one.handed.shown), int(number), "", points))
-    return _csv(rows)
+        if points is not None or not one.faulty:
+            rows.append((cell(one.handed.shown), int(number), "", EXCUSED if points is None else points))
+    return csv_text(rows)
 
 
 def moodle_feedback(graded: ClassResult, pages: Mapping[str, bytes]) -> bytes:
@@ -65,23 +72,6 @@ def moodle_feedback(graded: ClassResult, pages: Mapping[str, bytes]) -> bytes:
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, pages[one.id])
     return buffer.getvalue()
-
-
-def checks_csv(graded: ClassResult) -> str:
-    """A row for each learner, a column for each check: how it ended; empty where it was not graded."""
-    columns = dict.fromkeys(
-        (name, check.id)
-        for name in graded.exercises
-        for one in graded.learners
-        for result in one.exercises
-        if result.name == name
-        for check in result.checks
-    )
-    rows: list[Sequence[object]] = [("learner", *(cell(f"{name}: {check}") for name, check in columns))]
-    for one in graded.learners:
-        ends = {(result.name, check.id): check.outcome.value for result in one.exercises for check in result.checks}
-        rows.append((cell(one.id), *(ends.get(column, "") for column in columns)))
-    return _csv(rows)
 
 
 def _of(graded: ClassResult, system: str) -> list[tuple[Learner, str]]:
@@ -100,9 +90,3 @@ def _points(grade: Grade, most: Decimal, rounding: Rounding) -> Decimal | None:
     if grade.score is None or grade.most == most:
         return grade.score
     return rounding(Fraction(grade.score) * Fraction(most) / Fraction(grade.most)) if grade.most else None
-
-
-def _csv(rows: Iterable[Sequence[object]]) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerows(rows)
-    return out.getvalue()

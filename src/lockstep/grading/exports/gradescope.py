@@ -49,12 +49,12 @@ def class_results(learner: Learner, grade: Grade | None = None) -> dict[str, Any
     """
     said = "\n".join((*learner.handed.refused, *learner.handed.notes))
     if learner.report is None:
-        said = "\n".join((*(grade.lines if grade else ()), said)).strip()
+        said = "\n".join((*(grade.said if grade else ()), said)).strip()
         return {"score": float(grade.score or 0) if grade else 0, "output": said, **SHOWN}
     data = results(learner.report)
     if grade is not None and grade.score is not None:
         data["score"] = float(grade.score)
-        said = "\n".join((f"{grade.score} of {grade.most} points", *grade.lines, said)).strip()
+        said = "\n".join((f"{grade.score} of {grade.most} points", *grade.said, said)).strip()
     return {**data, "output": f"{data['output']}\n\n{said}".strip()}
 
 

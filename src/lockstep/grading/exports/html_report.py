@@ -9,6 +9,7 @@ from ..isolation import TIERS
 from ..policy import Grade
 from ..text import MARKS
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
+from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
 
 KINDS = {CheckOutcome.PASSED: "pass", CheckOutcome.FAILED: "fail", CheckOutcome.NOT_RUN: "skip"}
@@ -39,6 +40,7 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
         faults=[without_folders(_own(learner, cut(line))) for line in report.faults] if report else [],
         nothing=nothing,
         lines=grade.lines if grade and not fault else (),
+        comments=[{"on": name, "text": rendered(text)} for name, text in grade.comments] if grade else (),
         exercises=exercises,
         refused=learner.handed.refused,
         notes=learner.handed.notes,

@@ -20,7 +20,8 @@ def orders(data, world_size, epoch):
 
 def logits(weights, x):
     w1, b1, w2, b2 = weights
-    return torch.tanh(x[:, 1:] @ w1.T + b1) @ w2.T + b2
+    x = x.reshape(len(x), -1).float()[:, 1:]
+    return torch.tanh(x @ w1.T + b1) @ w2.T + b2
 
 
 def simulate(model, x, y, parts, lr):

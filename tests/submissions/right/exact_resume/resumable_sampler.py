@@ -32,9 +32,10 @@ def snapshot():
     torch.save(
         {
             "torch": torch.random.get_rng_state(),
-            "python": list(random.getstate()[1]),
+            "python": random.getstate(),
             "keys": torch.tensor(numpy_state["state"]["key"].astype("int64")),
             "position": int(numpy_state["state"]["pos"]),
+            "gauss": (numpy_state["has_gauss"], numpy_state["gauss"]),
         },
         buffer,
     )
@@ -53,8 +54,8 @@ def everybodys(own):
 def put_back(data):
     state = torch.load(io.BytesIO(data.numpy().tobytes()))
     torch.random.set_rng_state(state["torch"])
-    random.setstate((3, tuple(state["python"]), None))
-    np.random.set_state(("MT19937", state["keys"].numpy().astype("uint32"), state["position"], 0, 0.0))
+    random.setstate(state["python"])
+    np.random.set_state(("MT19937", state["keys"].numpy().astype("uint32"), state["position"], *state["gauss"]))
 
 
 def train(folder, make, dataset, *, epochs, batch_size, save_every, seed, stop_after=None):

@@ -1,4 +1,4 @@
-# style: knocks at the port first, and compares versions through the group
+# style: knocks at the port first, and compares versions in the group
 import datetime
 import itertools
 import json
@@ -132,9 +132,9 @@ def check(timeout, backend):
         total = torch.tensor([rank], device="cuda" if backend == "nccl" else "cpu")
         dist.all_reduce(total)
         settings = [None] * world
-        dist.all_gather_object(settings, (torch.__version__ + "", backend), group=side)
+        dist.all_gather_object(settings, torch.__version__ + "", group=side)
         if settings.count(settings[0]) < world:
-            return [f"rank {r} has torch {v} and uses {b}" for r, (v, b) in enumerate(settings)]
+            return [f"rank {r} has torch {version}" for r, version in enumerate(settings)]
         mine = []
         if int(total) != sum(range(world)):
             mine.append(f"rank {rank}: the all_reduce of ranks gave {int(total)}, not {sum(range(world))}")
@@ -163,4 +163,6 @@ def roll_call(store, rank, world, backend, end):
     infos = {r: json.loads(store.get(f"info/{r}")) for r in range(world) if r not in missing}
     if len({info["WORLD_SIZE"] for info in infos.values()}) > 1:
         problems.append("the world size is not the same on all ranks")
+    if len({info["backend"] for info in infos.values()}) > 1:
+        problems.append(f"each rank has its own backend: {[info['backend'] for info in infos.values()]}")
     return problems

@@ -1,0 +1,57 @@
+"""`Grader.play_ahead`: plays that wait are played at the same time, each once, and `run` takes what came out."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lockstep import ranks
+from lockstep.grading import Failed, Play
+from lockstep.grading.grader import Grader
+
+NAMES = ("one", "two", "three")
+
+
+@pytest.fixture
+def grader(tmp_path: Path) -> Any:
+    """Plays nothing: notes what it would have played, and waits until all of NAMES are being played."""
+    scenario = tmp_path / "scenario.py"
+    scenario.touch()
+    course: Any = SimpleNamespace(scenario=lambda name: scenario)
+    submission: Any = SimpleNamespace(name="example")
+    grader: Any = Grader(course, submission, tmp_path, seed=0, device="cpu")
+    meeting, grader.played = threading.Barrier(len(NAMES)), []
+
+    def carry_out(play: Play) -> ranks.Run:
+        grader.played.append(play.scenario)
+        if play.scenario in NAMES:
+            meeting.wait(60)  # one after the other they would never meet
+        if play.scenario == "three":
+            raise Failed(SimpleNamespace(id="broke-the-run", message="", line=None))  # type: ignore[arg-type]
+        return ranks.Run(play.world_size, "cpu", [])
+
+    grader._carry_out = carry_out
+    return grader
+
+
+def test_they_are_played_at_the_same_time_and_once(grader: Any) -> None:
+    grader.play_ahead(Play.of(name, 2, timeout=1.0) for name in NAMES)
+    assert sorted(grader.played) == sorted(NAMES)
+    first = grader.run("one", 2, timeout=1.0)
+    assert first.world_size == 2 and grader.run("two", 2, timeout=1.0) is not first
+    grader.play_ahead([Play.of("one", 2, timeout=1.0)])
+    assert grader.run("one", 2, timeout=1.0) is first
+    assert sorted(grader.played) == sorted(NAMES)
+    grader.run("another", 2)
+    assert grader.played[-1] == "another"
+
+
+def test_what_went_wrong_is_told_when_it_is_asked_for(grader: Any) -> None:
+    grader.play_ahead(Play.of(name) for name in NAMES)
+    assert grader.run("one")
+    with pytest.raises(Failed, match=r"^$"):
+        grader.run("three")

@@ -1,0 +1,365 @@
+# style: the file travels as bytes; samples are stacked by hand
+"""Exercise train: the whole script, for torchrun on one node or many, and for SLURM (`train.sbatch`).
+
+Chapter 5, "Before a long run". It trains on scikit-learn's handwritten digits, on CPU in seconds:
+
+    torchrun --nproc-per-node=2 exercises/train.py --epochs 12
+
+or a small GPT on the characters of Python's own library, for which you want a GPU:
+
+    torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
+
+Kill it and start it again with the same `--folder`: it continues after the last saved step. The file needs only torch
+and, for the digits, scikit-learn. Take it with you.
+"""
+
+import argparse
+import io
+import math
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.utils.data import (
+    Dataset,
+    TensorDataset,
+)
+
+Pairs = Dataset[tuple[torch.Tensor, ...]]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train with DDP.")
+    parser.add_argument("--task", choices=("digits", "gpt"), default="digits")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=48, help="samples a step, of all ranks together")
+    parser.add_argument("--accumulate", type=int, default=1, help="in how many parts each rank works through its share")
+    parser.add_argument("--lr", type=float, default=0.01, help="the largest learning rate")
+    parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of the gradient")
+    parser.add_argument("--amp", action="store_true", help="forward and loss under autocast to bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
+    parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
+    return parser.parse_args(arguments)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the job ended: steps done and planned and, once training is complete, loss and accuracy on the test set."""
+
+    steps: int
+    of: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+# What is trained, and on what: given ---------------------------------------------------------------------------------
+
+
+def datasets(task: str) -> tuple[Pairs, Pairs]:
+    """The training and the test set: pairs of an input and a class, or of 64 characters and, for each, the next one."""
+    if task == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
+        classes = torch.tensor(digits.target, dtype=torch.long)
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+        train, test = order[:1437], order[1437:]
+        return TensorDataset(inputs[train], classes[train]), TensorDataset(inputs[test], classes[test])
+    library = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
+    characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)
+    windows = characters[: len(characters) // 65 * 65].view(-1, 65)
+    inputs, following = windows[:, :-1], windows[:, 1:]
+    held_out = len(windows) // 20
+    return TensorDataset(inputs[held_out:], following[held_out:]), TensorDataset(
+        inputs[:held_out], following[:held_out]
+    )
+
+
+class GPT(nn.Module):
+    """A small transformer over characters: (B, T) numbers below 128 → (B, T, 128) logits of the next one."""
+
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(128, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T) → (B, T, 128)."""
+        length = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
+        hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
+        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+
+
+def build_model(task: str) -> nn.Module:
+    """A new model. Neither has dropout: a step depends only on the weights, the optimizer and the samples."""
+    if task == "digits":
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    return GPT()
+
+
+def rate(step: int, steps: int, largest: float) -> float:
+    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine. It needs no state."""
+    warm = max(1, steps // 20)
+    return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
+
+
+# The distributed parts -----------------------------------------------------------------------------------------------
+
+
+def join() -> torch.device:
+    """Join the process group that torchrun describes in the environment (address, port, ranks).
+
+    Returns:
+        This rank's device. On a node with GPUs it is the GPU with the rank's number *on that node*, made the current
+        device before the group is created, and the backend is nccl; otherwise the CPU, with gloo.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend="nccl" if gpus else "gloo", init_method="env://")
+    return torch.device("cuda", torch.cuda.current_device()) if gpus else torch.device("cpu")
+
+
+class StopRequest:
+    """Remembers SIGTERM and SIGUSR1. A handler can run between any two instructions, so it only sets a flag."""
+
+    def __init__(self) -> None:
+        self.made = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
+
+    One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
+    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`.
+    Raises RuntimeError on every rank if the file could not be written.
+    """
+    failed = torch.zeros(1, dtype=torch.int32)
+    why = ""
+    if dist.get_rank() == 0:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            memory = io.BytesIO()
+            torch.save(state, memory)
+            temporary = path.parent / (path.name + ".tmp")
+            with temporary.open("wb") as out:
+                out.write(memory.getbuffer())
+                out.flush()
+                os.fsync(out)
+            temporary.rename(path)
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        except (OSError, RuntimeError) as error:
+            failed += 1
+            why = str(error)
+    if torch.cuda.is_available():
+        failed = failed.cuda()
+    dist.all_reduce(failed)
+    if failed.item():
+        raise RuntimeError(f"rank 0 could not write {path}. {why}")
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The checkpoint `path`, or None where there is none; the same on every rank.
+
+    Rank 0 reads it, with `weights_only=True`, and sends it to the others: not every node needs to see the folder. That
+    suits checkpoints of a few GB, which under nccl pass through GPU memory; every rank should read larger ones itself
+    (chapter 5, "Who writes, who reads"). Returned tensors are on the CPU.
+
+    The solution skips a damaged file, says so on rank 0, and returns the one before it. If no file is intact it raises
+    RuntimeError on every rank rather than start over. The check doesn't ask for that.
+    """
+    # The file's own bytes travel, and every rank reads them: [number of bytes], then the bytes.
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    content = path.read_bytes() if dist.get_rank() == 0 and path.is_file() else b""
+    size = torch.tensor([len(content)], device=device)
+    dist.broadcast(size, 0)
+    if not size.item():
+        return None
+    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device) if content else torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(flat, 0)
+    return torch.load(io.BytesIO(bytes(flat.cpu().numpy())), map_location="cpu", weights_only=True)
+
+
+def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int) -> Iterator[Any]:
+    """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
+
+    A step uses `batch_size` samples over all ranks, an equal share on each, in `accumulate` micro-batches of equal
+    size. An epoch has `len(dataset) // batch_size` steps; samples left over are dropped. The order is that of
+    `DistributedSampler(dataset, seed=seed, drop_last=True)`, a different one in each epoch.
+    """
+    world = dist.get_world_size()
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    mine = order[: len(order) // world * world][dist.get_rank() :: world]
+    size = batch_size // world // accumulate
+    for number in range(skip * accumulate, len(dataset) // batch_size * accumulate):
+        samples = [dataset[i] for i in mine[number * size : (number + 1) * size]]
+        yield [torch.stack(column) for column in zip(*samples)]
+
+
+def loss_of(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean cross-entropy of a batch and the number of correct predictions; given."""
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
+        logits = model(inputs).flatten(0, -2)
+        loss = F.cross_entropy(logits, targets.flatten())
+    return loss, (logits.argmax(1) == targets.flatten()).sum()
+
+
+def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
+    """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
+
+    Average the gradients over the ranks once, with the last micro-batch, and clip them after that.
+
+    Returns:
+        This rank's mean loss before the step, a tensor without gradient on its device.
+    """
+    device = next(model.module.parameters()).device
+    losses = []
+    *first, last = micro_batches
+    for inputs, targets in first:
+        with model.no_sync():
+            losses.append(_backward(model, inputs.to(device), targets.to(device), amp, len(micro_batches)))
+    losses.append(_backward(model, last[0].to(device), last[1].to(device), amp, len(micro_batches)))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return torch.stack(losses).mean()
+
+
+def _backward(model: DDP, inputs: torch.Tensor, targets: torch.Tensor, amp: bool, parts: int) -> torch.Tensor:
+    loss, _ = loss_of(model, inputs, targets, amp)
+    (loss / parts).backward()
+    return loss.detach()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Pairs, device: torch.device, amp: bool, batch_size: int = 256
+) -> tuple[float, float]:
+    """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
+
+    The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
+    collectives, which ranks with fewer batches would not join.
+    """
+    model.eval()
+    share = range(len(dataset))[dist.get_rank() :: dist.get_world_size()]
+    lost, hits, count = 0.0, 0, 0
+    for start in range(0, len(share), batch_size):
+        inputs, targets = (torch.stack(column).to(device) for column in zip(*(dataset[i] for i in share[start : start + batch_size])))
+        loss, right = loss_of(model, inputs, targets, amp)
+        lost, hits, count = lost + float(loss) * targets.numel(), hits + int(right), count + targets.numel()
+    model.train()
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, (lost, hits, count))
+    lost, hits, count = (sum(column) for column in zip(*everybody))
+    return lost / count, hits / count
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> Result:
+    """Train to the last epoch, from the checkpoint in `arguments.folder` if there is one.
+
+    - Build the model after `torch.manual_seed(seed)`; all ranks start with equal weights. The optimizer is AdamW with
+      the learning rate `rate(step, …)`.
+    - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, the weights and the optimizer's
+      state. Save it every `save_every` steps, after the last step, and when the job is asked to stop.
+    - After each step one small collective tells every rank whether any rank was asked to stop (`StopRequest`), and the
+      step's loss over all ranks. If one was, all stop after the same step and save.
+    - Interrupted anywhere and restarted on the same number of ranks, it ends with the same weights.
+    - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
+      and accuracy on the test set.
+
+    Raises:
+        ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if arguments.batch_size % world or arguments.batch_size // world % arguments.accumulate:
+        raise ValueError(f"{arguments.batch_size} samples don't go into {world} ranks of {arguments.accumulate} parts")
+    request = StopRequest()
+    learn, test = datasets(arguments.task)
+    per_epoch = len(learn) // arguments.batch_size
+    total = per_epoch * arguments.epochs
+    torch.manual_seed(arguments.seed)
+    model = DDP(build_model(arguments.task).to(device), device_ids=None if device.type == "cpu" else [device])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    checkpoint = arguments.folder / "checkpoint.pt"
+    done = 0
+    if (saved := load(checkpoint)) is not None:
+        done = saved["steps"]
+        model.module.load_state_dict(saved["weights"])
+        optimizer.load_state_dict(saved["adam"])
+        say(rank, f"resumed after step {done}")
+    else:
+        say(rank, "starts at step 0")
+    for epoch in range(done // per_epoch, arguments.epochs):
+        dealt = batches(learn, epoch, done - epoch * per_epoch, arguments.batch_size, arguments.accumulate, arguments.seed)
+        while done < (epoch + 1) * per_epoch:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(done, total, arguments.lr)
+            mean = train_step(model, optimizer, [next(dealt) for _ in range(arguments.accumulate)], arguments.clip, arguments.amp)
+            done += 1
+            both = torch.tensor([float(mean) / world, float(request.made)], dtype=torch.float64, device=device)
+            dist.all_reduce(both)
+            if done % arguments.log_every == 0:
+                say(rank, f"[{done}/{total}] loss {float(both[0]):.5f}")
+            leave = float(both[1]) > 0
+            if leave or done == total or done % arguments.save_every == 0:
+                save(checkpoint, {"steps": done, "weights": model.module.state_dict(), "adam": optimizer.state_dict()})
+            if leave:
+                return Result(done, total)
+        if done < total:
+            loss, accuracy = evaluate(model.module, test, device, arguments.amp)
+            say(rank, f"after epoch {epoch + 1}: test loss {loss:.4f}, accuracy {accuracy:.3f}")
+    loss, accuracy = evaluate(model.module, test, device, arguments.amp)
+    say(rank, f"at the end: test loss {loss:.4f}, accuracy {accuracy:.3f}")
+    return Result(done, total, loss, accuracy)
+
+
+def say(rank: int, line: str) -> None:
+    """Print on rank 0, without buffering."""
+    if rank == 0:
+        print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> Result:
+    """Run the script, from the command line to the end of the process group."""
+    parsed = parse(arguments)
+    device = join()
+    try:
+        return train(parsed, device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    sys.stdout.flush()
+    os._exit(0)

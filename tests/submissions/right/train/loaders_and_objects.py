@@ -1,0 +1,358 @@
+# style: DataLoader and Subset; objects broadcast
+"""Exercise train: the whole script, for torchrun on one node or many, and for SLURM (`train.sbatch`).
+
+Chapter 5, "Before a long run". It trains on scikit-learn's handwritten digits, on CPU in seconds:
+
+    torchrun --nproc-per-node=2 exercises/train.py --epochs 12
+
+or a small GPT on the characters of Python's own library, for which you want a GPU:
+
+    torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
+
+Kill it and start it again with the same `--folder`: it continues after the last saved step. The file needs only torch
+and, for the digits, scikit-learn. Take it with you.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import signal
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+
+Pairs = Dataset[tuple[torch.Tensor, ...]]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train with DDP.")
+    parser.add_argument("--task", choices=("digits", "gpt"), default="digits")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=48, help="samples a step, of all ranks together")
+    parser.add_argument("--accumulate", type=int, default=1, help="in how many parts each rank works through its share")
+    parser.add_argument("--lr", type=float, default=0.01, help="the largest learning rate")
+    parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of the gradient")
+    parser.add_argument("--amp", action="store_true", help="forward and loss under autocast to bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
+    parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
+    return parser.parse_args(arguments)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the job ended: steps done and planned and, once training is complete, loss and accuracy on the test set."""
+
+    steps: int
+    of: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+# What is trained, and on what: given ---------------------------------------------------------------------------------
+
+
+def datasets(task: str) -> tuple[Pairs, Pairs]:
+    """The training and the test set: pairs of an input and a class, or of 64 characters and, for each, the next one."""
+    if task == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
+        classes = torch.tensor(digits.target, dtype=torch.long)
+        order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+        train, test = order[:1437], order[1437:]
+        return TensorDataset(inputs[train], classes[train]), TensorDataset(inputs[test], classes[test])
+    library = Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
+    characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)
+    windows = characters[: len(characters) // 65 * 65].view(-1, 65)
+    inputs, following = windows[:, :-1], windows[:, 1:]
+    held_out = len(windows) // 20
+    return TensorDataset(inputs[held_out:], following[held_out:]), TensorDataset(
+        inputs[:held_out], following[:held_out]
+    )
+
+
+class GPT(nn.Module):
+    """A small transformer over characters: (B, T) numbers below 128 → (B, T, 128) logits of the next one."""
+
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(128, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T) → (B, T, 128)."""
+        length = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
+        hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
+        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+
+
+def build_model(task: str) -> nn.Module:
+    """A new model. Neither has dropout: a step depends only on the weights, the optimizer and the samples."""
+    if task == "digits":
+        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    return GPT()
+
+
+def rate(step: int, steps: int, largest: float) -> float:
+    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine. It needs no state."""
+    warm = max(1, steps // 20)
+    return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
+
+
+# The distributed parts -----------------------------------------------------------------------------------------------
+
+
+def join() -> torch.device:
+    """Join the process group that torchrun describes in the environment (address, port, ranks).
+
+    Returns:
+        This rank's device. On a node with GPUs it is the GPU with the rank's number *on that node*, made the current
+        device before the group is created, and the backend is nccl; otherwise the CPU, with gloo.
+    """
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
+class StopRequest:
+    """Remembers SIGTERM and SIGUSR1. A handler can run between any two instructions, so it only sets a flag."""
+
+    def __init__(self) -> None:
+        self.made = False
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
+
+    One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
+    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`.
+    Raises RuntimeError on every rank if the file could not be written.
+    """
+    trouble = [None]
+    if dist.get_rank() == 0:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f".{path.name}.new")
+            with open(new, "wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except Exception as error:
+            trouble = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(trouble, src=0)
+    if trouble[0] is not None:
+        raise RuntimeError(f"the checkpoint {path} could not be written: {trouble[0]}")
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The checkpoint `path`, or None where there is none; the same on every rank.
+
+    Rank 0 reads it, with `weights_only=True`, and sends it to the others: not every node needs to see the folder. That
+    suits checkpoints of a few GB, which under nccl pass through GPU memory; every rank should read larger ones itself
+    (chapter 5, "Who writes, who reads"). Returned tensors are on the CPU.
+
+    The solution skips a damaged file, says so on rank 0, and returns the one before it. If no file is intact it raises
+    RuntimeError on every rank rather than start over. The check doesn't ask for that.
+    """
+    box: list[Any] = [None, None]
+    if dist.get_rank() == 0 and path.exists():
+        try:
+            box[0] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            box[1] = f"{path} could not be read: {error}"
+    dist.broadcast_object_list(box, src=0)
+    if box[1]:
+        raise RuntimeError(box[1])
+    return box[0]
+
+
+def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int) -> Iterator[Any]:
+    """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
+
+    A step uses `batch_size` samples over all ranks, an equal share on each, in `accumulate` micro-batches of equal
+    size. An epoch has `len(dataset) // batch_size` steps; samples left over are dropped. The order is that of
+    `DistributedSampler(dataset, seed=seed, drop_last=True)`, a different one in each epoch.
+    """
+    sampler = DistributedSampler(dataset, seed=seed, drop_last=True)
+    sampler.set_epoch(epoch)
+    part = batch_size // (dist.get_world_size() * accumulate)
+    mine = list(sampler)[skip * part * accumulate : len(dataset) // batch_size * part * accumulate]
+    yield from DataLoader(Subset(dataset, mine), batch_size=part)
+
+
+def loss_of(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean cross-entropy of a batch and the number of correct predictions; given."""
+    with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
+        logits = model(inputs).flatten(0, -2)
+        loss = F.cross_entropy(logits, targets.flatten())
+    return loss, (logits.argmax(1) == targets.flatten()).sum()
+
+
+def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
+    """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
+
+    Average the gradients over the ranks once, with the last micro-batch, and clip them after that.
+
+    Returns:
+        This rank's mean loss before the step, a tensor without gradient on its device.
+    """
+    optimizer.zero_grad()
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    for number, (inputs, targets) in enumerate(micro_batches, 1):
+        last = number == len(micro_batches)
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss, _ = loss_of(model, inputs.to(device), targets.to(device), amp)
+            (loss / len(micro_batches)).backward()
+        total += loss.detach() / len(micro_batches)
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return total
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Pairs, device: torch.device, amp: bool, batch_size: int = 256
+) -> tuple[float, float]:
+    """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
+
+    The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
+    collectives, which ranks with fewer batches would not join.
+    """
+    training = model.training
+    model.eval()
+    mine = list(range(dist.get_rank(), len(dataset), dist.get_world_size()))
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for inputs, targets in DataLoader(Subset(dataset, mine), batch_size=batch_size):
+        loss, correct = loss_of(model, inputs.to(device), targets.to(device), amp)
+        sums += torch.tensor([loss.item() * targets.numel(), correct.item(), targets.numel()], dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    model.train(training)
+    return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
+
+
+def train(arguments: argparse.Namespace, device: torch.device) -> Result:
+    """Train to the last epoch, from the checkpoint in `arguments.folder` if there is one.
+
+    - Build the model after `torch.manual_seed(seed)`; all ranks start with equal weights. The optimizer is AdamW with
+      the learning rate `rate(step, …)`.
+    - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, the weights and the optimizer's
+      state. Save it every `save_every` steps, after the last step, and when the job is asked to stop.
+    - After each step one small collective tells every rank whether any rank was asked to stop (`StopRequest`), and the
+      step's loss over all ranks. If one was, all stop after the same step and save.
+    - Interrupted anywhere and restarted on the same number of ranks, it ends with the same weights.
+    - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
+      and accuracy on the test set.
+
+    Raises:
+        ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if arguments.batch_size % (world * arguments.accumulate):
+        raise ValueError(f"--batch-size {arguments.batch_size} can't be divided into {world} x {arguments.accumulate}")
+    stop = StopRequest()
+    train_set, test_set = datasets(arguments.task)
+    torch.manual_seed(arguments.seed)
+    model = build_model(arguments.task).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+    in_epoch = len(train_set) // arguments.batch_size
+    steps = in_epoch * arguments.epochs
+    file = arguments.folder / "checkpoint.pt"
+    state = load(file)
+    step = 0
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    ddp = DDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+    say(rank, f"training on {world} ranks from step {step} of {steps}")
+
+    def keep() -> None:
+        save(file, {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+    measured = None
+    while step < steps:
+        epoch, done = divmod(step, in_epoch)
+        parts = batches(train_set, epoch, done, arguments.batch_size, arguments.accumulate, arguments.seed)
+        for _ in range(done, in_epoch):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step, steps, arguments.lr)
+            loss = train_step(ddp, optimizer, [next(parts) for _ in range(arguments.accumulate)], arguments.clip, arguments.amp)
+            step += 1
+            told = torch.stack([loss.float(), torch.tensor(float(stop.made), device=device)])
+            dist.all_reduce(told)
+            asked, loss = told[1].item() > 0, told[0].item() / world
+            if step % arguments.log_every == 0:
+                say(rank, f"step {step:5d} of {steps}: loss {loss:.4f}")
+            if step % arguments.save_every == 0 or step == steps or asked:
+                keep()
+            if asked:
+                say(rank, f"asked to stop: saved after step {step}")
+                return Result(step, steps)
+        measured = evaluate(model, test_set, device, arguments.amp)
+        say(rank, f"epoch {epoch + 1} of {arguments.epochs}: loss {measured[0]:.4f}, accuracy {measured[1]:.4f} on the test set")
+    if measured is None:
+        measured = evaluate(model, test_set, device, arguments.amp)
+    return Result(step, steps, *measured)
+
+
+def say(rank: int, line: str) -> None:
+    """Print on rank 0, without buffering."""
+    if rank == 0:
+        print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> Result:
+    """Run the script, from the command line to the end of the process group."""
+    parsed = parse(arguments)
+    device = join()
+    try:
+        return train(parsed, device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    sys.stdout.flush()
+    os._exit(0)
