@@ -7,12 +7,14 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 import pytest
@@ -30,10 +32,20 @@ from lockstep.ranks.processes import descendants, kill
 
 
 class Kept(Worker):
-    """A worker that outlives the engine, so that torch is imported once for all of these tests."""
+    """A worker that outlives the engine, so that torch is imported once for all of these tests. One that has died is
+    ended as ever: until it is reaped, `poll` may still call it alive."""
 
     def stop(self) -> None:
-        pass
+        if self._process is not None and has_hung_up(self._process.stdout):
+            super().stop()
+
+
+def has_hung_up(pipe: IO[str] | None) -> bool:
+    """Whether nobody can write into it any more."""
+    assert pipe is not None
+    poll = select.poll()
+    poll.register(pipe, 0)  # POLLHUP is always told
+    return bool(poll.poll(0))
 
 
 @pytest.fixture(scope="module")
