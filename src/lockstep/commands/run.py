@@ -11,14 +11,17 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from .. import cluster, ranks
-from ..ranks import text
+from ..ranks import text, timeline, timeline_picture
 from .console import console, show_text, width
 from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
+MOST_STEPS = 4
+"""So many steps fit into a picture; a trace has all."""
 LATE_SECONDS = 5.0
 """Ranks that have waited so long for one that does something else are told of."""
 COLOURS = (36, 33, 35, 32, 34, 31)
@@ -37,6 +40,9 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         if why := refusal(options, nodes):
             raise ValueError(why)
         per_node = 1 if options.spawns else _count(options.nproc_per_node or "2")
+        if options.timeline and _device(options) == "cuda":
+            raise ValueError("--timeline: the times of a GPU's work are not on the CPU's clock: add --device cpu, or use "
+                             "torch.profiler")  # fmt: skip
         shown = filtered(options.local_ranks_filter, per_node)
         network = _network(options)
     except ValueError as error:
@@ -55,6 +61,8 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         except ranks.NotRun as missing:
             print(f"not run: {missing}", file=sys.stderr)
             return NOT_RUN
+        if options.timeline:
+            print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
         if result.cause is None and not options.watch_replicas:
             return 0
         sys.stdout.flush()
@@ -89,7 +97,7 @@ def _once(
         nodes=nodes.count,
         launcher=options.spawns,
         network=network,
-        device=options.device or ("cuda" if gpu_count() else "cpu"),
+        device=_device(options),
         deadline=options.deadline,
         idle_limit=None,
         memory_limit=int(options.memory * (1 << 30)) if options.memory else None,
@@ -100,6 +108,8 @@ def _once(
         run_id=options.rdzv_id or ranks.Job.run_id,
         virtual_local_rank=options.virtual_local_rank,
         watch_replicas=options.watch_replicas,
+        timeline=bool(options.timeline),
+        mark_steps=bool(options.timeline),
         grace=_grace(options),
         own_temporary=False,
         late_after=LATE_SECONDS,
@@ -108,6 +118,35 @@ def _once(
     )
     printer.close()
     return result
+
+
+def _draw(result: ranks.Run, file: Path, script: str) -> str:
+    """Write the run's timeline to a file, and say what is in it, or why there is none."""
+    try:
+        panel = timeline.whole(result, MOST_STEPS if file.suffix == ".html" else None)
+        drawn = timeline.Timeline((panel,))
+        steps = [f"step {number}" for number in panel.numbers]
+        shown = (
+            f"{' to '.join(dict.fromkeys((steps[0], steps[-1])))}, of {panel.of}"
+            if steps
+            else "no training steps were seen"
+        )
+        if file.suffix == ".json":
+            drawn.save_trace(file)
+        else:
+            notes = [
+                f"{shown[:1].upper()}{shown[1:]}. Point at a bar, or go to it with Tab, for its bytes and milliseconds."
+            ]
+            notes += [text.headline(result)] if result.cause is not None else []
+            title = f"{script} on {len(panel.steps[0])} ranks"
+            file.write_text(timeline_picture.page(drawn, title, notes), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        return f"No timeline: {error}"
+    return f"Timeline: {file} ({shown})"
+
+
+def _device(options: argparse.Namespace) -> str:
+    return str(options.device or ("cuda" if gpu_count() else "cpu"))
 
 
 def _grace(options: argparse.Namespace) -> float:

@@ -108,6 +108,8 @@ def parser(program: str) -> argparse.ArgumentParser:
     options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
     options.add_argument("--watch-replicas", action="store_true",
                          help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
+    options.add_argument("--timeline", metavar="FILE", default=None,
+                         help="draw what each rank computed and sent: FILE.html is a page, FILE.json a trace for ui.perfetto.dev")  # fmt: skip
     options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
     options.add_argument("script", help="the Python file to run")
     options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
@@ -151,6 +153,13 @@ def refusal(options: argparse.Namespace, nodes: Nodes) -> str:
         if meant := [*meant, *["nnodes"] * (nodes.count > 1)]:
             given = meant[0].replace("_", "-")
             return f"--{given}: with --spawns the script starts its ranks itself; leave one of the two out"
+    if options.timeline is not None:
+        if Path(options.timeline).suffix not in (".html", ".json"):
+            return f"--timeline {options.timeline}: name a file that ends in .html (a page) or .json (a trace)"
+        if not Path(options.timeline).resolve().parent.is_dir():
+            return f"--timeline {options.timeline}: there is no folder {Path(options.timeline).resolve().parent}"
+        if options.no_python:
+            return "--timeline: of a program that is started with --no-python nothing is seen; leave one of them out"
     if options.no_python and options.module:
         return "--no-python and --module exclude each other: leave one of them out"
     return ""

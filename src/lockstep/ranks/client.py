@@ -42,7 +42,7 @@ from .messages import (
     read,
 )  # fmt: skip
 from .network import NotRun
-from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Stack, only_places_below
+from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Wait, only_places_below
 from .result import Run
 
 SOURCE = str(Path(__file__).resolve().parents[2])
@@ -249,6 +249,7 @@ def run(
     own_directory: bool = False,
     hidden: Iterable[str | os.PathLike[str]] = (),
     timeline: bool = Job.timeline,
+    mark_steps: bool = Job.mark_steps,
     watch_replicas: bool = Job.watch_replicas,
     restart: int = Job.restart,
     max_restarts: int = Job.max_restarts,
@@ -294,7 +295,7 @@ def run(
         output_limit=output_limit, process_limit=process_limit,
         environment=dict(os.environ) if environment is None else dict(environment),
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
-        timeline=timeline, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
+        timeline=timeline, mark_steps=mark_steps, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
         role=role, run_id=run_id, virtual_local_rank=virtual_local_rank, grace=grace,
         own_temporary=own_temporary, late_after=late_after,
     )  # fmt: skip
@@ -321,7 +322,7 @@ class _Listener:
         self.on_output, self.on_notice, self.on_interrupt = on_output, on_notice, on_interrupt
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
-        self.events: dict[int, list[Begin | End | messages.Mark]] = {}
+        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark]] = {}
         self.interrupts: list[int] = []
 
     def listen(self) -> Run:
@@ -451,7 +452,9 @@ def _stack(told: StackReport) -> Stack:
     return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
 
 
-def _place_events(report: RankReport, events: list[Begin | End | messages.Mark], began: float) -> None:
+def _place_events(
+    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark], began: float
+) -> None:
     ends: dict[int, float] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
@@ -459,6 +462,8 @@ def _place_events(report: RankReport, events: list[Begin | End | messages.Mark],
             match event:
                 case End():
                     ends[event.number] = at
+                case messages.Waited():
+                    report.waits.append(Wait(event.number, event.since / 1e9 - began, at))
                 case messages.Mark():
                     report.marks.append(Mark(report.rank, event.number, event.name, at))
                 case Begin():

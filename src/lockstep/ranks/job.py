@@ -103,7 +103,8 @@ class Job:
     the ranks have started may not hold more than `memory_limit` in all. None switches a limit off. `patience` is for how long nothing may
     have moved before ranks that all wait for each other are said to hang: more than a message takes on a slow link.
 
-    `directory` is where the ranks start; empty for a new one of the run's own. `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one
+    `directory` is where the ranks start; empty for a new one of the run's own. `timeline` records the ends of collectives and the
+    waits for them; `mark_steps` also when each training step's parts begin (`steps`). `watch_replicas` compares the replicas after every optimizer step (`replicas`). `launcher` runs the target in one
     process without torchrun's variables; the ranks are those that it starts itself through `torch.multiprocessing`.
     `nodes` tells the ranks that they are spread over so many nodes, in equal parts. `network` names the function that
     makes the network they stand in (see `network`); None is this machine's own. `run_id` and `role` are what the ranks are
@@ -131,6 +132,7 @@ class Job:
     directory: str = ""
     hidden: list[str] = field(default_factory=list)
     timeline: bool = False
+    mark_steps: bool = False
     watch_replicas: bool = False
     restart: int = 0
     max_restarts: int = 0

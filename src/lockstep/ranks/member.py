@@ -9,7 +9,7 @@ from typing import Any
 
 from .channel import Channel
 from .job import Job
-from .messages import Begin, End, Mark, MemberReport, Raised, Role, StackReport
+from .messages import Begin, End, Mark, MemberReport, Raised, Role, StackReport, Waited
 from .report import Outcome, RunEnd
 
 KEPT_EVENTS = 50_000
@@ -29,7 +29,7 @@ class Member:
     frames: list[Any] = field(default_factory=list)
     stack: StackReport | None = None
     watcher: int | None = None
-    events: deque[Begin | End | Mark] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    events: deque[Begin | End | Waited | Mark] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     observed: int = 0
     observed_headers: int = 0
     says_too_much: bool = False

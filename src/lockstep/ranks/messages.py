@@ -69,6 +69,14 @@ class End(msgspec.Struct, tag_field="event", tag="end"):
     time: int
 
 
+class Waited(msgspec.Struct, tag_field="event", tag="waited"):
+    """The main thread has waited for communication; see `report.Wait`."""
+
+    number: int
+    since: int
+    time: int
+
+
 class Mark(msgspec.Struct, tag_field="event", tag="mark"):
     """A point of the code."""
 
@@ -175,7 +183,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-FromRank = (Hello | Begin | End | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
+FromRank = (Hello | Begin | End | Waited | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
 
@@ -257,7 +265,7 @@ class Events(msgspec.Struct, tag_field="event", tag="events"):
     """Some of what a member has done, in order."""
 
     member: int
-    events: list[Begin | End | Mark]
+    events: list[Begin | End | Waited | Mark]
 
 
 class Refused(msgspec.Struct, tag_field="event", tag="not run"):

@@ -30,7 +30,22 @@ import torch.distributed.distributed_c10d as c10d
 
 from .calls import CALLS, inside_of
 from .channel import Channel, ChannelError, encode
-from .messages import Ask, Begin, End, IsRank, Leave, Mark, Observe, Place, Returned, Sample, StackReport, Watcher, read
+from .messages import (
+    Ask,
+    Begin,
+    End,
+    IsRank,
+    Leave,
+    Mark,
+    Observe,
+    Place,
+    Returned,
+    Sample,
+    StackReport,
+    Waited,
+    Watcher,
+    read,
+)
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -182,6 +197,22 @@ class Recorder:
             if known is work:
                 with contextlib.suppress(ValueError):
                     self._outstanding.remove((known, number))
+
+    def waits(self) -> bool:
+        """True where a wait is part of a timeline: on the main thread."""
+        return self.timeline and threading.get_ident() == self._main
+
+    @contextlib.contextmanager
+    def waiting(self, work: Any = None) -> Iterator[None]:
+        """Within, the calling thread waits for communication."""
+        if not self.waits():
+            yield
+            return
+        number, since = self._number_of(work) or 0, time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.send(Waited(number, since, time.monotonic_ns()))
 
     def _end(self, number: int) -> None:
         self.send(End(number, time.monotonic_ns()))
@@ -436,21 +467,34 @@ def _make_kernel(operator: Any, kind: str) -> Any:
 
 
 _library: torch.library.Library | None = None
+_functional: torch.library.Library | None = None
 _wait = dist.Work.wait
 
 
 def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-    result = _wait(self, *args, **kwargs)
-    if _current is not None and _current.pid == os.getpid():
-        _current.waited(self)
+    if _current is None or _current.pid != os.getpid():
+        return _wait(self, *args, **kwargs)
+    with _current.waiting(self):
+        result = _wait(self, *args, **kwargs)
+    _current.waited(self)
     return result
+
+
+def _lockstep_wait_tensor(keyset: Any, *values: Any) -> Any:
+    """In place of the wait of functional collectives, which does not pass `Work.wait`."""
+    below = keyset.remove(torch._C.DispatchKey.BackendSelect)
+    recorder = _current if _current is not None and _current.pid == os.getpid() else None
+    with recorder.waiting() if recorder is not None else contextlib.nullcontext():
+        return torch.ops._c10d_functional.wait_tensor.default.redispatch(below, *values)
 
 
 def install() -> None:
     """Put the kernels in place, for this process and all that are forked from it. They do nothing until `start`."""
-    global _library
+    global _library, _functional
     if _library is not None:
         return
+    _functional = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    _functional.impl("wait_tensor", _lockstep_wait_tensor, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     _library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for name, kind in _OPERATORS.items():
         packet = getattr(torch.ops.c10d, name, None)

@@ -185,6 +185,18 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """A time in which a rank's main thread stood in a wait for communication; recorded for a timeline only.
+
+    `number` is that of the collective, 0 when it isn't known.
+    """
+
+    number: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
 class Mark:
     """Something the code on a rank pointed out (`lockstep.ranks.mark`), in order with that rank's collectives."""
 
@@ -250,6 +262,7 @@ class RankReport:
     ended: float = 0.0
     collectives: list[Collective] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
     observations: dict[str, Any] = field(default_factory=dict)
 
     @property

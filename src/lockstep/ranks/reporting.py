@@ -71,6 +71,10 @@ def record(channel: Channel, job: Job) -> Any:
         from .replicas import ReplicaWatch
 
         ReplicaWatch(made).start()
+    if job.mark_steps:
+        from .steps import StepMarks
+
+        StepMarks(made).start()
     recorder.start(made)
     return made
 

@@ -71,6 +71,7 @@ from .messages import (
     Sample,
     Stop,
     ToClient,
+    Waited,
     Watcher,
     read,
 )  # fmt: skip
@@ -451,7 +452,7 @@ class Supervisor:
         if self.leaving and isinstance(message, (Returned, Raised, Exit)):
             return
         match message:
-            case Begin() | Mark() | End() if not member.says_too_much:
+            case Begin() | Mark() | End() | Waited() if not member.says_too_much:
                 member.events.append(message)
                 member.operations += isinstance(message, Begin)
                 if isinstance(message, Begin):
@@ -641,7 +642,7 @@ class Supervisor:
             self.hear(0.005)
             self._look_at_ends()
 
-    def _send_events(self, index: int, events: list[Begin | End | Mark]) -> None:
+    def _send_events(self, index: int, events: list[Begin | End | Waited | Mark]) -> None:
         try:
             self.client.send(Events(index, events))
         except ChannelError:  # too large for one message, or, alone, for any

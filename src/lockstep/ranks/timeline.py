@@ -1,0 +1,335 @@
+"""The timeline of a run: what each rank computed and sent, step by step, from what was recorded of it.
+
+A step's parts are told by marks: those that the code made (`mark("forward")`, `mark("backward")`, `mark("end")`, and
+`mark("ready NAME")` from a hook when a gradient is ready), else those of `steps`. `timeline_picture` draws it.
+
+A collective's time is **exposed** while the rank's code stands still for it: in a wait, in the backward of DDP after the
+last gradient, in DDP's constructor or before its forward. The rest is **hidden**: the rank computes meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .report import Collective, Mark, RankReport
+from .result import Run
+from .steps import PREFIX
+
+PHASES = ("forward", "backward", "between", "step")
+READY = "ready "
+END = "end"
+MICROSECONDS = 1e6
+BLOCKING = ("DDP()", "forward")
+"""Parts of DDP that wait for what they send where no wait of Python's is seen."""
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the code did between two marks. Times in seconds since the run began."""
+
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One collective: `ready` is when the gradient came that completed it, if the code marks gradients.
+
+    `early` says that it was launched while gradients were still missing, by the order of events. `exposed` are the parts of
+    its time in which the code stood still. `done` is false for one that had not ended when the run did.
+    """
+
+    kind: str
+    nbytes: int
+    ready: float | None
+    launch: float
+    end: float
+    early: bool
+    exposed: tuple[Span, ...] = ()
+    done: bool = True
+
+    @property
+    def is_all_reduce(self) -> bool:
+        """True for what averages gradients."""
+        return self.kind.startswith("all_reduce")
+
+    @property
+    def exposed_seconds(self) -> float:
+        """For how long the code stood still while it lasted."""
+        return sum(end - begin for begin, end in self.exposed)
+
+    @property
+    def hidden_seconds(self) -> float:
+        """For how long the code went on while it lasted."""
+        return max(0.0, self.end - self.launch - self.exposed_seconds)
+
+
+@dataclass(frozen=True)
+class StepOfRank:
+    """One step of one rank."""
+
+    rank: int
+    phases: tuple[Phase, ...]
+    gradients: tuple[tuple[str, float], ...]
+    collectives: tuple[Bucket, ...]
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The all-reduces alone."""
+        return tuple(one for one in self.collectives if one.is_all_reduce)
+
+    @property
+    def begin(self) -> float:
+        """When it began."""
+        return min(one[0] for one in self._spans())
+
+    @property
+    def finish(self) -> float:
+        """When its last part ended."""
+        return max(one[1] for one in self._spans())
+
+    def _spans(self) -> list[Span]:
+        return [*((one.begin, one.end) for one in self.phases), *((one.launch, one.end) for one in self.collectives)]
+
+    @cached_property
+    def lanes(self) -> tuple[int, ...]:
+        """For each collective the first line in which it overlaps none before it."""
+        free: list[float] = []
+        lanes = []
+        for one in self.collectives:
+            lane = next((number for number, end in enumerate(free) if end <= one.launch), len(free))
+            free[lane : lane + 1] = [one.end]
+            lanes.append(lane)
+        return tuple(lanes)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One run's steps: `steps[s][r]`. `of` is how many there were in all; without a step, `steps[0]` has the collectives."""
+
+    title: str
+    numbers: tuple[int, ...]
+    steps: tuple[tuple[StepOfRank, ...], ...]
+    of: int = 0
+
+    @property
+    def span(self) -> Span:
+        """From the first step's begin to the last one's end, over all ranks."""
+        steps = [one for step in self.steps for one in step if one.phases or one.collectives]
+        return min(one.begin for one in steps), max(one.finish for one in steps)
+
+
+class Timeline:
+    """One panel for each run, all to the same scale."""
+
+    def __init__(self, panels: tuple[Panel, ...]) -> None:
+        self.panels = panels
+
+    def __repr__(self) -> str:
+        return "\n".join(tell(panel) for panel in self.panels)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write Chrome's trace format (JSON), which ui.perfetto.dev and chrome://tracing open."""
+        Path(path).write_text(json.dumps(self.trace(), indent=1) + "\n", encoding="utf-8")
+
+    def trace(self) -> dict[str, Any]:
+        """The trace as data: a process for each rank, a thread for its code and for each line of its collectives."""
+        return {"traceEvents": _trace_events(self.panels), "displayTimeUnit": "ms"}
+
+
+def panel_of(run: Run, title: str = "", step: int | None = None) -> Panel:
+    """The steps of a run, or one of them.
+
+    Raises ValueError when it has no marks to tell its steps by, or no ends of its collectives.
+    """
+    of_ranks = [_steps(replace(report, ended=0.0)) for report in run.ranks]  # what has no end is not drawn
+    if not of_ranks or not all(of_ranks):
+        raise ValueError('no step to draw: let every rank call mark("forward"), mark("backward") and mark("end")')
+    count = min(map(len, of_ranks))
+    numbers = tuple(range(count)) if step is None else (range(count)[step],)
+    return Panel(title, numbers, tuple(tuple(steps[number] for steps in of_ranks) for number in numbers), count)
+
+
+def whole(run: Run, most: int | None = None) -> Panel:
+    """The last `most` steps of any run, or all; its collectives where no step was seen. A run that failed has a timeline too.
+
+    Raises ValueError when nothing was recorded.
+    """
+    reports = [_closed(report) for report in run.ranks]
+    of_ranks = [_steps(report, between=True) for report in reports]
+    count = min(map(len, of_ranks), default=0)
+    if count:
+        numbers = range(count)[-most:] if most else range(count)
+        return Panel("", tuple(numbers), tuple(tuple(one[number] for one in of_ranks) for number in numbers), count)
+    if not any(report.collectives for report in reports):
+        raise ValueError("the ranks took no training step and called no collective")
+    return Panel("", (), (tuple(_step(report, [], report.collectives) for report in reports),))
+
+
+def _closed(report: RankReport) -> RankReport:
+    """With one set of marks, and an end for a step that the run's end has cut off, or whose optimizer was never asked."""
+    own = any(_is_phase(mark) for mark in report.marks)
+    marks = [Mark(one.rank, one.number, one.name.removeprefix(PREFIX), one.at) for one in report.marks
+             if not (own and one.name.startswith(PREFIX))]  # fmt: skip
+    if not own and not any(mark.name in (END, "step") for mark in marks):
+        marks = [Mark(one.rank, one.number, END if one.name == "between" else one.name, one.at) for one in marks]
+    turns = [mark for mark in marks if _is_phase(mark)]
+    last = max([0.0, *(one.start for one in report.collectives), *(one.end or 0.0 for one in report.collectives),
+                *(one.end for one in report.waits), *(one.at for one in marks)])  # fmt: skip
+    if any(one.end is None for one in report.collectives):
+        last = max(last, report.ended)
+    if turns and turns[-1].name != END:
+        number = 1 + max([marks[-1].number, *(one.number for one in report.collectives)])
+        marks.append(Mark(report.rank, number, END, last))
+    closed = RankReport(report.rank, marks=marks, waits=report.waits, ended=last)
+    closed.collectives = report.collectives
+    return closed
+
+
+def _is_phase(mark: Mark) -> bool:
+    return mark.name in (*PHASES, END)
+
+
+def _steps(report: RankReport, between: bool = False) -> list[StepOfRank]:
+    """A rank's events from the first mark of a step to its mark "end".
+
+    What is between steps belongs to none, or, with `between`, to the step before it.
+    """
+    after: list[Collective] = []
+    pieces: list[tuple[list[Mark], list[Collective]]] = []
+    inside = False
+    events: list[Mark | Collective] = [*report.marks, *report.collectives]
+    for event in sorted(events, key=lambda event: event.number):  # stable: a mark comes before a collective
+        if not inside and isinstance(event, Mark) and event.name in PHASES:
+            if pieces and between:
+                pieces[-1][1].extend(after)
+            pieces.append(([], []))
+            inside, after = True, []
+        if inside and isinstance(event, Mark):
+            pieces[-1][0].append(event)
+        elif isinstance(event, Collective):
+            (pieces[-1][1] if inside else after).append(event)
+        inside = inside and not (isinstance(event, Mark) and event.name == END)
+    return [_step(report, *piece) for piece in pieces]
+
+
+def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> StepOfRank:
+    gradients = [mark for mark in marks if mark.name.startswith(READY)]
+    turns = [mark for mark in marks if _is_phase(mark)]
+    if turns and turns[-1].name != END:
+        raise ValueError(f'rank {report.rank}: a step has mark("{turns[-1].name}") and no mark("end") after it')
+    phases = [Phase(one.name, one.at, after.at) for one, after in itertools.pairwise(turns)]
+    if any(call.end is None for call in calls) and not report.ended:
+        raise ValueError("this run has no ends of its collectives: record it with --timeline")
+    idle = _idle(report, phases, gradients, calls)
+    last = gradients[-1].number if gradients else 0
+    known = {wait.number: wait.end for wait in report.waits}
+    collectives = []
+    for call in calls:
+        before = [mark.at for mark in gradients if mark.number < call.number]
+        ready = before[-1] if before and call.kind.startswith("all_reduce") else None
+        # Who has waited for it knows that it has ended, however late torch's thread was to say so.
+        end = report.ended if call.end is None else max(call.start, min(call.end, known.get(call.number, call.end)))
+        early = call.number < last
+        exposed = tuple(_within(idle, call.start, end))
+        collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, end, early, exposed, call.end is not None))
+    named = tuple((mark.name.removeprefix(READY), mark.at) for mark in gradients)
+    return StepOfRank(report.rank, tuple(phases), named, tuple(collectives))
+
+
+def _idle(report: RankReport, phases: list[Phase], gradients: list[Mark], calls: list[Collective]) -> list[Span]:
+    """When the code stood still for communication."""
+    spans = [(one.begin, one.end) for one in report.waits]
+    for call in calls:
+        end = report.ended if call.end is None else call.end
+        if call.inside in BLOCKING or call.kind == "monitored_barrier" or (call.end is None and call is calls[-1]):
+            spans.append((call.start, end))
+    for phase in phases:
+        if phase.name != "backward":
+            continue
+        launched = [one.start for one in calls if one.inside == "backward" and phase.begin <= one.start <= phase.end]
+        ready = [mark.at for mark in gradients if phase.begin <= mark.at <= phase.end]
+        if launched:  # DDP launches the last bucket when the last gradient is ready
+            spans.append((max(ready or launched), phase.end))
+    return spans
+
+
+def _within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
+    """The parts of spans that lie between, joined where they touch."""
+    parts: list[Span] = []
+    for one in sorted((max(a, begin), min(b, end)) for a, b in spans):
+        if one[0] >= one[1]:
+            continue
+        if parts and one[0] <= parts[-1][1]:
+            parts[-1] = (parts[-1][0], max(parts[-1][1], one[1]))
+        else:
+            parts.append(one)
+    return parts
+
+
+def tell(panel: Panel) -> str:
+    """What can be compared, without times: ranks, buckets, and how many were launched before the last gradient was ready."""
+    lines = []
+    for number, step in zip(panel.numbers, panel.steps, strict=False):
+        kinds = {(len(one.buckets), sum(bucket.early for bucket in one.buckets)) for one in step}
+        counted = ", or ".join(
+            f"{many} bucket{'s' * (many != 1)}, {early} launched before the last gradient was ready"
+            for many, early in sorted(kinds)
+        )
+        lines.append(f"step {number}: {counted}")
+    title = f"{panel.title}, " if panel.title else ""
+    gap = " " if len(lines) == 1 else "\n  "
+    return f"Timeline({title}{len(panel.steps[0])} ranks;{gap}" + f";{gap}".join(lines or ["no steps"]) + ")"
+
+
+# The trace -----------------------------------------------------------------------------------------------------------
+
+
+def _trace_events(panels: tuple[Panel, ...]) -> list[dict[str, Any]]:
+    """Chrome's "Trace Event Format": X has a duration, i is an instant, M names; times in microseconds."""
+    events: list[dict[str, Any]] = []
+    for place, panel in enumerate(panels):
+        start = panel.span[0]
+        for index, rank in enumerate(one.rank for one in panel.steps[0]):
+            pid = 1000 * place + rank
+            events.append(_event("M", "process_name", pid, 0, 0.0, args={"name": f"{panel.title} rank {rank}".strip()}))
+            events.append(_event("M", "thread_name", pid, 0, 0.0, args={"name": "code"}))
+            for lane in range(max((lane for step in panel.steps for lane in step[index].lanes), default=-1) + 1):
+                events.append(_event("M", "thread_name", pid, lane + 1, 0.0, args={"name": f"collective {lane + 1}"}))
+            for number, step in itertools.zip_longest(panel.numbers, panel.steps):
+                events += _trace_step(step[index], number, pid, start)
+    return events
+
+
+def _trace_step(one: StepOfRank, number: int | None, pid: int, start: float) -> list[dict[str, Any]]:
+    events = []
+    if number is not None:
+        events.append(_event("i", f"step {number}", pid, 0, one.begin - start, s="p"))
+    for phase in one.phases:
+        events.append(_event("X", phase.name, pid, 0, phase.begin - start, dur=phase.end - phase.begin))
+    for name, at in one.gradients:
+        events.append(_event("i", f"ready {name}", pid, 0, at - start, s="t"))
+    for item, lane in zip(one.collectives, one.lanes, strict=True):
+        args = {"nbytes": item.nbytes, "launched_before_last_gradient": item.early, "done": item.done,
+                "exposed_us": round(item.exposed_seconds * MICROSECONDS, 3),
+                "hidden_us": round(item.hidden_seconds * MICROSECONDS, 3)}  # fmt: skip
+        at, seconds = item.launch - start, item.end - item.launch
+        events.append(_event("X", item.kind, pid, lane + 1, at, dur=seconds, args=args))
+        if item.ready is not None:
+            events.append(_event("i", "bucket ready", pid, lane + 1, item.ready - start, s="t"))
+    return events
+
+
+def _event(ph: str, name: str, pid: int, tid: int, at: float, dur: float | None = None, **more: Any) -> dict[str, Any]:
+    event = {"ph": ph, "name": name, "pid": pid, "tid": tid, "ts": round(at * MICROSECONDS, 3), **more}
+    if dur is not None:
+        event["dur"] = round(max(dur, 0.0) * MICROSECONDS, 3)
+    return event

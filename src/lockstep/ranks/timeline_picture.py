@@ -1,0 +1,313 @@
+"""The picture of a timeline: an SVG without scripts and links, as wide as its place.
+
+A bar shows its numbers when it is pointed at and when it has the keyboard's focus: its tip is drawn above it, over what
+has been drawn before, so everything is drawn from top to bottom.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
+
+WIDTH, LEFT, RIGHT = 720, 62, 14
+CHARACTER = 6.9
+TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
+ABOVE = 60
+"""How far the highest tip may stand out above the picture."""
+THIN_FROM = 5
+NAMES = {"forward": "forward", "backward": "backward", "between": "after backward", "step": "step"}
+SHORT = 5e-6
+"""Seconds that nobody sees in a picture of milliseconds."""
+UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
+
+
+def picture(timeline: Timeline) -> str:
+    """The picture, to be written to a file of its own."""
+    return _svg(timeline.panels, alone=True)
+
+
+def inline(timeline: Timeline) -> str:
+    """The picture for a page. Where a sanitizer takes styles and SVG out, its text is left."""
+    keys = "".join(
+        f'<svg data-measured="" width="{wide:.0f}" height="{LINE}">{_key(key, 0, 0)}</svg>'
+        for key, wide in _keys(timeline.panels)
+    )
+    plain = "<br>".join(map(escape, repr(timeline).splitlines()))
+    return (
+        f'<div class="lockstep-timeline"><style>{style()}</style><p class="tl-plain">{plain}<br>'
+        f'The picture is not shown here.</p><div class="tl-keys" hidden>{keys}</div>'
+        f'<div class="tl-box" hidden>{_svg(timeline.panels)}</div></div>'
+    )
+
+
+def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
+    """A page of its own."""
+    said = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        "<style>:root { color-scheme: light dark } body { font: 16px/1.5 sans-serif; max-width: 960px; margin: 0 auto; "
+        "padding: 12px; overflow-wrap: anywhere } h1 { font-size: 1.3rem }</style></head>"
+        f"<body><main><h1>{escape(title)}</h1>{said}{inline(timeline)}</main></body></html>\n"
+    )
+
+
+@cache
+def style() -> str:
+    """The pictures' style, in one line."""
+    return " ".join(Path(__file__).with_name("timeline.css").read_text(encoding="utf-8").split())
+
+
+@dataclass
+class _Bar:
+    """What is drawn of a phase or a collective. `parts` are its rectangles: class, left and right."""
+
+    left: float
+    right: float
+    parts: list[tuple[str, float, float]]
+    said: list[str]
+    label: str = ""
+    group: str = ""
+    mark: float = WIDTH
+    """The place of a line before the bar, which a label leaves free."""
+
+
+@dataclass
+class _Lane:
+    """A line of bars that do not overlap."""
+
+    top: float
+    height: float
+    bars: list[_Bar] = field(default_factory=list)
+
+    def draw(self) -> list[str]:
+        ends = [LEFT, *(bar.right for bar in self.bars)]
+        begins = [*(bar.left for bar in self.bars), WIDTH]
+        drawn = []
+        for number, bar in enumerate(self.bars):
+            drawn += self._label(bar, ends[number], begins[number + 1])
+        return drawn + [self._draw(bar) for bar in self.bars]
+
+    def _label(self, bar: _Bar, before: float, after: float) -> list[str]:
+        """A collective's label, beside the bar where there is room."""
+        needed, y = CHARACTER * len(bar.label) + 8, self.top + self.height - 4
+        if not bar.label or self.height < 13:
+            return []
+        if after - bar.right > needed:
+            return [f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(bar.label)}</text>']
+        x = min(bar.left, bar.mark) - 4
+        if x - before > needed:
+            return [f'<text class="tl-soft" text-anchor="end" x="{x:.1f}" y="{y:g}">{escape(bar.label)}</text>']
+        return []
+
+    def _draw(self, bar: _Bar) -> str:
+        shapes = [_rect(kind, left, self.top, right - left, self.height) for kind, left, right in bar.parts]
+        wide = max(bar.right - bar.left, 8.0)
+        shapes.append(_rect("hit", (bar.left + bar.right - wide) / 2, self.top, wide, self.height))
+        if bar.group == "tl-phase" and bar.right - bar.left > CHARACTER * len(bar.label) + 6:
+            shapes.append(f'<text x="{bar.left + 4:.1f}" y="{self.top + 15:g}">{escape(bar.label)}</text>')
+        label = escape(", ".join(bar.said))
+        kind = f"tl-bar {bar.group}".strip()
+        return f'<g class="{kind}" tabindex="0" role="img" aria-label="{label}">{"".join(shapes)}{self._tip(bar)}</g>'
+
+    def _tip(self, bar: _Bar) -> str:
+        wide, high = max(map(len, bar.said)) * CHARACTER + 14, 17 * len(bar.said) + 8
+        x = min(max(bar.left - 8, 2), WIDTH - wide - 2)
+        y = max(self.top - high - 3, 2 - ABOVE)
+        lines = "".join(
+            f'<text x="{x + 7:.1f}" y="{y + 17 * number + 18:g}">{escape(line)}</text>'
+            for number, line in enumerate(bar.said)
+        )
+        box = f'<rect x="{x:.1f}" y="{y:g}" width="{wide:.1f}" height="{high}" rx="4"/>'
+        return f'<g class="tl-tip" aria-hidden="true">{box}{lines}</g>'
+
+
+class _Scale:
+    """From seconds to places."""
+
+    def __init__(self, panels: tuple[Panel, ...]) -> None:
+        self.longest = max(end - begin for begin, end in (panel.span for panel in panels))
+        self.per_second = (WIDTH - LEFT - RIGHT) / self.longest if self.longest else 1.0
+
+    def place(self, seconds: float) -> float:
+        return LEFT + seconds * self.per_second
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places and numbers below the axis, at most eleven."""
+        unit = next((unit for unit in UNITS if self.longest / unit <= 10), self.longest or 1.0)
+        factor = 1 if self.longest >= 10 else 1000
+        return [(self.place(n * unit), f"{n * unit * factor:g}") for n in range(int(self.longest / unit) + 1)]
+
+    @property
+    def unit(self) -> str:
+        return "s" if self.longest >= 10 else "ms"
+
+
+def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
+    scale = _Scale(panels)
+    parts: list[str] = []
+    top = 4.0
+    for panel in panels:
+        drawn, top = _panel(panel, scale, top)
+        parts += drawn
+    parts += [f'<text class="tl-soft" text-anchor="middle" x="{x:.1f}" y="{top + 14:g}">{text}</text>'
+              for x, text in scale.ticks()]  # fmt: skip
+    parts.append(f'<text class="tl-soft" x="8" y="{top + 14:g}">{scale.unit}</text>')
+    height = top + AXIS
+    legend, above = _legend(panels) if alone else ([], 0.0)
+    head = f"<style>{style()}</style>" if alone else ""
+    label = escape(" ".join(map(tell, panels)))
+    return "\n".join([
+        f'<svg data-measured="" class="lockstep-timeline" xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above:g} {WIDTH} {height + above:g}" '
+        f'role="group" aria-label="{label}">{head}',
+        f'<rect class="tl-bg" y="{-above:g}" width="{WIDTH}" height="{height + above:g}"/>', *legend, *parts, "</svg>",
+    ])  # fmt: skip
+
+
+def _panel(panel: Panel, scale: _Scale, top: float) -> tuple[list[str], float]:
+    start, parts = panel.span[0], []
+    if panel.title:
+        parts.append(f'<text class="tl-bold" x="8" y="{top + 17:g}">{escape(panel.title)}</text>')
+        top += TITLE
+    first = top
+    for number, step in zip(panel.numbers, panel.steps, strict=False):
+        x = scale.place(step[0].begin - start)
+        parts.append(f'<text class="tl-soft" x="{x:.1f}" y="{top + 14:g}">step {number}</text>')
+    top += STRIP if panel.numbers else 4
+    for index in range(len(panel.steps[0])):
+        drawn, top = _rank(panel, index, scale, top)
+        parts += drawn
+    grid = "".join(f"M{x:.1f} {first + STRIP:g}V{top - GAP / 2:g}" for x, _ in scale.ticks())
+    return [f'<path class="tl-grid" d="{grid}"/>', *parts], top
+
+
+def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str], float]:
+    start, steps = panel.span[0], [step[index] for step in panel.steps]
+
+    def x(at: float) -> float:
+        return scale.place(at - start)
+
+    parts = [f'<text class="tl-soft" x="8" y="{top + 15:g}">rank {steps[0].rank}</text>']
+    ticked = TICKS if any(one.gradients for one in steps) else 3
+    rows = max((lane for one in steps for lane in one.lanes), default=-1) + 1
+    row = 17 if rows < THIN_FROM else 10
+    code = _Lane(top, ROW)
+    lanes = [_Lane(top + ROW + ticked + number * row, row - 3) for number in range(rows)]
+    below = top + ROW + ticked + rows * row
+    for number, one in itertools.zip_longest(panel.numbers, steps):
+        where = f"rank {one.rank}" + (f", step {number}" if number is not None else "")
+        code.bars += [_phase(phase, where, x(phase.begin), x(phase.end)) for phase in one.phases]
+        if number is not None:
+            parts.append(f'<path class="tl-step" d="M{x(one.begin):.1f} {top - 4:g}V{below:g}"/>')
+        for name, at in one.gradients:
+            said = f"<title>gradient of {escape(name)} ready</title>"
+            parts.append(f'<path class="tl-tick" d="M{x(at):.1f} {top + ROW + 1:g}v{TICKS - 3}">{said}</path>')
+        for item, lane, name in _named(one):
+            if item.ready is not None:
+                parts.append(
+                    f'<path class="tl-ready" d="M{x(item.ready):.1f} {top + ROW:g}V{lanes[lane].top + row - 3:g}"/>'
+                )
+            lanes[lane].bars.append(_collective(item, name, where, x))
+    parts.append(f'<path class="tl-grid" d="M8 {below + GAP / 2:g}H{WIDTH - RIGHT}"/>')
+    return [*parts, *(line for lane in (code, *lanes) for line in lane.draw())], below + GAP
+
+
+def _named(one: StepOfRank) -> Iterable[tuple[Bucket, int, str]]:
+    """A step's collectives, each with its line and its name: all-reduces are counted as buckets."""
+    number = 0
+    for item, lane in zip(one.collectives, one.lanes, strict=True):
+        number += item.is_all_reduce
+        yield item, lane, f"bucket {number}" if item.is_all_reduce and one.phases else item.kind
+
+
+def _phase(phase: Phase, where: str, left: float, right: float) -> _Bar:
+    kind = phase.name if phase.name in ("forward", "backward") else "code"
+    said = [NAMES[phase.name], where, _ms(phase.end - phase.begin)]
+    return _Bar(left, right, [(kind, left, right)], said, NAMES[phase.name], "tl-phase")
+
+
+def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
+    left, right = x(item.launch), x(item.end)
+    exposed = [(x(begin), x(end)) for begin, end in item.exposed]
+    mark = WIDTH if item.ready is None else x(item.ready)
+    right = max(right, left + 1.5)
+    seconds = item.end - item.launch
+    if not item.done:
+        told = "it did not end"
+    elif not item.exposed:
+        told = "hidden: the rank computed"
+    elif item.hidden_seconds < SHORT:
+        told = "exposed: the rank waited"
+    else:
+        told = f"exposed {_ms(item.exposed_seconds)}, hidden {_ms(item.hidden_seconds)}"
+    head = f"{name} ({item.kind})" if name != item.kind else name
+    parts = [("hidden", left, right), *(("exposed", a, max(b, a + 0.8)) for a, b in exposed)]
+    label = f"{name}, {_size(item.nbytes)}" + ("" if item.done else ", did not end")
+    return _Bar(left, right, parts, [head, where, f"{_size(item.nbytes)}, {_ms(seconds)}", told], label,
+                "" if item.is_all_reduce else "tl-other", mark)  # fmt: skip
+
+
+def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]:
+    """One entry for each kind of bar and line that is in the picture (class, words, group), and how wide it is."""
+    steps = [one for panel in panels for step in panel.steps for one in step]
+    phases = {phase.name for one in steps for phase in one.phases}
+    items = [item for one in steps for item in one.collectives]
+    sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
+    keys = [(name if name in ("forward", "backward") else "code", words, "")
+            for name, words in NAMES.items() if name in phases]  # fmt: skip
+    for some, words, group in ((sums, "all-reduce", ""), (others, "other collective", "tl-other")):
+        if any(one.hidden_seconds > SHORT for one in some):
+            keys.append(("hidden", f"{words}, hidden: the rank computes", group))
+        if any(one.exposed for one in some):
+            keys.append(("exposed", f"{words}, exposed: the rank waits", group))
+    keys += [("tick", "a gradient is ready", "")] if any(one.gradients for one in steps) else []
+    keys += [("ready", "its bucket is full", "")] if any(item.ready is not None for item in items) else []
+    keys += [("step", "a step begins", "")] if any(panel.numbers for panel in panels) else []
+    return [(key, 38 + 7.4 * len(key[1])) for key in keys]
+
+
+def _key(key: tuple[str, str, str], x: float, y: float) -> str:
+    kind, words, group = key
+    if kind in ("tick", "ready", "step"):
+        shape = f'<path class="tl-{kind}" d="M{x + 9:g} {y + 3:g}V{y + 17:g}"/>'
+    else:
+        shape = _rect(kind, x + 1, y + 4, 18, 12)
+    text = f'<text x="{x + 24:g}" y="{y + 15:g}">{escape(words)}</text>'
+    return f'<g class="{group}">{shape}{text}</g>' if group else shape + text
+
+
+def _legend(panels: tuple[Panel, ...]) -> tuple[list[str], float]:
+    """What the picture needs above it when it stands alone, and how high that is."""
+    lines: list[list[tuple[tuple[str, str, str], float]]] = [[]]
+    for key, wide in _keys(panels):
+        if lines[-1] and 8 + sum(one for _, one in lines[-1]) + wide > WIDTH:
+            lines.append([])
+        lines[-1].append((key, wide))
+    high = max(ABOVE, LINE * len(lines) + 8)
+    parts = []
+    for number, line in enumerate(lines):
+        x = 8.0
+        for key, wide in line:
+            parts.append(_key(key, x, 6 - high + LINE * number))
+            x += wide
+    return parts, high
+
+
+def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="tl-{kind}" x="{x:.1f}" y="{y:g}" width="{max(width, 0.5):.1f}" height="{height:g}"/>'
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"
+
+
+def _size(nbytes: int) -> str:
+    if nbytes >= 1 << 20:
+        return f"{nbytes / (1 << 20):.1f} MiB"
+    return f"{nbytes / 1024:.1f} KiB" if nbytes >= 1 << 10 else f"{nbytes} bytes"

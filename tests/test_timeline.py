@@ -1,0 +1,220 @@
+"""The timeline of any run: what is exposed and what is hidden, the picture's bars and their numbers, the page and the trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.accessibility import violations
+from support.browser import chromium, faults
+
+from lockstep import ranks
+from lockstep.commands import run as command
+from lockstep.notebook.timeline import timeline
+from lockstep.ranks.report import Collective, Mark, Outcome, RankReport, Wait
+from lockstep.ranks.steps import PREFIX
+from lockstep.ranks.timeline import Timeline, whole
+from lockstep.ranks.timeline_picture import inline, page, picture
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def call(
+    rank: int, number: int, kind: str, begin: float, end: float | None, inside: str, nbytes: int = 2048
+) -> Collective:
+    return Collective(rank, number, kind, "0", number, nbytes, (4,), "float32", begin, inside=inside, end=end)
+
+
+def made(prefix: str = "", steps: int = 1) -> ranks.Run:
+    """Two ranks: bucket 1 is hidden for 2 of its 3 ms, bucket 2 is exposed; a reduce is waited for all its time."""
+    reports = []
+    for rank in range(2):
+        report = RankReport(rank, Outcome.RETURNED, ended=9.0)
+        for step in range(steps):
+            at, n = step * 0.02, step * 10
+            for number, name, ms in (
+                (1, "forward", 0),
+                (2, "backward", 2),
+                (7, "between", 8),
+                (8, "step", 10),
+                (9, "end", 11),
+            ):
+                report.marks.append(Mark(rank, n + number, prefix + name, at + ms / 1000))
+            report.collectives += [
+                call(rank, n + 3, "all_reduce", at + 0.003, at + 0.006, "backward"),
+                call(rank, n + 4, "all_reduce", at + 0.005, at + 0.007, "backward", 3 << 20),
+                call(rank, n + 8, "reduce", at + 0.0085, at + 0.0095, ""),
+            ]
+            report.waits.append(Wait(n + 8, at + 0.0084, at + 0.0096))
+        reports.append(report)
+    return ranks.Run(2, "cpu", reports)
+
+
+def labels(drawn: ElementTree.Element) -> list[str]:
+    return [bar.get("aria-label") or "" for bar in drawn.iter(f"{SVG}g") if bar.get("tabindex") == "0"]
+
+
+def test_exposed_is_when_the_code_stands_still() -> None:
+    for run in (made(), made(PREFIX)):
+        one = whole(run).steps[0][1]
+        assert [phase.name for phase in one.phases] == ["forward", "backward", "between", "step"]
+        spent = [
+            (round(item.exposed_seconds * 1000, 3), round(item.hidden_seconds * 1000, 3)) for item in one.collectives
+        ]
+        assert spent == [(1, 2), (2, 0), (1, 0)]
+        assert one.lanes == (0, 1, 0)
+
+
+def test_who_marks_the_steps_is_not_marked_again() -> None:
+    run = made()
+    for report in run.ranks:
+        report.marks += [
+            Mark(report.rank, 12 + n, PREFIX + name, 0.012 + n / 1000) for n, name in enumerate(("forward", "end"))
+        ]
+    assert whole(run).of == 1
+
+
+def test_bars_come_in_order_and_say_their_numbers() -> None:
+    drawn = ElementTree.fromstring(picture(Timeline((whole(made()),))))
+    mine = [one for one in labels(drawn) if "rank 1" in one]
+    assert mine == [
+        "forward, rank 1, step 0, 2.00 ms",
+        "backward, rank 1, step 0, 6.00 ms",
+        "after backward, rank 1, step 0, 2.00 ms",
+        "step, rank 1, step 0, 1.00 ms",
+        "bucket 1 (all_reduce), rank 1, step 0, 2.0 KiB, 3.00 ms, exposed 1.00 ms, hidden 2.00 ms",
+        "reduce, rank 1, step 0, 2.0 KiB, 1.00 ms, exposed: the rank waited",
+        "bucket 2 (all_reduce), rank 1, step 0, 3.0 MiB, 2.00 ms, exposed: the rank waited",
+    ]
+    assert len(labels(drawn)) == 14
+    bar = next(one for one in drawn.iter(f"{SVG}g") if "bucket 1" in (one.get("aria-label") or ""))
+    hidden, exposed = (
+        float(next(r for r in bar if r.get("class") == f"tl-{kind}").get("width") or 0)
+        for kind in ("hidden", "exposed")
+    )
+    assert hidden == pytest.approx(3 * exposed, abs=0.3), "the exposed part lies over the whole bar"
+    assert sum(path.get("class") == "tl-step" for path in drawn.iter(f"{SVG}path")) == 2 + 1  # ranks, and the legend
+
+
+def test_text_is_escaped_and_a_failed_run_is_drawn_to_its_end() -> None:
+    run = made()
+    run.ranks[0].collectives.append(call(0, 11, "<b>", 0.015, None, ""))
+    one = whole(run).steps[0][0]
+    assert len(one.collectives) == 3, "what comes after the last step is no step's"
+    run.ranks[0].marks = run.ranks[0].marks[:-1]  # cut off
+    last = whole(run).steps[0][0].collectives[-1]
+    assert not last.done and last.end == 9.0
+    html = page(Timeline((whole(run),)), "a <script> & b")
+    assert "<script" not in html and "<b>" not in html and "&lt;b&gt;" in html
+    for said in (timeline, lambda run: whole(ranks.Run(1, "cpu", [RankReport(0)]))):
+        with pytest.raises(ValueError):
+            said(run)
+
+
+def test_only_the_last_steps_are_drawn_and_all_are_traced() -> None:
+    panel = whole(made(steps=6), 4)
+    assert panel.numbers == (2, 3, 4, 5) and panel.of == 6
+    events = Timeline((whole(made(steps=6)),)).trace()["traceEvents"]
+    bars = [one for one in events if one["ph"] == "X" and one["pid"] == 1]
+    assert len(bars) == 6 * (4 + 3) and [one["ts"] for one in bars if one["name"] == "forward"] == [
+        20000.0 * n for n in range(6)
+    ]
+    first = next(one for one in bars if one["name"] == "all_reduce")
+    assert (first["ts"], first["dur"], first["args"]["exposed_us"], first["args"]["hidden_us"]) == (
+        3000,
+        3000,
+        1000,
+        2000,
+    )
+
+
+TRAIN = """
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    with model.no_sync():
+        model(torch.ones(2, 8)).sum().backward()
+    model(torch.ones(2, 8)).sum().backward()
+    dist.all_reduce(torch.ones(3))
+    functional.all_reduce(torch.ones(5), "sum", dist.group.WORLD) + 1
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("kind", ["html", "json"])
+def test_the_command_draws_a_script_that_marks_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    out = tmp_path / f"out.{kind}"
+    assert command.main(["--device=cpu", "--timeline", str(out), str(tmp_path / "train.py")]) == 0
+    assert f"Timeline: {out} (step 0 to step 2, of 3)" in capsys.readouterr().err
+    if kind == "json":
+        events = json.loads(out.read_text())["traceEvents"]
+        mine: list[dict[str, Any]] = [one for one in events if one["ph"] == "X" and one["pid"] == 1]
+        assert [one["name"] for one in mine if one["tid"] == 0] == [
+            "forward", "backward", "between", "forward", "backward", "between", "step"] * 3  # fmt: skip
+        sent = [one["args"]["nbytes"] for one in mine if one["name"] == "all_reduce"]
+        assert sent == [288, 12, 20] * 3
+        waited = [one["args"]["exposed_us"] for one in mine if one["name"] == "all_reduce"]
+        assert all(microseconds > 0 for microseconds in waited), waited
+        return
+    drawn = re.search(r'<svg data-measured="" class.*</svg>', out.read_text(), re.DOTALL)
+    assert drawn and sum("all_reduce" in one for one in labels(ElementTree.fromstring(drawn[0]))) == 2 * 9
+
+
+@pytest.mark.parametrize("wrong", [["out.png"], ["no/out.html"], ["out.html", "--no-python"]])
+def test_a_timeline_that_cannot_be_is_refused(
+    wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--device=cpu", "--timeline", *wrong, "train.py"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pointing_and_focus_show_the_numbers_at_any_width(scheme: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page(Timeline((whole(made()),)), "Two ranks"), encoding="utf-8")
+    with chromium() as browser:
+        for width in (1400, 700, 360):
+            seen = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+            errors = faults(seen)
+            seen.goto(f"file://{tmp_path}/page.html")
+            bars = seen.locator(".tl-bar")
+            assert seen.locator(".tl-tip:visible").count() == 0
+            bars.nth(0).focus()
+            seen.keyboard.press("Tab")
+            tip = seen.locator(".tl-tip:visible")
+            assert tip.count() == 1 and "6.00 ms" in (tip.text_content() or "")
+            bars.nth(4).hover()
+            assert "exposed 1.00 ms, hidden 2.00 ms" in (bars.nth(4).locator(".tl-tip:visible").text_content() or "")
+            assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert seen.locator(".tl-box text").first.evaluate("one => one.getBoundingClientRect().height") >= 11
+            assert seen.get_by_text("The picture is not shown here").is_hidden()
+            assert violations(seen) == [] and errors == []
+
+
+def test_without_its_styles_only_the_text_is_seen(tmp_path: Path) -> None:
+    """JupyterLab takes the styles out of what it does not trust, and the tags of SVG, but not the text in them."""
+    bare = re.sub(
+        r"<style>.*?</style>|</?(?:svg|g|rect|path|text|title)\b[^>]*>",
+        "",
+        inline(Timeline((whole(made()),))),
+        flags=re.DOTALL,
+    )
+    (tmp_path / "page.html").write_text(f"<!doctype html><body>{bare}", encoding="utf-8")
+    with chromium() as browser:
+        seen = browser.new_page()
+        seen.goto(f"file://{tmp_path}/page.html")
+        said = seen.locator("body").inner_text()
+    assert said.startswith("Timeline(2 ranks;") and said.rstrip().endswith("The picture is not shown here.")
