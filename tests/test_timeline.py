@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -98,6 +99,23 @@ def test_bars_come_in_order_and_say_their_numbers() -> None:
     )
     assert hidden == pytest.approx(3 * exposed, abs=0.3), "the exposed part lies over the whole bar"
     assert sum(path.get("class") == "tl-step" for path in drawn.iter(f"{SVG}path")) == 2 + 1  # ranks, and the legend
+
+
+def test_no_two_labels_of_a_line_overlap() -> None:
+    run = made()
+    for report in run.ranks:
+        gaps = ((0.0, 0.0005), (0.003, 0.0055), (0.0058, 0.0063))  # the first has room for one label, not two
+        report.collectives = [call(report.rank, 3 + n, "all_reduce", a, b, "backward") for n, (a, b) in enumerate(gaps)]
+    drawn = ElementTree.fromstring(picture(Timeline((whole(run),))))
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for text in drawn.findall(f"{SVG}text"):
+        if (text.text or "").startswith("bucket"):
+            x, wide = float(text.get("x") or 0), 6.9 * len(text.text or "")
+            begin = x - wide if text.get("text-anchor") == "end" else x
+            spans.setdefault(text.get("y") or "", []).append((begin, begin + wide))
+    assert len(spans) == 2
+    for line in spans.values():
+        assert len(line) >= 2 and all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(line)))
 
 
 def test_text_is_escaped_and_a_failed_run_is_drawn_to_its_end() -> None:

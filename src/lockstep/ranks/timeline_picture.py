@@ -87,24 +87,28 @@ class _Lane:
     bars: list[_Bar] = field(default_factory=list)
 
     def draw(self) -> list[str]:
-        ends = [LEFT, *(bar.right for bar in self.bars)]
         begins = [*(bar.left for bar in self.bars), WIDTH]
-        drawn = []
+        free, drawn = float(LEFT), []
         for number, bar in enumerate(self.bars):
-            drawn += self._label(bar, ends[number], begins[number + 1])
+            label, right = self._label(bar, free, begins[number + 1])
+            drawn += label
+            free = max(free, right)
         return drawn + [self._draw(bar) for bar in self.bars]
 
-    def _label(self, bar: _Bar, before: float, after: float) -> list[str]:
-        """A collective's label, beside the bar where there is room."""
+    def _label(self, bar: _Bar, free: float, after: float) -> tuple[list[str], float]:
+        """A collective's label, beside the bar where there is room from `free` on, and where bar and label end."""
         needed, y = CHARACTER * len(bar.label) + 8, self.top + self.height - 4
-        if not bar.label or self.height < 13:
-            return []
-        if after - bar.right > needed:
-            return [f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(bar.label)}</text>']
+        if not bar.label or bar.group == "tl-phase" or self.height < 13:
+            return [], bar.right
         x = min(bar.left, bar.mark) - 4
-        if x - before > needed:
-            return [f'<text class="tl-soft" text-anchor="end" x="{x:.1f}" y="{y:g}">{escape(bar.label)}</text>']
-        return []
+        if after - bar.right > needed:
+            text = f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(bar.label)}</text>'
+            return [text], bar.right + needed
+        if x - free > needed:
+            return [
+                f'<text class="tl-soft" text-anchor="end" x="{x:.1f}" y="{y:g}">{escape(bar.label)}</text>'
+            ], bar.right
+        return [], bar.right
 
     def _draw(self, bar: _Bar) -> str:
         shapes = [_rect(kind, left, self.top, right - left, self.height) for kind, left, right in bar.parts]
