@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -126,6 +127,10 @@ def failing_chapter(course: Path, fails: int) -> Path:
     return tries
 
 
+def call_twice(course: Path, first: str, alone: str) -> int:
+    return testing._call_twice(first.split(), alone.split(), course, dict(os.environ), course / "cache")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fails", "code", "tries"),
@@ -141,8 +146,7 @@ def test_what_failed_beside_others_is_run_once_more(
 ) -> None:
     """One that passes alone is named. What has to hold at any load has failed."""
     counted = counting(course, name, fails)
-    failing_chapter(course, 0)
-    assert testing.run_tests(course, ["--all"]) == code
+    assert call_twice(course, "-q --numprocesses=2 tests", "-q") == code
     said = capfd.readouterr().out
     assert counted.read_text() == "x" * tries
     assert ("Unsteady, failed beside others and passed alone: tests/test_once.py::test_once" in said) is (code == 0)
@@ -151,14 +155,13 @@ def test_what_failed_beside_others_is_run_once_more(
 @pytest.mark.slow
 def test_many_failures_are_no_accident(course: Path) -> None:
     counted = [counting(course, f"test_once{number}", 1) for number in range(testing.SECOND_TRIES + 1)]
-    failing_chapter(course, 0)
-    assert testing.run_tests(course, ["--all"]) == 1
+    assert call_twice(course, "-q tests", "-q") == 1
     assert {one.read_text() for one in counted} == {"x"}
 
 
 @pytest.mark.slow
 def test_a_chapter_is_run_again_from_its_first_cell(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
     counted = failing_chapter(course, 1)
-    assert testing.run_tests(course, ["--all"]) == 0
+    assert call_twice(course, "--nbval chapters -q --numprocesses=2 --dist=loadfile", "--nbval -q") == 0
     assert counted.read_text() == "xx"
     assert "passed alone: chapters/01_numbers.ipynb\n" in capfd.readouterr().out
