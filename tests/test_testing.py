@@ -122,6 +122,9 @@ def failing_chapter(course: Path, fails: int) -> Path:
     tries = course / "tries"
     first = f"from pathlib import Path\np = Path({str(tries)!r})\np.open('a').write('x')\nassert len(p.read_text()) > {fails}\nx = 1"
     (course / "chapters").mkdir()
+    (course / "chapters" / "conftest.py").write_text(
+        "def pytest_configure(config):\n    config.option.randomly_reorganize = False\n"
+    )
     cells = [nbformat.v4.new_code_cell(source) for source in (first, "y = x")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), course / "chapters" / "01_numbers.ipynb")
     return tries
