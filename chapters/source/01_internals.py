@@ -238,6 +238,9 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
+# With NCCL, pass both transfers to one call, which starts them together:
+# `dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, from_left, left)])`.
+#
 # ### async_op: start now, wait later
 #
 # Collectives can return at once too: `async_op=True` gives you a handle. Below, rank 1 calls its all-reduce only

@@ -1,0 +1,69 @@
+"""Nothing of torch's distributed API is needed in an exercise before the course has shown it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from support import ROOT
+
+from lockstep.authoring import chapters
+from lockstep.course import Course
+
+COURSE = Course(ROOT)
+API = re.compile(r"torch\.(distributed|multiprocessing|nn\.parallel|utils\.data\.distributed)\.")
+TYPES = {"ProcessGroup", "Store", "Work"}
+"""Only named in annotations."""
+BEYOND = {
+    "PrefixStore": "setup_ddp's reference also serves a second group under torchrun, which nobody asks for",
+    "rendezvous": "as PrefixStore",
+}
+
+
+def used(text: str) -> set[str]:
+    """The dotted names of the API in a program, whatever it calls them by."""
+    tree = ast.parse(text)
+    meant: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            meant |= {one.asname: one.name for one in node.names if one.asname}
+            meant |= {one.name.partition(".")[0]: one.name.partition(".")[0] for one in node.names if not one.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            meant |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+
+    def dotted(node: ast.AST) -> str:
+        if isinstance(node, ast.Name):
+            return meant.get(node.id, "")
+        inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+        return f"{inner}.{node.attr}" if inner and isinstance(node, ast.Attribute) else ""
+
+    names = {dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
+    return {name for name in names if API.match(name)}
+
+
+def unshown(shown: str, solution: str) -> set[str]:
+    """What the solution uses of the API although its last name does not stand in `shown`."""
+    names = {name.rpartition(".")[2] for name in used(solution)} - TYPES
+    return {name for name in names if not re.search(rf"\b{name}\b", shown)}
+
+
+def told(name: str) -> str:
+    """All that a learner has seen at the check of an exercise: the book up to there, the stub and the hints."""
+    book = "".join(chapters.source_path(one, ROOT).read_text(encoding="utf-8") for one in chapters.names())
+    before, check, _ = book.partition(f"# %check {name}\n")
+    assert check, f"the book has no %check {name}"
+    stub, hints = COURSE.exercises / f"{name}.py", COURSE.autograder / "hints" / f"{name}.md"
+    return before + stub.read_text(encoding="utf-8") + hints.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in COURSE.names if not name.startswith("clinic/")])
+def test_an_exercise_comes_after_what_it_needs(name: str) -> None:
+    solution = (COURSE.solutions / f"{name}.py").read_text(encoding="utf-8")
+    assert unshown(told(name), solution) - BEYOND.keys() == set()
+
+
+def test_a_use_is_found_under_any_name() -> None:
+    source = "import torch.distributed as d\nfrom torch import distributed as e\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nimport torch\n"
+    source += "d.scatter(x)\ne.gather(x)\nDDP(m)\ntorch.distributed.barrier()\ntorch.ones(2)\nmine.scatter()\n"
+    assert unshown("scatter, gather_object", source) == {"gather", "DistributedDataParallel", "barrier"}
