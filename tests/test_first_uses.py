@@ -1,4 +1,4 @@
-"""Nothing of torch's distributed API is needed in an exercise before the course has shown it."""
+"""A term is explained where it is used first, and an exercise comes after the API that it needs."""
 
 from __future__ import annotations
 
@@ -67,3 +67,42 @@ def test_a_use_is_found_under_any_name() -> None:
     source = "import torch.distributed as d\nfrom torch import distributed as e\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nimport torch\n"
     source += "d.scatter(x)\ne.gather(x)\nDDP(m)\ntorch.distributed.barrier()\ntorch.ones(2)\nmine.scatter()\n"
     assert unshown("scatter, gather_object", source) == {"gather", "DistributedDataParallel", "barrier"}
+
+
+TERMS = """
+    rank, all-reduce, collective, process group, bucket, hook, handle, latency, bandwidth, overlap, exposed, broadcast,
+    reduce-scatter, all-gather, joined batch, node, hang, NCCL, activations, FSDP, launcher, store, backend, root cause, echo,
+    watchdog, enqueued, flight recorder, preflight, MFU, streams, roofline, bus bandwidth, autocast, communication hook,
+    error feedback, device mesh, linear scaling rule, preempts, torn, atomic, grace period, rotation
+""".replace("\n", " ")
+SPECIAL = {"node": "nodes", "hang": "hangs", "echo": "echoes", "store": "the store"}
+
+
+def paragraphs() -> list[tuple[str, str]]:
+    """All paragraphs of the book with the heading above each; not the goals at a chapter's beginning, its outlook, or code."""
+    found = []
+    for name in chapters.names():
+        heading = ""
+        for cell in re.split(r"(?m)^# %%", chapters.source_path(name, ROOT).read_text(encoding="utf-8")):
+            if not cell.startswith(" [markdown]"):
+                continue
+            text = re.sub(r"(?m)^# ?", "", cell.partition("\n")[2])
+            for paragraph in re.split(r"\n\s*\n", text):
+                heading = paragraph if paragraph.startswith("#") else heading
+                if not heading.startswith("## What to read") and not (
+                    heading.startswith("# ") and paragraph.startswith("- ")
+                ):
+                    found.append((heading, re.sub(r"`[^`]*`|<code>.*?</code>", "", paragraph)))
+    return found
+
+
+def introduced(term: str, heading: str, paragraph: str) -> bool:
+    """The paragraph has the term in bold or italics, or it is what the section is about."""
+    return bool(re.search(rf"\*[^*]*\b{term}", paragraph, re.I) or re.search(rf"\b{term}", heading, re.I))
+
+
+@pytest.mark.parametrize("term", [term.strip() for term in TERMS.split(",")])
+def test_a_term_is_explained_where_it_is_used_first(term: str) -> None:
+    word = SPECIAL.get(term, term)
+    heading, paragraph = next(one for one in paragraphs() if re.search(rf"\b{word}\b", one[1], re.I))
+    assert introduced(term, heading, paragraph), f"{heading}: {paragraph}"

@@ -24,7 +24,7 @@
 # - **launch** ranks from Python, and on several nodes.
 #
 # About 95 minutes: 40 to read and run, 55 for three exercises. You need chapter 1 and PyTorch's training loop. You
-# don't need a GPU: ranks are processes on your CPU, and the backend is gloo. What the text says about GPUs and NCCL
+# don't need a GPU: ranks are processes on your CPU, and gloo connects them. What the text says about GPUs and NCCL
 # comes from PyTorch's documentation and was not run here.
 
 # %%
