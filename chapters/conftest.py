@@ -56,7 +56,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[NOT_COMPARED] = getattr(node, "workeroutput", {}).get("not_compared", {})
+    """One that has crashed tells nothing."""
+    node.config.stash.setdefault(NOT_COMPARED, {}).update(getattr(node, "workeroutput", {}).get("not_compared", {}))
 
 
 def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 import pytest
 from support import ROOT
@@ -74,10 +75,11 @@ TERMS = """
     reduce-scatter, all-gather, joined batch, node, hang, NCCL, activations, FSDP, launcher, store, backend, root cause, echo,
     watchdog, enqueued, flight recorder, preflight, MFU, streams, roofline, bus bandwidth, autocast, communication hook,
     error feedback, device mesh, linear scaling rule, preempts, torn, atomic, grace period, rotation
-""".replace("\n", " ")
+"""
 SPECIAL = {"node": "nodes", "hang": "hangs", "echo": "echoes", "store": "the store"}
 
 
+@cache
 def paragraphs() -> list[tuple[str, str]]:
     """All paragraphs of the book with the heading above each; not the goals at a chapter's beginning, its outlook, or code."""
     found = []

@@ -45,14 +45,15 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     spread = ["-q", f"--numprocesses={cores() + 1}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
-        options = [f"--basetemp={place}/t", *options]
+        options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]
+        tests = [*spread, *options, "tests"]
         if not everything:
-            codes = [_call([*PYTEST, *spread, "--quick", *options, "tests"], root, environment)]
+            codes = [_call([*PYTEST, *tests], root, environment)]
         else:
-            at_once = ["--nbval", "chapters", "-q", f"--numprocesses={cores()}", "--dist=loadfile"]
+            at_once = [f"--numprocesses={cores()}", "--dist=loadfile", "--nbval", "chapters", "-q"]
             cache = Path(place) / "cache"
             codes = [
-                _call_twice([*spread, *options, "tests"], ["-q", *options], root, environment, cache / "tests"),
+                _call_twice(tests, ["-q", *options], root, environment, cache / "tests"),
                 _call_twice(at_once, ["--nbval", "-q"], root, environment, cache / "chapters"),
             ]
     print(_claims(root), flush=True)
