@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.options["check"] = False
                 left_out.setdefault(str(missing), []).append(item.nodeid)
     config.stash[NOT_COMPARED] = left_out
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under pytest-xdist each process collects the same cells, and tells the one that reports."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_compared"] = session.config.stash.get(NOT_COMPARED, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One that has crashed tells nothing."""
+    node.config.stash.setdefault(NOT_COMPARED, {}).update(getattr(node, "workeroutput", {}).get("not_compared", {}))
 
 
 def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:

@@ -147,20 +147,23 @@ def test_a_rule_covers_what_varies_and_no_more() -> None:
     assert same("it took 3.1 s") != same("it took 3.2 s")
 
 
-def test_nbval_notices_an_altered_number_and_nothing_else(copy: Path) -> None:
+def compare(file: Path, *options: str, passes: bool) -> str:
+    """What `pytest --nbval` prints for this chapter of a copy."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "src"))
     environment.pop("PYTEST_CURRENT_TEST", None)
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", *options, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=file.parents[1])
+    assert (done.returncode == 0) is passes, done.stdout
+    return done.stdout
+
+
+def test_nbval_notices_an_altered_number_and_nothing_else(copy: Path) -> None:
     file = chapters.notebook_path("10_count", copy)
-
-    def compare() -> str:
-        command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(file)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=copy).stdout
-
-    assert "2 passed, 1 skipped" in compare()
+    assert "2 passed, 1 skipped" in compare(file, passes=True)
     text = file.read_text()
     assert '"10"' in text  # sum(range(5))
     file.write_text(text.replace('"10"', '"11"'))
-    assert "1 failed, 1 passed, 1 skipped" in compare()
+    assert "1 failed, 1 passed, 1 skipped" in compare(file, passes=False)
 
 
 def test_an_unknown_chapter_is_told_which_there_are() -> None:
@@ -169,3 +172,17 @@ def test_an_unknown_chapter_is_told_which_there_are() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lockstep: there is no chapter '06_more'. There are: 01_internals, ")
+
+
+@pytest.mark.parametrize("spread", [(), ("--numprocesses=2", "--dist=loadfile")])
+def test_a_cell_that_needs_what_is_not_here_is_run_and_not_compared(copy: Path, spread: tuple[str, ...]) -> None:
+    """In one process or several, the last lines say how many, and why."""
+    conftest = copy / "chapters" / "conftest.py"
+    missing = "\nimport lockstep.cluster\n\nlockstep.cluster.available = lambda feature: f'no {feature} here'\n"
+    conftest.write_text(conftest.read_text() + missing)
+    file = chapters.notebook_path("10_count", copy)
+    book = nbformat.read(file, as_version=4)
+    book.cells[2].metadata["tags"] = ["needs-slurm"]
+    book.cells[2].outputs[0].data["text/plain"] = "11"  # it is 10
+    nbformat.write(book, file)
+    assert "1 cells not compared: no slurm here" in compare(file, *spread, passes=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from support import ROOT
 
@@ -81,15 +83,94 @@ def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert quick[0] == "-q" and quick[3:] == ["--quick", "-x", "-k", "rank", "tests"]
     called.clear()
     assert testing.run_tests(course, ["--all", "--durations=5"]) == 0
-    assert [command[-1] for command in called] == ["tests", "-q"] and "--quick" not in called[0]
-    assert called[0][-2:] == ["--durations=5", "tests"] and called[1] == ["--nbval", "chapters", "-q"]
+    tests, chapters = (command[2:] for command in called)  # each has a cache of its failures
+    assert [command[-1] for command in called] == ["tests", "-q"] and "--quick" not in tests
+    assert tests[-2:] == ["--durations=5", "tests"]
+    assert chapters[1:] == ["--dist=loadfile", "--nbval", "chapters", "-q"]
     called.clear()
     assert testing.run_tests(course, ["tests/test_bank.py::test_wrong", "-p", "no:cacheprovider"]) == 0
     assert called == [["tests/test_bank.py::test_wrong", "-p", "no:cacheprovider"]]
     assert "claims.toml is missing" in capsys.readouterr().out
 
 
-def test_the_worst_exit_code_counts(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = iter([1, 0])
-    monkeypatch.setattr(testing, "_call", lambda command, root, environment: next(codes))
+@pytest.mark.parametrize("codes", [(1, 0), (0, 1)])
+def test_the_worst_exit_code_counts(codes: tuple[int, int], course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter(codes)
+    monkeypatch.setattr(testing, "_call", lambda command, root, environment: next(left))
     assert testing.run_tests(course, ["--all"]) == 1
+
+
+COUNTS = """
+from pathlib import Path
+
+def test_{name}():
+    tries = Path(__file__).with_suffix(".tries")
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    assert len(tries.read_text()) > {fails}
+"""
+
+
+def counting(course: Path, name: str, fails: int) -> Path:
+    """A test that fails so many times and then passes; returns where it counts its tries."""
+    file = course / f"tests/{name}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(COUNTS.format(name=file.stem.removeprefix("test_"), fails=fails))
+    return file.with_suffix(".tries")
+
+
+def failing_chapter(course: Path, fails: int) -> Path:
+    """A chapter whose first cell fails so many times; its second needs the first. Returns where it counts."""
+    tries = course / "tries"
+    first = f"from pathlib import Path\np = Path({str(tries)!r})\np.open('a').write('x')\nassert len(p.read_text()) > {fails}\nx = 1"
+    (course / "chapters").mkdir()
+    (course / "chapters" / "conftest.py").write_text(
+        "def pytest_configure(config):\n    config.option.randomly_reorganize = False\n"
+    )
+    cells = [nbformat.v4.new_code_cell(source) for source in (first, "y = x")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), course / "chapters" / "01_numbers.ipynb")
+    return tries
+
+
+def call_twice(course: Path, first: str, alone: str) -> int:
+    return testing._call_twice(first.split(), alone.split(), course, dict(os.environ), course / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fails", "code", "tries"),
+    [
+        ("test_once", 1, 0, 2),
+        ("test_always", 9, 1, 2),
+        ("grading/test_bank", 1, 1, 1),
+        ("grading/test_hostile", 1, 1, 1),
+    ],
+)
+def test_what_failed_beside_others_is_run_once_more(
+    name: str, fails: int, code: int, tries: int, course: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that passes alone is named. What has to hold at any load has failed."""
+    counted = counting(course, name, fails)
+    assert call_twice(course, "-q --numprocesses=2 tests", "-q") == code
+    said = capfd.readouterr().out
+    assert counted.read_text() == "x" * tries
+    assert ("Unsteady, failed beside others and passed alone: tests/test_once.py::test_once" in said) is (code == 0)
+
+
+@pytest.mark.parametrize("beginning", testing.PROMISES)
+def test_what_is_promised_is_there(beginning: str) -> None:
+    assert list(ROOT.glob(f"{beginning}*"))
+
+
+@pytest.mark.slow
+def test_many_failures_are_no_accident(course: Path) -> None:
+    counted = [counting(course, f"test_once{number}", 1) for number in range(testing.SECOND_TRIES + 1)]
+    assert call_twice(course, "-q tests", "-q") == 1
+    assert {one.read_text() for one in counted} == {"x"}
+
+
+@pytest.mark.slow
+def test_a_chapter_is_run_again_from_its_first_cell(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    counted = failing_chapter(course, 1)
+    assert call_twice(course, "--nbval chapters -q --numprocesses=2 --dist=loadfile", "--nbval -q") == 0
+    assert counted.read_text() == "xx"
+    assert "passed alone: chapters/01_numbers.ipynb\n" in capfd.readouterr().out

@@ -188,7 +188,8 @@ print("gathered:", torch.cat(pieces).tolist())
 # ### Every rank must call it
 #
 # `dist.barrier()` is a collective without data: it returns when all ranks have called it. What happens if a rank
-# leaves out a collective? Try it: `--expect hang` says that this cell is meant to hang.
+# leaves out a collective? The others wait for it: the job **hangs**. Try it; `--expect hang` says that this cell is
+# meant to hang.
 
 # %%
 # %%ranks 3 --expect hang
@@ -238,6 +239,9 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
+# With *NCCL*, the library for NVIDIA GPUs, pass both transfers to one call, which starts them together:
+# `dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, from_left, left)])`.
+#
 # ### async_op: start now, wait later
 #
 # Collectives can return at once too: `async_op=True` gives you a handle. Below, rank 1 calls its all-reduce only
@@ -517,8 +521,8 @@ for n in (2, 3, 4, 6, 8):
     assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
 
 # %% [markdown]
-# The bytes stay below twice the tensor, but the steps grow with N, and with them the latency. (NCCL, the library for
-# NVIDIA GPUs, can also use trees, and picks whichever it expects to be faster.)
+# The bytes stay below twice the tensor, but the steps grow with N, and with them the latency. (NCCL can also use trees,
+# and picks whichever it expects to be faster.)
 #
 # Which is better, one large all-reduce or many small ones? **Predict** for 100 MB of gradients on eight ranks, cut
 # into 1, 10 and 1000 parts. Which takes the least time in total? Which has the shortest last part?
@@ -1484,8 +1488,8 @@ for name, (parameters, gradients, state, places) in run.ranks[0].observations.it
 # %% [markdown]
 # By default the eight gradients are eight blocks of memory, besides the bucket. As views they share one block, the
 # bucket itself. A float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless
-# gradients are views. Activations come on top. None of this shrinks with more ranks: DDP makes training *faster*; it
-# doesn't make a model *fit*. FSDP (*fully sharded data parallel*) does: it cuts parameters, gradients and optimizer
+# gradients are views. What forward keeps for backward, the *activations*, comes on top. None of this shrinks with more
+# ranks: DDP makes training *faster*; it doesn't make a model *fit*. FSDP (*fully sharded data parallel*) does: it cuts parameters, gradients and optimizer
 # state into N parts (chapter 4).
 
 # %%

@@ -24,7 +24,7 @@
 # - **launch** ranks from Python, and on several nodes.
 #
 # About 95 minutes: 40 to read and run, 55 for three exercises. You need chapter 1 and PyTorch's training loop. You
-# don't need a GPU: ranks are processes on your CPU, and the backend is gloo. What the text says about GPUs and NCCL
+# don't need a GPU: ranks are processes on your CPU, and gloo connects them. What the text says about GPUs and NCCL
 # comes from PyTorch's documentation and was not run here.
 
 # %%
@@ -199,8 +199,8 @@ dist.init_process_group("gloo")
 # %% [markdown]
 # All three hang. So if a job hangs before its first step, look for a `WORLD_SIZE` that is too large, a rank that
 # never arrived, or two ranks with the same number. Print `RANK` and `WORLD_SIZE` on each rank *before*
-# `init_process_group`. (If rank 0 hosts the store, two ranks with number 0 raise `EADDRINUSE`: both open the same
-# port.)
+# `init_process_group`. (If rank 0 hosts the store, the second of two ranks with number 0 raises `EADDRINUSE`: the first
+# has the port.)
 #
 # ### Never overwrite what the launcher set
 #
@@ -377,7 +377,8 @@ for epoch in range(2):
 # | `nccl` | no | yes, from GPU to GPU |
 # | `cpu:gloo,cuda:nccl` | gloo | nccl |
 #
-# A PyTorch build without GPU support has no nccl:
+# `dist.get_backend()` names a group's backend. `dist.is_nccl_available()` says whether this PyTorch has nccl; a build
+# without GPU support doesn't:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -1157,8 +1158,9 @@ ports = [job.communicate(timeout=200)[0].split()[-1] for job in jobs]
 print("two jobs, different ports:", len(set(ports)))
 
 # %% [markdown]
-# **A rank that raises ends the launch.** The parent's exception contains the rank's traceback. Here rank 0 would
-# sleep for ten minutes; the parent doesn't wait for it:
+# **A rank that raises ends the launch.** The parent's exception contains the rank's traceback. (A rank that calls
+# `sys.exit(3)`, or is killed, has no traceback: `mp.spawn` then raises `ProcessExitedException` with its status.) Here
+# rank 0 would sleep for ten minutes; the parent doesn't wait for it:
 
 # %%
 # %%writefile spawn_error.py

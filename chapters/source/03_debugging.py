@@ -244,7 +244,7 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # | −15 | SIGTERM, from torchrun: an echo |
 # | −9 | SIGKILL: on a cluster, usually sent by the kernel because memory ran out |
 # | −11 | SIGSEGV: a crash in compiled code |
-# | −6 | SIGABRT: on GPUs, usually NCCL's watchdog after a timeout ("NCCL on a cluster"); with gloo, a size mismatch ("Mismatches") or an abort at exit when the work was done (chapter 2) |
+# | −6 | SIGABRT: on GPUs, usually NCCL's *watchdog* thread after a timeout ("NCCL on a cluster"); with gloo, a size mismatch ("Mismatches") or an abort at exit when the work was done (chapter 2) |
 #
 # ### The echo
 #

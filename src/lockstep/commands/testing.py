@@ -1,11 +1,16 @@
 """`lockstep test`: the course's tests in minutes, and with `--all` everything that proves the course.
 
 The tests run in one process more than there are cores, because many of them wait, and in an order that is shuffled each
-time (pytest prints the seed). The chapters come last and alone, because some of their cells compare what they measure.
+time (pytest prints the seed). The chapters come last, with no other tests beside them, because some of their cells
+compare what they measure.
+
+With `--all`, when few tests have failed, they are run once more, alone. A test that passes then is named at the end as
+unsteady. What is promised at any load (`PROMISES`) has no second try.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +23,10 @@ from ..course import CourseError
 from ..ranks.processes import cores
 
 PYTEST = [sys.executable, "-m", "pytest"]
+PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
+"""How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
+SECOND_TRIES = 3
+"""How many tests, or chapters, may be run once more."""
 
 
 def run_tests(root: Path, options: Sequence[str]) -> int:
@@ -37,9 +46,16 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
         options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]
-        codes = [_call([*PYTEST, *spread, *options, "tests"], root, environment)]
-    if everything:
-        codes.append(_call([*PYTEST, "--nbval", "chapters", "-q"], root, environment))
+        tests = [*spread, *options, "tests"]
+        if not everything:
+            codes = [_call([*PYTEST, *tests], root, environment)]
+        else:
+            at_once = [f"--numprocesses={cores()}", "--dist=loadfile", "--nbval", "chapters", "-q"]
+            cache = Path(place) / "cache"
+            codes = [
+                _call_twice(tests, ["-q", *options], root, environment, cache / "tests"),
+                _call_twice(at_once, ["--nbval", "-q"], root, environment, cache / "chapters"),
+            ]
     print(_claims(root), flush=True)
     return max(codes)
 
@@ -52,6 +68,32 @@ def _claims(root: Path) -> str:
         return claims.share(ledger) + (f"; {broken} problems, see tests/test_claims.py" if broken else "")
     except CourseError as error:
         return f"Claims: {error}"
+
+
+def _call_twice(
+    first: Sequence[str], alone: Sequence[str], root: Path, environment: dict[str, str], cache: Path
+) -> int:
+    """The exit code of pytest with `first`; if few tests have failed and none is a promise, that of pytest with `alone`
+    and these tests.
+    """
+    code = _call([*PYTEST, "-o", f"cache_dir={cache}", *first], root, environment)
+    failed = _failed(cache)
+    if code != 1 or not 0 < len(failed) <= SECOND_TRIES or any(name.startswith(PROMISES) for name in failed):
+        return code
+    print(f"\nOnce more, alone: {', '.join(failed)}", flush=True)
+    code = _call([*PYTEST, *alone, *failed], root, environment)
+    if code == 0:
+        print(f"Unsteady, failed beside others and passed alone: {', '.join(failed)}", flush=True)
+    return code
+
+
+def _failed(cache: Path) -> list[str]:
+    """The tests that failed, as pytest's cache has them. Cells lean on earlier cells: of a chapter, the whole file."""
+    try:
+        names = json.loads((cache / "v" / "cache" / "lastfailed").read_text(encoding="utf-8"))
+    except OSError:
+        return []
+    return sorted({name.partition("::")[0] if ".ipynb" in name else name for name in names})
 
 
 def _call(command: Sequence[str], root: Path, environment: dict[str, str]) -> int:
