@@ -371,7 +371,7 @@ for epoch in range(2):
 #
 # The **backend** is the library behind the collectives. Which one you need depends on where the tensors are:
 #
-# | | tensors on CPU | tensors on NVIDIA GPUs |
+# | backend | tensors on CPU | tensors on NVIDIA GPUs |
 # |---|---|---|
 # | `gloo` | yes | some collectives, slowly |
 # | `nccl` | no | yes, from GPU to GPU |
