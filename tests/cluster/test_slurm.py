@@ -116,10 +116,14 @@ def test_a_requeued_job_need_not_wait_for_its_time(slurm: cluster.Slurm, monkeyp
     monkeypatch.setattr(slurm, "run", lambda *command, **options: commands.append(command) or run(*command, **options))
 
     left = slurm.nodes.run(None, ["sleep", "300"], env={**slurm.environment, "SLURM_JOB_ID": job})  # as a late srun is
-    slurm.hurry([waiting])
-    assert commands == [], "something of its former start is left"
-    left.kill()
-    left.wait(SECONDS)
+    try:
+        while not slurm.anything_left(job):  # a process that was forked has its environment from the next exec on
+            time.sleep(0.05)
+        slurm.hurry([waiting])
+        assert commands == [], "something of its former start is left"
+    finally:
+        left.kill()
+        left.wait(SECONDS)
     while slurm.anything_left(job):
         time.sleep(0.05)
     slurm.hurry([waiting])
