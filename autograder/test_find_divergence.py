@@ -19,7 +19,7 @@ from lockstep.grading import Diagnosis, Grader, Run, evidence, names
 EVERY, STEPS = 2, 7
 TOLERANCE = 0.75
 FIRST = 4  # the step at which the watch has to see a difference: made at step 3, and it looks at every second one
-TENSORS = 64  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
+TENSORS = 66  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
 BYTES = 64 + 16 * TENSORS
 
 FUNCTION = r"def find_divergence"
@@ -214,6 +214,7 @@ BITS: list[tuple[str, str, Change, float, str]] = [
     ("buffer", "ids", {"do": "add", "by": 1}, 1.0, "One integer, about 2**60, is larger by 1"),
     ("buffer", "precise", {"do": "add", "by": 2.0**-40}, 2.0**-40, "One float64 is larger by 2**-40"),
     ("buffer", "mask", {"do": "flip"}, 1.0, "One bool has been flipped"),
+    ("buffer", "plane", {"do": "turn"}, 0.5, "The imaginary part of one complex number is larger by 0.5"),
     ("buffer", "zeros", {"do": "negative zero"}, 0.0, "One zero is -0.0 instead of 0.0"),
 ]
 
@@ -230,16 +231,26 @@ def test_bits(grader: Grader) -> None:
     why = next((why for _, name, _, _, why in BITS if name not in seen), "There is a difference")
     expected = [Found(kind, name, [1], largest) for kind, name, _, largest, _ in BITS]
     judge(grader, each, expected, ("rounds-bits-away", CHECKSUM), why)
-    # 300 and 1, whose difference no bfloat16 can hold; beside a NaN and an infinity that all ranks have; a NaN alone.
+    # 300 and 1, whose difference no bfloat16 can hold; 1e300, which no float32 can hold; beside a NaN and an infinity that
+    # all ranks have; a NaN alone.
     far = {"do": "add", "rank": 1, "kind": "parameter", "name": "brief", "at": random.randrange(5), "by": 299}
+    farther = {"do": "add", "rank": 1, "kind": "buffer", "name": "precise", "at": random.randrange(3), "by": 1e300}
     beside = {"do": "add", "rank": 1, "kind": "buffer", "name": "odd", "at": 2, "by": 0.5}
     alone = {"do": "nan", "rank": 1, "kind": "buffer", "name": "norm.running_var", "at": random.randrange(3)}
     expected = [
         Found("parameter", "brief", [1], 299.0),
         Found("buffer", "odd", [1], 0.5),
+        Found("buffer", "precise", [1], 1e300),
         Found("buffer", "norm.running_var", [1], math.inf),
     ]
-    judge(grader, found(compared(grader, "nan", [far, beside, alone])), expected)
+    judge(grader, found(compared(grader, "nan", [far, farther, beside, alone])), expected)
+    kinds = {"precise": "another type", "mask": "another shape"}
+    changes = [{"do": f"same bytes, {one}", "rank": 1, "kind": "buffer", "name": name} for name, one in kinds.items()]
+    each = found(compared(grader, "bytes", changes))
+    seen = {one.name for one in each[0]}
+    why = next((f"Rank 1 has the same bytes with {one}" for name, one in kinds.items() if name not in seen), "")
+    expected = [Found("buffer", name, [1], math.inf) for name in kinds]
+    judge(grader, each, expected, ("type-or-shape-overlooked", CHECKSUM), why or "There is no number for that")
 
 
 @pytest.mark.needs("test_kinds")
@@ -262,10 +273,22 @@ def test_missing(grader: Grader) -> None:
 @pytest.mark.needs("test_kinds")
 def test_hyper_parameters(grader: Grader) -> None:
     """compares the optimizer's hyper-parameters"""
-    each = found(compared(grader, "lr", [{"do": "lr", "rank": 1, "to": 0.03}]))
+    change = {"do": "option", "rank": 1, "name": "lr", "to": 0.03}
+    each = found(compared(grader, "lr", [change]))
     missed = ("hyper-parameters-not-compared", r"param_groups || " + STATE)
     why = "Rank 1 trains with a learning rate of 0.03, the others with 0.01"
     judge(grader, each, [Found("optimizer", "param_groups[0].lr", [1], 0.02)], missed, why)
+    by = 1e-12
+    count, expected = add(grader, 2, "optimizer", "scale.count", 1)
+    changes = [change | {"to": 0.01 + by}, count | {"by": 1}]
+    expected = [Found("optimizer", "param_groups[0].lr", [1], by), expected._replace(largest=1.0)]
+    why = "In float32 2**24 + 1 is 2**24, and 0.01 + 1e-12 is 0.01; Python's numbers have more digits"
+    judge(grader, found(compared(grader, "digits", changes)), expected, ("rounds-bits-away", STATE), why)
+    each = found(compared(grader, "betas", [change | {"name": "betas", "to": [0.9, 0.95]}]))
+    judge_agreement(grader, each)
+    if [(one.kind, one.ranks) for one in each[0] if "betas" in one.name] != [("optimizer", [1])]:
+        said = f"Rank 1 has betas=(0.9, 0.95), the others (0.9, 0.999). Found: {say(each[0])}."
+        grader.fail(missed[0], said, of=[1], at=missed[1])
 
 
 @pytest.mark.needs("test_kinds")

@@ -55,9 +55,10 @@ def find_divergence(
 
     - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (then `largest` is 0.0). With a
       `tolerance` above 0, list only differences whose `largest` is above it.
+    - Compare a Python number, such as a learning rate, in float64: float32 would round it.
     - A gradient or a state that only some ranks have is a difference; if no rank has it, there is no difference.
-    - Any type (bfloat16, integers, bool), any shape (no dimension, no element), any values: swapped elements and
-      changes that cancel out in the sum are found too.
+    - Any type (bfloat16, integers, bool, complex), any shape (no dimension, no element), any values: swapped elements
+      and changes that cancel out in the sum are found too.
     - Change nothing: no parameter, gradient or state, and draw no random numbers. Don't repair anything either.
     - It is cheap when all ranks agree: at most two collectives, and from each rank at most 64 bytes plus 16 per tensor.
 

@@ -1,4 +1,4 @@
-"""axe-core finds nothing to object to: in the book's contents, the learner's report, the class page and the notebook's outputs.
+"""axe-core finds nothing to object to: in the book, the learner's report, the class page and the notebook's outputs.
 
 Notebook outputs are put into a page of their own, without JupyterLab, light and dark; the widgets themselves are looked at
 in tests/test_front_end.py.
@@ -32,6 +32,7 @@ from lockstep.ranks import Kind, Run
 from lockstep.ranks.report import Cause, Frame, Topic, Waiting
 
 COURSE = Course(ROOT)
+NAMES = [chapter.name for chapter in COURSE.chapters]
 LONG = "a line of output that is much wider than any page and has to be scrolled " * 4
 in_both_schemes = pytest.mark.parametrize("scheme", ["light", "dark"])
 
@@ -69,6 +70,13 @@ def test_axe_notices_what_is_wrong(browser: Any, tmp_path: Path) -> None:
 @in_both_schemes
 def test_the_contents_of_the_book(book: Path, browser: Any, scheme: str) -> None:
     assert found_on(browser, book / "index.html", scheme) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, scheme", list(zip(NAMES, ["light", "dark"] * 3, strict=True)))
+def test_a_chapter_of_the_book(book: Path, browser: Any, name: str, scheme: str) -> None:
+    """One scheme each: all pages have the same style sheet."""
+    assert found_on(browser, book / f"{name}.html", scheme) == []
 
 
 # A grading that has everything ----------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def soup(book: Path, name: str) -> Any:
 def inside(book: Path) -> dict[str, set[str]]:
     """The anchors of every page."""
     return {f"{name}.html": {str(tag["id"]) for tag in soup(book, name).find_all(id=True)} for name in PAGES}
+
+
+def open_until(page: Any, address: str, shows: Callable[[], bool]) -> None:
+    """Open a page until it shows what another page has stored. Chromium may give it a process of its own, and hands what
+    is stored from one process to the other some time after the script that stores it goes on.
+    """
+    give_up = time.monotonic() + 30
+    page.goto(address)
+    while not shows():
+        assert time.monotonic() < give_up, page.locator("body").inner_text()
+        page.goto(address)
 
 
 # The pages as text ----------------------------------------------------------------------------------------------------
@@ -263,8 +275,8 @@ def test_a_question_is_answered_and_remembered(book: Path, browser: Any) -> None
     page.reload()
     assert "answered this one before" in quiz.get_by_role("status").inner_text()
     page.get_by_label("I have read this chapter").check()
-    page.goto(f"file://{book}/index.html")
-    assert page.locator(".map li.done h2 a").all_inner_texts() == [COURSE.chapters[1].title]
+    reads = page.locator(".map li.done h2 a")
+    open_until(page, f"file://{book}/index.html", lambda: reads.all_inner_texts() == [COURSE.chapters[1].title])
     context.close()
 
 
@@ -276,8 +288,8 @@ def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
     page.goto(f"file://{book}/01_internals.html")
     for _ in range(2):
         page.locator(".theme").click()
-    page.goto(f"file://{book}/02_setup.html")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    theme = "document.documentElement.dataset.theme"
+    open_until(page, f"file://{book}/02_setup.html", lambda: page.evaluate(theme) == "dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 20, 23)"
     assert page.evaluate(CONTRASTS) == {}
     page.goto(f"file://{book}/01_internals.html")

@@ -19,6 +19,7 @@ BUFFERS = [
     "odd",
     "zeros",
     "precise",
+    "plane",
     "norm.running_mean",
     "norm.running_var",
     "norm.num_batches_tracked",

@@ -18,7 +18,7 @@ class Zoo(nn.Module):
     """One of everything that breaks a comparison.
 
     Half precision, no dimension, no element, a frozen and an unused parameter, tied weights; buffers of integers that
-    no float can hold, of bools, with NaN and infinity, and one of zeros.
+    no float can hold, of bools, with NaN and infinity, one of zeros, and (`build`) one of complex numbers.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,16 @@ class Zoo(nn.Module):
         self.register_buffer("precise", torch.ones(3, dtype=torch.float64), persistent=False)
 
 
-def build(seed: int) -> tuple[Zoo, torch.optim.Optimizer]:
+PLANE = "plane"  # a buffer of complex numbers, which gloo can't broadcast: the model that DDP wraps has none
+
+
+def build(seed: int, *, wrapped: bool = False) -> tuple[Zoo, torch.optim.Optimizer]:
     """The same model, gradients and optimizer on every rank, after one step; random numbers of its own from here on."""
     device = join()
     torch.manual_seed(seed)
     model = Zoo()
+    if not wrapped:
+        model.register_buffer(PLANE, torch.ones(3, dtype=torch.complex64), persistent=False)
     with torch.no_grad():
         model.norm.running_mean.copy_(torch.randn(3))
     model = model.to(device)
@@ -57,7 +62,7 @@ def build(seed: int) -> tuple[Zoo, torch.optim.Optimizer]:
                 parameter.grad = torch.randn(parameter.shape).to(parameter)
         if not optimizer.state:
             optimizer.step()
-    optimizer.state[model.scale]["turns"] = 7.0  # a number, as optimizers of one's own have it
+    optimizer.state[model.scale].update(turns=7.0, count=1 << 24)  # numbers, as optimizers of one's own have them
     with torch.no_grad():
         model.brief.fill_(1.0)
     torch.manual_seed(seed + 1 + rank())
@@ -68,8 +73,9 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
     """Make one change on this rank."""
     parameters = dict(model.named_parameters())
     name = what.get("name", "")
-    if what["do"] == "lr":
-        optimizer.param_groups[0]["lr"] = what["to"]
+    if what["do"] == "option":
+        to = what["to"]  # a list comes from the check, as JSON knows no tuple
+        optimizer.param_groups[0][name] = tuple(to) if isinstance(to, list) else to
         return
     if what["do"] == "drop gradient":
         parameters[name].grad = None
@@ -107,6 +113,12 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
             flat[one] = float("nan")
         case "flip":
             flat[one] = ~flat[one]
+        case "turn":
+            flat[one] += 0.5j
+        case "same bytes, another type":
+            setattr(model, name, tensor.view(torch.int64))
+        case "same bytes, another shape":
+            setattr(model, name, tensor.unsqueeze(1))
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -136,7 +148,7 @@ def compares(
     stepped: bool,
 ) -> None:
     """Compare once; this rank's `changes` are made first."""
-    model, optimizer = build(seed)
+    model, optimizer = build(seed, wrapped=wrapped)
     whole: nn.Module = DistributedDataParallel(model) if wrapped else model
     for what in changes:
         change(model, optimizer, what)

@@ -673,7 +673,7 @@ timeline(one_flat)
 # %% [markdown]
 # This sends one message and overlaps nothing. You have now measured both extremes:
 #
-# | | all-reduces | launched early | overlap | latency paid |
+# | averaged | all-reduces | launched early | overlap | latency paid |
 # |---|---|---|---|---|
 # | each parameter, after backward | 24 | 0 | no | 24 times |
 # | each parameter, waiting in the hook | 24 | 23 | no | 24 times |
@@ -1418,7 +1418,7 @@ for line in inspect.getsource(torch.nn.DataParallel.forward).splitlines():
 assert "threading.Thread(" in inspect.getsource(torch.nn.parallel.parallel_apply)
 
 # %% [markdown]
-# | | `DataParallel` | `DistributedDataParallel` |
+# | property | `DataParallel` | `DistributedDataParallel` |
 # |---|---|---|
 # | processes | one, with a thread for each GPU | one for each GPU |
 # | Python's interpreter lock | shared by all threads | one for each process |

@@ -371,7 +371,7 @@ for epoch in range(2):
 #
 # The **backend** is the library behind the collectives. Which one you need depends on where the tensors are:
 #
-# | | tensors on CPU | tensors on NVIDIA GPUs |
+# | backend | tensors on CPU | tensors on NVIDIA GPUs |
 # |---|---|---|
 # | `gloo` | yes | some collectives, slowly |
 # | `nccl` | no | yes, from GPU to GPU |
@@ -1333,7 +1333,8 @@ print("when it is gone:      ", reach(port))
 # - **Seeds.** `seed + rank` for everything drawn in training, one seed for all samplers.
 # - **The data.** `DistributedSampler`, no `shuffle` in the loader, `set_epoch` at the top of each epoch. Compare
 #   `len(loader)` with that of one process.
-# - **The loop.** Call the wrapper, not its `.module`. Move inputs and targets. No collective under `if rank == 0`.
+# - **The loop.** In training mode (`model.train()`); for each batch, `zero_grad`, forward, `backward`, `step`. Call the
+#   wrapper, not its `.module`. Move inputs and targets. No collective under `if rank == 0`.
 # - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
 # - **Files.** Rank 0 writes `model.module.state_dict()`. If other ranks read it in the same job, call `barrier` first
 #   (chapter 5).

@@ -689,7 +689,7 @@ assert sent[0].nbytes == 4 * (64 * 64 + 64)
 # No. The output is bfloat16, but parameters, gradients and what DDP sends stay float32. **Autocast saves time and
 # memory, not communication.**
 #
-# | | float16 | bfloat16 |
+# | property | float16 | bfloat16 |
 # |---|---|---|
 # | largest number | 65504 | 3.4e38, like float32 |
 # | gap between 1 and the next number | 0.001 | 0.008 |
@@ -1233,7 +1233,7 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # DDP keeps everything on every rank. If that doesn't fit, each rank keeps only a **shard**. The stages of ZeRO (*zero
 # redundancy optimizer*) say what is sharded; PyTorch's version is `fully_shard`, called FSDP2:
 #
-# | | parameters | gradients | optimizer state | in PyTorch |
+# | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
 # | DDP | whole | whole | whole | `DistributedDataParallel` |
 # | ZeRO-1 | whole | whole | sharded | `ZeroRedundancyOptimizer` |

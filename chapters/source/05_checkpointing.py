@@ -1716,8 +1716,7 @@ quiz("05_checkpointing/rehearsal")
 # ## Take it with you
 #
 # - Forgetting a part of the state raises no error. Compare bits with an uninterrupted run.
-# - At every instant, one complete checkpoint must have its final name. `os.replace` gives it that name, fsync keeps it
-#   through a power failure, and rotation comes last.
+# - At every instant, one complete checkpoint must have its final name, whatever fails next.
 # - Random states belong to ranks. The position belongs to the code that hands out batches.
 # - Equal bits need the same number of ranks and the same buckets. A different number of ranks rounds differently; that
 #   is not a bug.

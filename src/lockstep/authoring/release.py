@@ -32,6 +32,7 @@ TOP = (
     "LICENSE",
     "README.md",
     "docs/run.md",
+    "docs/where.md",
     "environment.yml",
     "lockstep",
     "pyproject.toml",

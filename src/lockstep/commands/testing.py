@@ -25,7 +25,7 @@ from ..ranks.processes import cores
 PYTEST = [sys.executable, "-m", "pytest"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
-SECOND_TRIES = 3
+SECOND_TRIES = 6
 """How many tests, or chapters, may be run once more."""
 
 

@@ -43,11 +43,13 @@ def collect(model, optimizer, gradients):
                 for k, number in enumerate(value) if isinstance(value, tuple) else [("", value)]:
                     if isinstance(number, (bool, int, float)):
                         place = f"[{k}]" if isinstance(value, tuple) else ""
-                        values["optimizer", f"param_groups[{g}].{key}{place}"] = torch.tensor(float(number)).double()
+                        values["optimizer", f"param_groups[{g}].{key}{place}"] = torch.tensor(number, dtype=torch.float64)
             for i, p in enumerate(group["params"]):
                 for key, value in optimizer.state.get(p, {}).items():
                     name = names.get(p, f"param_groups[{g}].params[{i}]")
-                    values["optimizer", f"{name}.{key}"] = torch.as_tensor(value).detach()
+                    if not isinstance(value, torch.Tensor):
+                        value = torch.tensor(value, dtype=torch.float64)
+                    values["optimizer", f"{name}.{key}"] = value.detach()
     return values
 
 
@@ -65,7 +67,9 @@ def distance(one, other):
         return float("inf")
     if one.numel() == 0:
         return 0.0
-    if one.dtype.is_floating_point:
+    if one.dtype.is_complex:
+        one, other = one.to(torch.complex128), other.to(torch.complex128)
+    elif one.dtype.is_floating_point:
         one, other = one.double(), other.double()
     else:
         one, other = one.long(), other.long()
