@@ -182,11 +182,25 @@ def test_the_command_draws_a_script_that_marks_nothing(
             "forward", "backward", "between", "forward", "backward", "between", "step"] * 3  # fmt: skip
         sent = [one["args"]["nbytes"] for one in mine if one["name"] == "all_reduce"]
         assert sent == [288, 12, 20] * 3
-        waited = [one["args"]["exposed_us"] for one in mine if one["name"] == "all_reduce"]
-        assert all(microseconds > 0 for microseconds in waited), waited
+        parts = [
+            (one["dur"], one["args"]["exposed_us"] + one["args"]["hidden_us"])
+            for one in mine
+            if one["name"] == "all_reduce"
+        ]
+        assert all(whole == pytest.approx(both) for whole, both in parts), parts
         return
     drawn = re.search(r'<svg data-measured="" class.*</svg>', out.read_text(), re.DOTALL)
     assert drawn and sum("all_reduce" in one for one in labels(ElementTree.fromstring(drawn[0]))) == 2 * 9
+
+
+def test_each_wait_is_recorded_with_its_collective(tmp_path: Path) -> None:
+    """That of a call that blocks, and of a functional one, whose number isn't known. DDP waits for its buckets in C++."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    run = ranks.run(ranks.Script(str(tmp_path / "train.py")), world_size=2, timeline=True)
+    for report in run.ranks:
+        numbers = {one.number: one.nbytes for one in report.collectives if one.kind == "all_reduce"}
+        seen = [numbers.get(wait.number) for wait in report.waits if wait.number in {0, *numbers}]
+        assert seen == [12, None] * 3 and all(wait.begin <= wait.end for wait in report.waits)
 
 
 @pytest.mark.parametrize("wrong", [["out.png"], ["no/out.html"], ["out.html", "--no-python"]])
