@@ -99,6 +99,23 @@ def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) ->
         assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      since 11.2 s", "      train.py:8"]
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "finished after all_reduce #2",
+        "finished",
+        "raised after barrier #1",
+        "nothing: no call of this group",
+        "no dump",
+        "out of memory",
+        "held by a signal (SIGSTOP)",
+    ],
+)
+def test_a_rank_that_waits_for_nothing_waits_in_nothing(what: str) -> None:
+    table = text.table((Waiting(0, what, differs=True), *ROWS[1:]))
+    assert text.fit(table, 60).splitlines()[0] == f"  rank 0 ←  {what}"
+
+
 def test_a_sentence_that_was_broken_for_a_wider_place_is_joined_first() -> None:
     words = " ".join(["the", "group's", "timeout,", "which", "is", "long"] * 8)
     wide = text._wrapped(words, text.WIDTH)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .report import Blowup, Frame, Kind, Topic, Waiting
+from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
 from .words import names
 
@@ -16,6 +16,10 @@ CODE_WIDTH = 40
 COLUMNS = ("rank", "waits in", "tensor", "since", "at", "")
 GAP = "   "
 HEAD = re.compile(r"\s*rank +waits in\b")
+NOT_WAITING = re.compile(
+    rf".* after |nothing\b|no dump\b|held by |(finished|{'|'.join(one.value for one in Outcome)})$"
+)
+"""What a row says of a rank that stands in no call."""
 ODD = " ←"
 """Behind the number of a rank that differs from the others."""
 TITLES = {
@@ -196,7 +200,8 @@ def _stacked(head: str, rows: list[str], width: int) -> list[str]:
     lines = []
     for row in rows:
         cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
-        lines += _broken(f"{margin}rank {cells[0]}  waits in {cells[1]}", width, margin)
+        waits = "" if NOT_WAITING.match(cells[1]) else "waits in "
+        lines += _broken(f"{margin}rank {cells[0]}  {waits}{cells[1]}", width, margin)
         more = dict(zip(names[1:], cells[2:], strict=True))
         where = re.sub(r" {3,}", GAP, more.pop("at", ""))
         beside = " · ".join(value if name == "tensor" else f"{name} {value}" for name, value in more.items() if value)
