@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Diagnosis, Grader, Run, names, wrong_ranks
+from lockstep.grading import Diagnosis, Frame, Grader, Run, names, wrong_ranks
 
 INIT = r"init_process_group\( || def setup_ddp"
 DESTROY = r"destroy_process_group || def cleanup_ddp"
@@ -160,8 +160,10 @@ def test_alone(grader: Grader) -> None:
     run = play(grader, "limits", 2)
     for label, having in (("alone", "without any variable"), ("alone with an address", "with MASTER_ADDR alone")):
         errors = run.observed(f"{label} raised")
-        said = "".join(f"setup_ddp(0, 1) {having} raised {error.partition(' ')[0]}." for error in errors[:1])
-        grader.fail_on([r for r, error in enumerate(errors) if error], "needs-launcher-variable", said, at=INIT)
+        if raised := [rank for rank, error in enumerate(errors) if error]:
+            at = Frame.of((grader.submission.file, run.observed(f"{label} raised at")[raised[0]] or None, ""))
+            said = f"setup_ddp(0, 1) {having} raised {errors[raised[0]].rstrip('.')}."
+            grader.fail("needs-launcher-variable", said, of=raised, at=at or INIT)
         for rank, seen in enumerate(run.observed(label)):
             if seen["initialized"] is not True or (seen["rank"], seen["world_size"]) != (0, 1):
                 said = f"setup_ddp(0, 1) {having} made {'another group' if seen['initialized'] else 'no group'}."

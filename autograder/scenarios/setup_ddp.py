@@ -10,6 +10,7 @@ import datetime
 import os
 import socket
 import sys
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -174,7 +175,7 @@ def limits(submission, number: float) -> None:
     for label, variables in (("alone", {}), ("alone with an address", {"MASTER_ADDR": "127.0.0.29"})):
         os.environ.update(variables)
         written.clear()
-        observe(f"{label} raised", _error(submission.setup_ddp, 0, 1))
+        _observe_error(f"{label} raised", submission, 0, 1)
         _use(label, number)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -222,6 +223,25 @@ def _error(call, *arguments) -> str:
     except Exception as caught:
         return " ".join(base.__name__ for base in type(caught).__mro__)
     return ""
+
+
+def _observe_error(label: str, submission, *arguments) -> None:
+    """What setup_ddp raised, with its first line, and on which line of the submission; "" where it raised nothing."""
+    said, line = "", 0
+    try:
+        submission.setup_ddp(*arguments)
+    except NotImplementedError:
+        raise
+    except Exception as caught:
+        said = f"{type(caught).__name__}: {caught}".partition("\n")[0]
+        at = [
+            frame.lineno
+            for frame in traceback.extract_tb(caught.__traceback__)
+            if frame.filename == submission.__file__
+        ]
+        line = at[-1] if at else 0
+    observe(label, said)
+    observe(f"{label} at", line)
 
 
 def _renew(environment: dict[str, str]) -> None:
