@@ -106,6 +106,13 @@ def test_every_choice_is_explained_and_a_right_answer_is_remembered(course: Path
     assert "answered this one before" in quiz("02_setup/set_epoch")._feedback.value
 
 
+def test_a_choice_shows_no_markup(course: Path) -> None:
+    """The label of a radio button is plain text."""
+    box = quiz("01_internals/collectives")
+    assert "`" in "".join(choice.text for choice in box.question.choices)
+    assert "`" not in "".join(label for label, _ in box._choices.options)
+
+
 def test_the_output_is_the_same_whatever_was_answered(course: Path) -> None:
     def shown() -> dict[str, str]:
         bundle = quiz("02_setup/set_epoch")._repr_mimebundle_()

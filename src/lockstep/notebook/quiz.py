@@ -63,7 +63,7 @@ class Quiz(Stored):
     def __init__(self, question: Question) -> None:
         self.question, self.key = question, question.key
         self._choices = RadioButtons(
-            options=[(choice.text, index) for index, choice in enumerate(question.choices)],
+            options=[(choice.text.replace("`", ""), index) for index, choice in enumerate(question.choices)],
             value=None,
             layout=Layout(width="auto"),
         )
