@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from support.browser import CONTRASTS, chromium, faults
+from support.front_end import wait_for
 
 bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
 
@@ -61,11 +61,12 @@ def open_until(page: Any, address: str, shows: Callable[[], bool]) -> None:
     """Open a page until it shows what another page has stored. Chromium may give it a process of its own, and hands what
     is stored from one process to the other some time after the script that stores it goes on.
     """
-    give_up = time.monotonic() + 30
-    page.goto(address)
-    while not shows():
-        assert time.monotonic() < give_up, page.locator("body").inner_text()
+
+    def opened() -> bool:
         page.goto(address)
+        return shows()
+
+    wait_for(opened, 30, f"{address} does not show what another page has stored")
 
 
 # The pages as text ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ import shutil
 import signal
 import stat
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lockstep.grading.on_rank import observe, rank, world_size
+from lockstep.grading.on_rank import observe, raised_at, rank, world_size
 
 CHUNK = 4096
 PATIENCE_SECONDS = 20.0
@@ -259,9 +258,8 @@ def load(submission: Any, folder: Path) -> dict[str, Any]:
         except NotImplementedError:
             raise
         except Exception as problem:
-            loaded, error = None, f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-            where = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if f.filename == submission.__file__]
-            return {"loaded": None, "error": error, "line": where[-1] if where else 0, "warned": []}
+            error, line = raised_at(submission, problem)
+            return {"loaded": None, "error": error, "line": line, "warned": []}
     return {"loaded": loaded, "error": error, "line": 0, "warned": [str(one.message) for one in caught]}
 
 

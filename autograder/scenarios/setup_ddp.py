@@ -10,12 +10,11 @@ import datetime
 import os
 import socket
 import sys
-import traceback
 
 import torch
 import torch.distributed as dist
 
-from lockstep.grading.on_rank import observe, rank, world_size
+from lockstep.grading.on_rank import observe, raised_at, rank, world_size
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
              "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # fmt: skip
@@ -233,13 +232,7 @@ def _observe_error(label: str, submission, *arguments) -> None:
     except NotImplementedError:
         raise
     except Exception as caught:
-        said = f"{type(caught).__name__}: {caught}".partition("\n")[0]
-        at = [
-            frame.lineno
-            for frame in traceback.extract_tb(caught.__traceback__)
-            if frame.filename == submission.__file__
-        ]
-        line = at[-1] if at else 0
+        said, line = raised_at(submission, caught)
     observe(label, said)
     observe(f"{label} at", line)
 

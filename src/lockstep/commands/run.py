@@ -21,7 +21,7 @@ from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
 MOST_STEPS = 4
-"""So many steps fit into a picture; a trace has all."""
+"""How many steps fit into a picture; a trace has all."""
 LATE_SECONDS = 5.0
 """Ranks that have waited so long for one that does something else are told of."""
 COLOURS = (36, 33, 35, 32, 34, 31)
@@ -125,18 +125,15 @@ def _draw(result: ranks.Run, file: Path, script: str) -> str:
     try:
         panel = timeline.whole(result, MOST_STEPS if file.suffix == ".html" else None)
         drawn = timeline.Timeline((panel,))
-        steps = [f"step {number}" for number in panel.numbers]
-        shown = (
-            f"{' to '.join(dict.fromkeys((steps[0], steps[-1])))}, of {panel.of}"
-            if steps
-            else "no training steps were seen"
-        )
+        shown = "no training steps were seen"
+        if panel.numbers:
+            first, last = panel.numbers[0], panel.numbers[-1]
+            shown = f"step {first}{f' to step {last}' if last > first else ''}, of {panel.of}"
         if file.suffix == ".json":
             drawn.save_trace(file)
         else:
-            notes = [
-                f"{shown[:1].upper()}{shown[1:]}. Point at a bar, or go to it with Tab, for its bytes and milliseconds."
-            ]
+            begin = shown[:1].upper() + shown[1:]
+            notes = [f"{begin}. Point at a bar, or go to it with Tab, for its bytes and milliseconds."]
             notes += [text.headline(result)] if result.cause is not None else []
             title = f"{script} on {len(panel.steps[0])} ranks"
             file.write_text(timeline_picture.page(drawn, title, notes), encoding="utf-8")

@@ -1,13 +1,15 @@
 """The rank's side of a check: import the submission and play one scenario with it. Nothing is judged here.
 
-A scenario imports from here what it needs: `observe`, `mark`, `join`, `rank`, `world_size`.
+A scenario imports from here what it needs: `observe`, `mark`, `join`, `raised_at`, `rank`, `world_size`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..ranks import mark, observe
@@ -16,7 +18,7 @@ from ..ranks.rank import load
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["join", "mark", "observe", "play", "rank", "world_size"]
+__all__ = ["join", "mark", "observe", "play", "raised_at", "rank", "world_size"]
 
 
 class GroupOnImport(RuntimeError):
@@ -58,6 +60,13 @@ def join() -> torch.device:
     torch.cuda.set_device(rank() % gpus)
     dist.init_process_group("nccl" if world_size() <= gpus else "gloo")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def raised_at(submission: ModuleType, error: Exception) -> tuple[str, int]:
+    """What was raised, in one line, and the last line of the submission that it passed; 0 when it passed none."""
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == submission.__file__]
+    return said, [0, *lines][-1] or 0
 
 
 def rank() -> int:

@@ -198,14 +198,10 @@ class Recorder:
                 with contextlib.suppress(ValueError):
                     self._outstanding.remove((known, number))
 
-    def waits(self) -> bool:
-        """True where a wait is part of a timeline: on the main thread."""
-        return self.timeline and threading.get_ident() == self._main
-
     @contextlib.contextmanager
     def waiting(self, work: Any = None) -> Iterator[None]:
-        """Within, the calling thread waits for communication."""
-        if not self.waits():
+        """Within, the calling thread waits for communication. For a timeline, of the main thread."""
+        if not self.timeline or threading.get_ident() != self._main:
             yield
             return
         number, since = self._number_of(work) or 0, time.monotonic_ns()
