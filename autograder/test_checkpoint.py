@@ -335,12 +335,17 @@ def test_full_disk(grader: Grader) -> None:
     rest = {name: size for name, size in left.items() if name not in earlier and afterwards.get(name) == size}
     what = f"A save failed for want of room, and after the next one the folder still holds {inventory(rest)} of it."
     grader.fail_on([0] * bool(rest), "leaves-temporary-files", what, at=r"except || finally || " + WRITE)
-    for found in (found for found in grader.run("breaks", 1).observed("seen")[0] if found and "loaded" in found):
-        what = f"An operation of a save failed with EIO ({brief(found['instant'])})"
-        lost = f"{what}. save_checkpoint returned without an error, and load_latest then {say(found)}."
-        returned = not found["raised"] and outcome(found) != 2
+    for on_ranks in zip(*grader.run("breaks", 2).observed("seen"), strict=True):
+        errors = [found["raised"] for found in on_ranks]
+        silent = [rank for rank, error in enumerate(errors) if not error]
+        what = f"An operation of a save failed with EIO ({brief(on_ranks[0]['instant'])})"
+        raised = next((f"rank {rank} raised {error}" for rank, error in enumerate(errors) if error), "")
+        learnt = f"{what}: {raised}, and {{ranks}} returned without an error."
+        grader.fail_on(silent * bool(raised), "others-never-learn-of-it", learnt, at=r"\braise\b || " + AGREE)
+        lost = f"{what}. save_checkpoint returned without an error, and load_latest then {say(on_ranks[0])}."
+        returned = not raised and outcome(on_ranks[0]) != 2
         grader.fail_on([0] * returned, "swallows-a-failed-save", lost, at=r"except || " + WRITE)
-        loads(grader, f"{what}, and", [found], [1, 2], Hypothesis("mixes-two-checkpoints", "", MIXTURE, WRITE), LOST)
+        loads(grader, f"{what}, and", on_ranks, [1, 2], Hypothesis("mixes-two-checkpoints", "", MIXTURE, WRITE), LOST)
 
 
 def killed(grader: Grader) -> Run:

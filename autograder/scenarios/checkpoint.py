@@ -573,10 +573,10 @@ def full_disk(submission: Any) -> None:
     observe("no folder", raised(submission, Path("a-file/folder")))
 
 
-def raised(submission: Any, folder: Path) -> str:
+def raised(submission: Any, folder: Path, keep: int = 3) -> str:
     """What a save raises; empty when it returns."""
     try:
-        submission.save_checkpoint(folder, numbered(2))
+        submission.save_checkpoint(folder, numbered(2), keep)
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     return ""
@@ -723,28 +723,43 @@ def kills(submission: Any, chunk: int, most: int, keep: int = 1) -> None:
 
 
 def breaks(submission: Any) -> None:
-    """Let one operation of a save fail, each but the writes, in a process and a folder of its own; load what is left."""
-    base = Path("base")
-    instants = _prepare(submission, base, 1)
+    """On the rank that writes, let one operation of a save fail, each but the writes; load what is left."""
+    join()
+    observe("scenario", "full_disk")
+    for older in (0, 1):
+        submission.save_checkpoint("base", numbered(older), 2)
+    dist.barrier()
+    if rank() == 0:
+        shutil.copytree("base", "dry")
+    dist.barrier()
+    instants: list[str] = []
+    tracer.before = lambda instant, what: instants.append(what)
+    with traced():
+        submission.save_checkpoint("dry", numbered(2), 2)
+    of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, instants)
+    writer = max(range(len(of_ranks)), key=lambda one: len(of_ranks[one]))
     seen = []
-    for number in (number for number, what in enumerate(instants) if " a write of " not in what):
+    for number, broken in enumerate(of_ranks[writer]):
+        if " a write of " in broken:
+            continue
+
+        def fail(instant: int, what: str, number: int = number) -> None:
+            if instant == number and rank() == writer:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
         folder = Path(f"break-{number}")
-        shutil.copytree(base, folder)
-
-        def work(child: Child, number: int = number, folder: Path = folder) -> None:
-            def fail(instant: int, what: str) -> None:
-                if instant == number:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-            tracer.before = fail
-            alone()
-            with traced():
-                error = raised(submission, folder)
-            child.say({"instant": instants[number], "raised": error, **load(submission, folder)})
-
-        child = Child(work)
-        seen.append(child.hear())
-        child.end()
+        if rank() == 0:
+            shutil.copytree("base", folder)
+        observe("error", "")
+        dist.barrier()
+        tracer.before = fail
+        with traced():
+            error = raised(submission, folder, 2)
+        observe("error", error)
+        dist.barrier()
+        seen.append({"instant": broken, "raised": error, **load(submission, folder)})
+        dist.barrier()
     observe("seen", seen)
 
 
