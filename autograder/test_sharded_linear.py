@@ -40,7 +40,7 @@ MAKE = r"Parameter\( || def __init__ || " + CLASS
 FORWARD = r"F\.linear || linear\( || @ || def forward || " + CLASS
 GATHER = r"all_gather || broadcast || def forward || " + CLASS
 REDUCE = r"reduce_scatter || all_reduce || def backward || " + GATHER
-SCALE = r"get_world_size\(\)$ || / .*world || / .*size || " + REDUCE
+SCALE = r"/=? .*(world|size)|\.div_?\(|ReduceOp\.AVG || " + REDUCE
 INPUTS = r"needs_input_grad || def backward || " + FORWARD
 KEPT = r"save_for_backward || ctx\.\w+ = || self\.\w+ = .*gather || def forward || " + CLASS
 SHAPES = r"\.view\( || \.T\b || \.t\(\) || reshape || flatten || def backward || " + FORWARD
@@ -259,7 +259,7 @@ def judge_training(grader: Grader, played: Played, tolerance: Tolerance = CLOSE)
 
     mistakes = [
         hypothesis("shard-not-trained", "That is where it started: no step has changed it.", lambda own: own[0] * 0, MAKE),
-        hypothesis("shard-gradient-summed", f"That comes from the sum over {world} ranks, not the mean.", total, SCALE),
+        hypothesis("shard-gradient-summed", f"That comes from the sum over {world} ranks, not the mean.", total),
         hypothesis("shard-gradient-scaled", f"That comes from the mean divided by {world} once more.",
                    lambda own: mean(own) / world, SCALE),
         hypothesis("shard-gradient-not-reduced", "Each rank's rows have the gradient of that rank's inputs alone.", local),
@@ -270,7 +270,7 @@ def judge_training(grader: Grader, played: Played, tolerance: Tolerance = CLOSE)
         hypothesis("bias-not-trained", "The weight is right, and the bias is where it started.", without_bias),
         hypothesis("bias-not-averaged", "The weight is right, and the bias has the gradient of each rank's inputs alone.",
                    bias_alone(local)),
-        hypothesis("bias-not-averaged", "The weight is right, and the bias has the sum over the ranks.", bias_alone(total), SCALE),
+        hypothesis("bias-not-averaged", "The weight is right, and the bias has the sum over the ranks.", bias_alone(total)),
         hypothesis("gradient-overwritten", "The second of two backwards before a step has replaced the first.", mean,
                    r"\.grad = || " + REDUCE, last_only=True),
     ]  # fmt: skip
