@@ -10,7 +10,9 @@ from support import ROOT
 from support.command_line import at_terminal, call, plain, screen
 from support.tiny_course import make_course
 
+from lockstep import bootstrap
 from lockstep.commands import lab
+from lockstep.course import CourseError
 from lockstep.course.stubs import make_stub
 from lockstep.grading import diagnose
 from lockstep.grading.submission import Submission
@@ -233,11 +235,33 @@ def test_root_is_told_how_to_start_jupyterlab(
 
     monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
     monkeypatch.setattr(lab.subprocess, "Popen", start)
-    assert lab.open_lab(course, ["--no-browser"]) == 2
-    assert re.fullmatch(r".*root.*\./lockstep lab --allow-root\n", capsys.readouterr().err)
+    with pytest.raises(CourseError, match=r"root.*\./lockstep lab --allow-root$"):
+        lab.open_lab(course, ["--no-browser"])
     for option in ("--allow-root", "--ServerApp.allow_root=True", "--config=my.py"):
         with pytest.raises(Started):
             lab.open_lab(course, [option])
     monkeypatch.setattr(lab.os, "geteuid", lambda: 1000)
     with pytest.raises(Started):
         lab.open_lab(course, [])
+
+
+def test_root_is_told_before_there_is_an_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody waits a minute for the packages to read that root may not start them; other commands are root's too."""
+
+    class Making(Exception):
+        pass
+
+    def make(*_: object) -> None:
+        raise Making
+
+    monkeypatch.setattr(bootstrap, "make", make)
+    monkeypatch.setattr(bootstrap.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(bootstrap.os, "geteuid", lambda: 0)
+    with pytest.raises(SystemExit, match="3"):
+        bootstrap.main(["lab", "--no-browser"])
+    assert re.fullmatch(r"lockstep: you are root.*\./lockstep lab --allow-root\n", capsys.readouterr().err)
+    for arguments in (["lab", "--allow-root"], ["test"], []):
+        with pytest.raises(Making):
+            bootstrap.main(arguments)

@@ -39,6 +39,10 @@ WRITING, LOCK, LOG = STATE / "writing", STATE / "lock", STATE / "install.log"
 PYPROJECT, REQUIREMENTS = ROOT / "pyproject.toml", ROOT / "requirements.lock"
 
 
+ROOT_ALLOWED = re.compile(r"--(allow-root|\w+\.allow_root\b|config\b|help|version|show-config)")
+"""Options of `lab` with which it is for JupyterLab to say whether root may start it."""
+
+
 class Trouble(Exception):
     """What went wrong and what to do about it, in one line for the user."""
 
@@ -67,6 +71,8 @@ def main(arguments: list[str]) -> NoReturn:
             signal.signal(number, stop)
     screen = Screen()
     try:
+        if arguments[:1] == ["lab"]:
+            refuse_root(arguments)
         make(os.environ.get("LOCKSTEP_TORCH", "").strip(), screen)
     except SystemExit:
         screen.line("lockstep: interrupted; run the same command again to continue.")
@@ -75,6 +81,12 @@ def main(arguments: list[str]) -> NoReturn:
         screen.line(f"lockstep: {explain(str(error)) if isinstance(error, OSError) else error}")
         sys.exit(3)
     os.execv(PYTHON, [str(PYTHON), "-m", "lockstep", *arguments])
+
+
+def refuse_root(arguments: list[str]) -> None:
+    """Raise what JupyterLab would say to root, whom it turns away: here before there is an environment to wait for."""
+    if os.geteuid() == 0 and not any(ROOT_ALLOWED.match(one) for one in arguments):
+        raise Trouble("you are root, for whom JupyterLab starts only when told to: ./lockstep lab --allow-root")
 
 
 def make(torch_request: str, screen: "Screen") -> None:

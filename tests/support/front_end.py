@@ -37,6 +37,10 @@ class Lab:
         """Where a notebook of `chapters/` is opened, in a fresh arrangement of windows."""
         return f"{self.address}lab/tree/chapters/{notebook}?token={self.token}&reset"
 
+    def said(self) -> list[str]:
+        """The lines in the terminal in which `./lockstep lab` was typed."""
+        return (self.course.parent / "lab.log").read_text(encoding="utf-8").splitlines()
+
     def progress(self) -> dict[str, Any]:
         """What has been recorded of the learner."""
         file = self.course / ".lockstep" / "progress.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -15,11 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..bootstrap import Trouble, refuse_root
 from ..course import Course, CourseError
 from ..course.standing import standing
 
-ROOT_ALLOWED = re.compile(r"--(allow-root|\w+\.allow_root\b|config\b|help|version|show-config)")
-"""Options with which it is for JupyterLab to say whether root may start it."""
 SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
 """By their names in JupyterLab's apputils-extension."""
 
@@ -58,11 +56,10 @@ def trust_chapters(course: Course) -> None:
 
 def open_lab(course: Course, arguments: list[str]) -> int:
     """Start JupyterLab in the course's folder, at the chapter where the learner is, and wait until it ends."""
-    if os.geteuid() == 0 and not any(ROOT_ALLOWED.match(one) for one in arguments):
-        print(
-            "You are root, for whom JupyterLab starts only when told to: ./lockstep lab --allow-root", file=sys.stderr
-        )
-        return 2
+    try:
+        refuse_root(arguments)
+    except Trouble as refusal:
+        raise CourseError(str(refusal)) from None
     page = first_page(course)
     settings = course.workspace / "jupyter"
     overrides = settings / "settings"
@@ -79,7 +76,9 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
     source = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}", "--ServerApp.log_level=ERROR"]
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
+    # Without encryption each kernel warns in this terminal.
+    command += ["--Application.log_level=ERROR", "--KernelManager.transport_encryption=auto"]
     if page is not None:
         command.append(f"--LabApp.default_url=/lab/tree/{page.relative_to(course.root)}")
     server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
