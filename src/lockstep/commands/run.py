@@ -17,7 +17,7 @@ from typing import TextIO
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
 from .console import console, show_text, width
-from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
+from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
 MOST_STEPS = 4
@@ -61,15 +61,19 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         except ranks.NotRun as missing:
             print(f"not run: {missing}", file=sys.stderr)
             return NOT_RUN
+        except KeyboardInterrupt:  # before a rank was started
+            print("interrupted: the other nodes had not come.", file=sys.stderr)
+            return 128 + signal.SIGINT
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
         if result.cause is None and not options.watch_replicas:
             return 0
         sys.stdout.flush()
-        if options.watch_replicas:
+        watched = options.watch_replicas and not result.node
+        if watched:
             show_text("\n" + text.replicas(result, min(width(stderr=True), text.WIDTH)), stderr=True)
         if result.cause is None:
-            return 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
+            return 1 if watched and result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
         room = width(stderr=True) if console(stderr=True).is_terminal else None
         show_text("\n" + text.describe(result, read_on, room), stderr=True)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
@@ -113,6 +117,7 @@ def _once(
         grace=_grace(options),
         own_temporary=False,
         late_after=LATE_SECONDS,
+        meeting=meeting_of(options) if nodes.count > 1 and are_elsewhere(options) else None,
         on_output=printer.take,
         on_notice=printer.say,
     )
@@ -162,9 +167,20 @@ def _network(options: argparse.Namespace) -> ranks.Function | None:
 def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
     """The command that does the same without Lockstep."""
     parts = ["torchrun", f"--nproc-per-node={per_node}"]
-    parts[1:1] = (
-        ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    )
+    alone = nodes == 1 or not are_elsewhere(options)
+    if nodes == 1:
+        parts[1:1] = ["--standalone"]
+    elif alone:
+        parts[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    else:
+        given = {
+            name: getattr(options, name)
+            for name in ("node_rank", "rdzv_backend", "rdzv_endpoint", "master_addr", "master_port")
+        }
+        parts[1:1] = [
+            f"--nnodes={nodes}",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value),
+        ]
     if options.max_restarts:
         parts.append(f"--max-restarts={options.max_restarts}")
     parts += [f"--role={options.role}"] if options.role != "default" else []
@@ -174,7 +190,7 @@ def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
     parts += ["--no-python"] if options.no_python and not options.run_path else []
     parts += ["-m"] if options.module else []
     command = shlex.join([*parts, options.script, *options.arguments])
-    return command + ("   (on every node)" if nodes > 1 else "")
+    return command + ("   (on every node)" if nodes > 1 and alone else "")
 
 
 class Printer:
