@@ -37,7 +37,7 @@ from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_run_folder
 from .hang_detector import TICK, Hang, HangDetector, Stacks
-from .job import Job
+from .job import Job, Meeting
 from .latecomers import Latecomers
 from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
 from .member import Member, RunState, line_of
@@ -140,10 +140,11 @@ class Supervisor:
 
     def carry_out(self, arguments: int, fork: bool) -> None:
         """Receive the `arguments`, so many, do the job, report."""
-        self.selector.register(self.client, selectors.EVENT_READ, self._hear_client)
         try:
             self.network = network.enter(self.job)
-            self._meet()
+            if self.job.meeting is not None:
+                self._take_arguments(arguments)  # the client has nothing else to say from now on
+                self._meet(self.job.meeting)
         except network.NotRun as missing:
             self.tell(Refused(str(missing)))
             return
@@ -172,11 +173,9 @@ class Supervisor:
         finally:
             self._finish(shared_memory)
 
-    def _meet(self) -> None:
-        """Find the other nodes, if they are elsewhere. Raises NotRun when they do not come."""
-        place = self.job.meeting
-        if place is None:
-            return
+    def _meet(self, place: Meeting) -> None:
+        """Find the other nodes, which are elsewhere. Raises NotRun when they do not come."""
+        self.selector.register(self.client, selectors.EVENT_READ, self._hear_client)
         party = meeting.find(self.job, place)
         began, told = time.monotonic(), ""
         try:
@@ -236,6 +235,8 @@ class Supervisor:
         self.door.listen(128)
         self.door.setblocking(False)
         self.selector.register(self.door, selectors.EVENT_READ, self._welcome)
+        if self.job.meeting is None:
+            self.selector.register(self.client, selectors.EVENT_READ, self._hear_client)
 
     def _start(self, rank: int, fork: bool) -> None:
         pipes = [os.pipe(), os.pipe()]
@@ -335,7 +336,9 @@ class Supervisor:
                 self.ask(asked, question.insist)
                 node_zero.answer(question, asked)
             node_zero.look(self.hang_detector.pulse())
-        if node_zero.end is not None and node_zero.end.why is not Why.ALL_DONE and self.run.end is None:
+        if node_zero.end is None:  # this node was told to end
+            node_zero.send(Stop(self.stops[0] if self.stops else 0))
+        elif node_zero.end.why is not Why.ALL_DONE and self.run.end is None:
             self.run.end = RunEnd(node_zero.end.why)
             self.stops = self.stops or [node_zero.end.signal]
 
