@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
+from . import run_report
 from .console import console, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
@@ -55,32 +57,60 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         print(f"As torchrun: {torchrun(options, per_node, nodes.count)}", file=sys.stderr)
     for remark in remarks(options, nodes):
         print(remark, file=sys.stderr)
+    try:
+        result, status = _runs(options, per_node, nodes, network, shown, read_on)
+    except ranks.NotRun as missing:
+        print(f"not run: {missing}", file=sys.stderr)
+        if options.json:
+            print(json.dumps({"outcome": "not run", "exit_status": NOT_RUN, "headline": str(missing)}))
+        return NOT_RUN
+    except KeyboardInterrupt:  # before a rank was started
+        print("interrupted: the other nodes had not come.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    for line in run_report.workflow_commands(result):
+        print(line, file=sys.stderr)
+    if options.report:
+        print(_write_report(result, options, read_on), file=sys.stderr)
+    if options.json:
+        print(json.dumps(run_report.to_json(result, status, read_on)))
+    return status
+
+
+def _runs(
+    options: argparse.Namespace,
+    per_node: int,
+    nodes: Nodes,
+    network: ranks.Function | None,
+    shown: frozenset[int] | None,
+    read_on: text.ReadOn,
+) -> tuple[ranks.Run, int]:
+    """Run, once or until it ends well or has been started again as often as it may be; the last run and the exit status."""
     for restart in range(options.max_restarts + 1):
-        try:
-            result = _once(options, per_node, nodes, network, restart, shown)
-        except ranks.NotRun as missing:
-            print(f"not run: {missing}", file=sys.stderr)
-            return NOT_RUN
-        except KeyboardInterrupt:  # before a rank was started
-            print("interrupted: the other nodes had not come.", file=sys.stderr)
-            return 128 + signal.SIGINT
+        result = _once(options, per_node, nodes, network, restart, shown)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
-        if result.cause is None and not options.watch_replicas:
-            return 0
+        if result.node:
+            result.replicas = None  # node 0 has them
         sys.stdout.flush()
-        watched = options.watch_replicas and not result.node
-        if watched:
+        if options.watch_replicas and not result.node:
             show_text("\n" + text.replicas(result, min(width(stderr=True), text.WIDTH)), stderr=True)
         if result.cause is None:
-            return 1 if watched and result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
+            return result, 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
         room = width(stderr=True) if console(stderr=True).is_terminal else None
         show_text("\n" + text.describe(result, read_on, room), stderr=True)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
-            return 128 + (result.signal or signal.SIGINT)
+            return result, 128 + (result.signal or signal.SIGINT)
         if restart < options.max_restarts:
             print(f"\nRestart {restart + 1} of {options.max_restarts}: all ranks begin again.", file=sys.stderr)
-    return 1
+    return result, 1
+
+
+def _write_report(result: ranks.Run, options: argparse.Namespace, read_on: text.ReadOn) -> str:
+    try:
+        Path(options.report).write_text(run_report.page(result, options.script, read_on), encoding="utf-8")
+    except OSError as error:
+        return f"No report: {error}"
+    return f"Report: {options.report}"
 
 
 def _once(
@@ -91,7 +121,7 @@ def _once(
     restart: int,
     shown: frozenset[int] | None,
 ) -> ranks.Run:
-    printer = Printer(prefix=not options.no_prefix and not options.spawns, shown=shown, per_node=per_node)
+    printer = Printer(not options.no_prefix and not options.spawns, shown, per_node, all_to_stderr=options.json)
     target: ranks.Target = ranks.Script(options.script, tuple(options.arguments), module=options.module)
     if options.no_python and not options.run_path:
         target = ranks.Program(options.script, tuple(options.arguments))
@@ -200,8 +230,11 @@ class Printer:
     the terminal, as they do under torchrun; a whole line puts them aside.
     """
 
-    def __init__(self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1) -> None:
+    def __init__(
+        self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1, all_to_stderr: bool = False
+    ) -> None:
         """`shown` are the local ranks, of `per_node` on each node, that are shown; None is all."""
+        self.all_to_stderr = all_to_stderr
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
         self.coloured = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
         self.lines: dict[tuple[int, str], _Line] = {}
@@ -212,6 +245,7 @@ class Printer:
         """Called with each piece of text."""
         if self.shown is not None and rank % self.per_node not in self.shown:
             return
+        stream = "stderr" if self.all_to_stderr else stream
         line = self.lines.setdefault((rank, stream), _Line())
         for piece, end in _PIECE.findall(chunk):
             if piece:

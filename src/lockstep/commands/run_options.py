@@ -126,6 +126,9 @@ def parser(program: str) -> argparse.ArgumentParser:
                          help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
     options.add_argument("--timeline", metavar="FILE", default=None,
                          help="draw what each rank computed and sent: FILE.html is a page, FILE.json a trace for ui.perfetto.dev")  # fmt: skip
+    options.add_argument("--json", action="store_true",
+                         help="print one JSON object on stdout, and all that the ranks print on stderr")  # fmt: skip
+    options.add_argument("--report", metavar="FILE.html", default=None, help="write the explanation as a page")
     options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
     options.add_argument("script", help="the Python file to run")
     options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
@@ -174,6 +177,11 @@ def refusal(options: argparse.Namespace, nodes: Nodes) -> str:
             return f"--timeline {options.timeline}: there is no folder {Path(options.timeline).resolve().parent}"
         if options.no_python:
             return "--timeline: of a program that is started with --no-python nothing is seen; leave one of them out"
+    if options.report is not None:
+        if Path(options.report).suffix != ".html":
+            return f"--report {options.report}: the name must be that of a page, such as report.html"
+        if not Path(options.report).resolve().parent.is_dir():
+            return f"--report {options.report}: there is no folder {Path(options.report).resolve().parent}"
     if options.no_python and options.module:
         return "--no-python and --module exclude each other: leave one of them out"
     return ""
