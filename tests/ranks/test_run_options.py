@@ -265,3 +265,25 @@ def test_where_nodes_meet(options: str, script: str) -> None:
     given = parser("lockstep run").parse_args(["--nnodes", "2", *options.split(), script])
     meeting = meeting_of(given)
     assert are_elsewhere(given) and (meeting.host, meeting.port, meeting.node) == MEETINGS[options]
+
+
+STARTS = {
+    "import multiprocessing\nmultiprocessing.get_context('fork').Process(target=print)": 2,
+    "from subprocess import Popen\n\nPopen(['true'])": 3,
+    "import os\nif os.fork():\n    pass": 2,
+    "import subprocess\nsubprocess.run(['git', 'log'])": None,
+    "1 +": None,
+}
+
+
+@pytest.mark.parametrize("text", STARTS)
+def test_with_one_rank_a_script_that_starts_processes_is_told_what_watches_them(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    for count in ("1", "2"):
+        given = parser("lockstep run").parse_args(["-n", count, str(script)])
+        said = [
+            remark for remark in remarks(given, nodes_of("1")) if f"train.py:{STARTS[text]} starts processes" in remark
+        ]
+        assert len(said) == (count == "1" and STARTS[text] is not None)
+        assert all("--spawns" in remark and "lockstep attach" in remark for remark in said)

@@ -277,6 +277,14 @@ def remarks(options: argparse.Namespace, nodes: Nodes) -> list[str]:
     if not options.spawns and not options.module and (line := _spawning_line(options.script)):
         said.append(f"{options.script}:{line} calls mp.spawn. If the script starts its ranks itself, use --spawns: it is "
                     "started once, and the ranks that it starts are watched.")  # fmt: skip
+    elif (
+        options.nproc_per_node == "1"
+        and not options.spawns
+        and not options.module
+        and (line := _starting_line(options.script))
+    ):
+        said.append(f"{options.script}:{line} starts processes. If they are ranks: with multiprocessing's spawn method, use --spawns and they "
+                    "are watched; with fork, forkserver or subprocess they are not, and lockstep attach explains them while they hang.")  # fmt: skip
     return said + _no_python(options)
 
 
@@ -290,10 +298,7 @@ def _no_python(options: argparse.Namespace) -> list[str]:
 
 def _spawning_line(script: str) -> int | None:
     """The first line of this script, if it is one that can be read, that calls `spawn` of torch.multiprocessing."""
-    try:
-        nodes = list(ast.walk(ast.parse(Path(script).read_bytes())))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
+    nodes = _parsed(script)
     modules, functions = {"torch.multiprocessing"}, set()
     for node in nodes:
         for name in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
@@ -306,6 +311,21 @@ def _spawning_line(script: str) -> int | None:
     functions |= {f"{module}.{name}" for module in modules for name in SPAWNS}
     calls = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in functions)
     return min((call.lineno for call in calls), default=None)
+
+
+def _starting_line(script: str) -> int | None:
+    """The first line of this script that starts a process in some other way."""
+    calls = ((node.lineno, ast.unparse(node.func)) for node in _parsed(script) if isinstance(node, ast.Call))
+    return min(
+        (line for line, name in calls if name == "os.fork" or name.split(".")[-1] in ("Process", "Popen")), default=None
+    )
+
+
+def _parsed(script: str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(Path(script).read_bytes())))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
 
 
 def nodes_of(text: str) -> Nodes:
