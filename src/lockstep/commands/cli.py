@@ -50,8 +50,8 @@ def _run() -> int:
             raise
         if isinstance(error, ModuleNotFoundError) and not _in_checkout():
             print(
-                f"lockstep: this command belongs to the course and needs {error.name}. Go to a checkout of Lockstep and "
-                "type ./lockstep there; what pip has installed is run, attach and explain.",
+                f"lockstep: this command belongs to the course and needs {error.name}. Go to a checkout of Lockstep "
+                "and type ./lockstep there; what pip has installed is run, attach and explain.",
                 file=sys.stderr,
             )
             return 2

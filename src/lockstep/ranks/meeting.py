@@ -159,7 +159,7 @@ class Guest:
         self.node = meeting.node or 0
         self.link: Link | None = None
         self.again = 0.0
-        self.error = "nobody has answered yet"
+        self.error = "no answer yet"
         self.nonce = secrets.token_hex(16)
         self.began: Start | None = None
 
@@ -290,7 +290,7 @@ def _said(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "it doesn't answer (is the port blocked, or the machine off?)"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there yet"
+        return "no program listens there yet"
     return (error.strerror or str(error)).lower()
 
 
