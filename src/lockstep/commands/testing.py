@@ -26,7 +26,7 @@ PYTEST = [sys.executable, "-m", "pytest"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3
-"""How many processes more than there are cores: a grading computes for about a third of its time, and waits for the rest."""
+"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise."""
 SECOND_TRIES = 6
 """How many tests, or chapters, may be run once more."""
 
