@@ -15,7 +15,10 @@ import pytest
 from lockstep import ranks
 from lockstep.ranks import text
 from lockstep.ranks.channel import Channel
-from lockstep.ranks.messages import Join
+from lockstep.ranks.hang_detector import HangDetector
+from lockstep.ranks.job import Described, Job, TargetKind
+from lockstep.ranks.member import Member, RunState
+from lockstep.ranks.messages import Join, Pulse, Role
 
 SECONDS = 60
 BEGIN = """
@@ -138,6 +141,18 @@ def test_what_differs_between_replicas_of_two_nodes_is_found(port: int) -> None:
             "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n")  # fmt: skip
     first, _ = (node.run() for node in start(code, port, per_node=1, watch_replicas=True))
     assert first.replicas is not None and first.replicas.drift is not None and first.replicas.drift.step == 1
+
+
+def test_only_what_other_machines_have_told_lately_counts_as_still() -> None:
+    run = RunState(
+        Job(4, Described(TargetKind.SOURCE), nodes=2), elsewhere=[Member(Role.RANK, rank, 0, node=1) for rank in (2, 3)]
+    )
+    detector = HangDetector(run, lambda members: None)
+    detector.clock.since = now = time.monotonic() - 50
+    assert detector.still_for() == 0  # node 1 has told nothing
+    for told, pulse, still in ((50, Pulse(5.0), 5.0), (50, Pulse(0.0), 0.0), (40, Pulse(5.0), 0.0)):
+        run.pulses[1] = (now + told, pulse)
+        assert detector.still_for() == still
 
 
 REFUSED = {
