@@ -32,11 +32,14 @@ from lockstep.ranks.channel import HEADER, Channel, ChannelError, decode, whole
 from lockstep.ranks.messages import Begin, End, FromRank, Mark, Observe, Raised, Show, Waited, read
 from lockstep.ranks.report import RankReport
 
-hypothesis = pytest.importorskip("hypothesis", reason="pip install --group dev")
-given, st = hypothesis.given, hypothesis.strategies
-bounded = hypothesis.settings(
+pytest.importorskip("hypothesis", reason="pip install --group dev")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+bounded = settings(
     max_examples=int(os.environ.get("LOCKSTEP_FUZZ", "40")), deadline=None, database=None, print_blob=True,
-    suppress_health_check=list(hypothesis.HealthCheck),
+    suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 
 pieces = st.sampled_from((*hostile_sources.PIECES, *hostile_sources.CORPUS.values()))
