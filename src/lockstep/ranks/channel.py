@@ -187,12 +187,15 @@ class Channel:
         return list(self._complete())
 
     def wait(self) -> tuple[dict[str, Any], bytes] | None:
-        """Block until one message is there; None at the end of the stream. For channels read one message at a time."""
+        """Block until one message is there; None at the end of the stream. For channels read one message at a time.
+
+        Nothing of the next one is read: a process that is forked in between shall not have it in its memory.
+        """
         while True:
             for message in self._complete(limit=1):
                 return message
             try:
-                data = self.socket.recv(1 << 16)
+                data = self.socket.recv(min(self._missing(), 1 << 16))
             except InterruptedError:
                 continue
             except OSError:
@@ -200,6 +203,12 @@ class Channel:
             if not data:
                 return None
             self._buffer += data
+
+    def _missing(self) -> int:
+        """How many bytes the message that has begun still needs, as far as is known; one at least."""
+        if len(self._buffer) < HEADER.size:
+            return HEADER.size - len(self._buffer)
+        return max(1, HEADER.size + sum(HEADER.unpack_from(self._buffer)) - len(self._buffer))
 
     def _complete(self, limit: int | None = None) -> Iterator[tuple[dict[str, Any], bytes]]:
         count = 0
