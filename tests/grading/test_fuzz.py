@@ -85,7 +85,7 @@ def _zip(entries: list[tuple[str, bytes]]) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in entries:
-            archive.writestr(zipfile.ZipInfo(name.encode("utf-8", "replace").decode()), data)
+            archive.writestr(zipfile.ZipInfo(name.encode("utf-8", "replace").decode() or "x"), data)
     return file.getvalue()
 
 

@@ -120,6 +120,8 @@ def _tensor(note: Any, blob: bytes) -> tuple[Any, int]:
         shape = [int(extent) for extent in note["shape"]]
         if not isinstance(dtype, torch.dtype) or start < 0 or length < 0 or start + length > len(blob):
             raise ValueError("outside its message")
+        if len(shape) > MAX_DEPTH:
+            raise ValueError("too many dimensions")
         if not length:
             if 0 not in shape:
                 raise ValueError("it has no bytes")
