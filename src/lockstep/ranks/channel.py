@@ -166,6 +166,10 @@ class Channel:
         """The socket's file descriptor, so that `selectors` can wait on the channel."""
         return self.socket.fileno()
 
+    def pending(self) -> int:
+        """How many bytes of an unfinished message have come."""
+        return len(self._buffer)
+
     def send(self, message: Any, blob: bytes = b"") -> None:
         """Send one of `messages`, or a dictionary; raises OSError when the other end is gone."""
         header = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
@@ -210,7 +214,8 @@ class Channel:
         """How many bytes the message that has begun still needs, as far as is known; one at least."""
         if len(self._buffer) < HEADER.size:
             return HEADER.size - len(self._buffer)
-        return max(1, HEADER.size + sum(HEADER.unpack_from(self._buffer)) - len(self._buffer))
+        header, blob = HEADER.unpack_from(self._buffer)
+        return max(1, HEADER.size + int(header) + int(blob) - len(self._buffer))
 
     def _complete(self, limit: int | None = None) -> Iterator[tuple[dict[str, Any], bytes]]:
         count = 0

@@ -24,6 +24,8 @@ class Run:
     `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
     `signal` is what this process was told to end by.
     `wire[a][b]` is how many bytes the kernel has seen arrive at rank b from rank a; None when it was not asked, or doesn't tell.
+    `hosts` are the names of the nodes' machines when each has its own. Then `node` is the number of this one, and any but
+    node 0 has only its own ranks here.
     `began` is the start of the run by `time.monotonic()`, from which the times of collectives and marks count.
     """
 
@@ -41,6 +43,8 @@ class Run:
     secret: str = ""
     left_running: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
+    node: int = 0
+    hosts: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
