@@ -31,6 +31,7 @@ class Member:
     watcher: int | None = None
     events: deque[Begin | End | Waited | Mark] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     observed: int = 0
+    shown: int = 0
     observed_headers: int = 0
     says_too_much: bool = False
     printed: int = 0

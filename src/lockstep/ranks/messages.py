@@ -98,6 +98,12 @@ class Observe(msgspec.Struct, tag_field="event", tag="observe"):
     value: Any
 
 
+class Show(msgspec.Struct, tag_field="event", tag="show"):
+    """What a rank has now, as `Observe` has it. A `Drawn` is the answer; nothing that has been shown can be taken back."""
+
+    value: Any
+
+
 class Returned(msgspec.Struct, tag_field="event", tag="returned"):
     """The code has come to its end."""
 
@@ -183,7 +189,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-FromRank = (Hello | Begin | End | Waited | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
+FromRank = (Hello | Begin | End | Waited | Mark | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
 
@@ -208,6 +214,12 @@ class Leave(msgspec.Struct, tag_field="event", tag="leave"):
     """All are done."""
 
 
+class Drawn(msgspec.Struct, tag_field="event", tag="drawn"):
+    """The answer to `Show`."""
+
+    number: float
+
+
 # From the client to the supervisor -------------------------------------------------------------------------------
 
 
@@ -219,9 +231,11 @@ class Order(msgspec.Struct, tag_field="event", tag="order"):
 
 
 class Arguments(msgspec.Struct, tag_field="event", tag="arguments"):
-    """The target's arguments: the same for all ranks, or each rank's own."""
+    """The target's arguments: the same for all ranks, or each rank's own. The last `secret` that is not empty is the run's
+    (see `drawn`)."""
 
     kwargs: Any
+    secret: str = ""
 
 
 class Stop(msgspec.Struct, tag_field="event", tag="stop"):
@@ -258,6 +272,13 @@ class Observed(msgspec.Struct, tag_field="event", tag="observed"):
 
     member: int
     name: str
+    value: Any
+
+
+class Shown(msgspec.Struct, tag_field="event", tag="shown"):
+    """What a member has shown, in its order."""
+
+    member: int
     value: Any
 
 
@@ -318,7 +339,7 @@ class Explained(msgspec.Struct, tag_field="event", tag="explained"):
 
 
 class Finished(msgspec.Struct, tag_field="event", tag="finished"):
-    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found.
+    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found, `wire` what `wire.between` has counted.
 
     `hosts` are the names of the nodes' machines where each has its own, `node` is this one's number, and `explained` what
     node 0 has told another node.
@@ -331,6 +352,7 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     stray: list[str]
     temporary: list[str]
     immortal: list[int]
+    wire: list[list[int]] | None
     replicas: Compared | None
     members: list[MemberReport]
     node: int = 0
@@ -338,7 +360,7 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     explained: Explained | None = None
 
 
-ToClient = Alive | Output | Notice | Observed | Events | Refused | Finished
+ToClient = Alive | Output | Notice | Observed | Shown | Events | Refused | Finished
 
 
 # Between the supervisors of a run's nodes: `meeting` lets them find each other, `nodes` has what they say after that ----

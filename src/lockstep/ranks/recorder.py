@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import queue
 import re
 import sys
 import threading
@@ -33,6 +34,7 @@ from .channel import Channel, ChannelError, encode
 from .messages import (
     Ask,
     Begin,
+    Drawn,
     End,
     IsRank,
     Leave,
@@ -41,6 +43,7 @@ from .messages import (
     Place,
     Returned,
     Sample,
+    Show,
     StackReport,
     Waited,
     Watcher,
@@ -101,6 +104,8 @@ class Recorder:
         self.timeline = timeline
         self.reduced: Callable[[list[torch.Tensor]], None] | None = None  # told what DDP's backward reduces
         self.leave = threading.Event()
+        self._drawn: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._drawing = threading.Lock()
         self._hidden = (*hidden, _TORCH, _HERE)
         self._lock = threading.RLock()  # a signal handler or a finalizer may communicate while this thread records
         self._number = 0
@@ -237,6 +242,16 @@ class Recorder:
         except ChannelError as error:
             raise ValueError(f"observation {name!r}: {error}") from None
 
+    def draw(self, shown: Any) -> float:
+        """Show what this rank has, and get the number that is due then. Raises TypeError, ValueError as `observe` does."""
+        tree, blob = encode(shown)
+        with self._drawing:
+            try:
+                self.channel.send(Show(tree), blob)
+            except ChannelError as error:
+                raise ValueError(str(error)) from None
+            return self._drawn.get()
+
     def send(self, message: Any) -> None:
         """Tell the supervisor; when it is gone, nobody needs to know."""
         with contextlib.suppress(OSError, ChannelError):
@@ -356,7 +371,10 @@ class Recorder:
                 message = None
             if message is None:
                 os._exit(1)
-            asked: Ask | Leave = read(Ask | Leave, message[0])
+            asked: Ask | Leave | Drawn = read(Ask | Leave | Drawn, message[0])
+            if isinstance(asked, Drawn):
+                self._drawn.put(asked.number)
+                continue
             if isinstance(asked, Leave):
                 self.leave.set()
                 continue

@@ -248,7 +248,7 @@ class Error:
 class RankReport:
     """One rank's story. `code` is its exit status (negative: the signal that ended it).
 
-    `stopped` tells that a signal (SIGSTOP) held the process, so that it could not go on.
+    `shown` is what it has shown to draw numbers (`ranks.draw`), in order. `stopped` tells that a signal (SIGSTOP) held the process, so that it could not go on.
     """
 
     rank: int
@@ -268,6 +268,7 @@ class RankReport:
     marks: list[Mark] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     observations: dict[str, Any] = field(default_factory=dict)
+    shown: list[Any] = field(default_factory=list)
 
     @property
     def last_collective(self) -> Collective | None:
