@@ -22,8 +22,8 @@ class Model(lightning.LightningModule):
         return loss
 
     def validation_step(self, batch, index):
-        inputs, labels = batch
-        self.log("accuracy", (self.layer(inputs).argmax(1) == labels).float().mean(), sync_dist=True)
+        inputs, wanted = batch
+        self.log("accuracy", (self.layer(inputs).argmax(1) == wanted).float().mean(), sync_dist=True)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
