@@ -49,7 +49,10 @@ def main() -> int:
         lacks = f": {', '.join(missing)}{accused}" if missing else ""
         print(f"{verdict.word:7} {told.seconds:5.1f} s  {bug}{lacks}{beside}", flush=True)
         if given.show and missing:
-            print("    " + told.text.strip().replace("\n", "\n    ") + f"\n    (expected lines {sorted(bug.lines())})\n", flush=True)
+            print(
+                "    " + told.text.strip().replace("\n", "\n    ") + f"\n    (expected lines {sorted(bug.lines())})\n",
+                flush=True,
+            )
     judged = counts["right"] + counts["partly"] + counts["not"]
     print(f"\nOf {judged}: {counts['right']} right, {counts['partly']} partly, {counts['not']} not; "
           f"{wrongly} accuse a wrong rank; {counts['skipped']} skipped")  # fmt: skip

@@ -22,11 +22,12 @@ What must be said was written from the bug, not from what is said.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -41,13 +42,18 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from lockstep.commands import run as command
+from lockstep.ranks import text as words
+
 from . import ROOT
 
 JOBS = ROOT / "tests/foreign/jobs"
 DEADLINE = 90.0
 """Seconds. Nothing that is explained needs as long, on any machine."""
 AFTER_NOTICE = 1.0
+HEAD = rf"^({'|'.join(words.TITLES.values())}|DRIFT|SAME WORK|NaN|inf)\b"
 GOES_ON = "The run goes on."
+ENVIRONMENT = {"OUT": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
 
 
 @dataclass(frozen=True)
@@ -159,39 +165,54 @@ def lacking(bug: Bug) -> str:
 
 
 def play(bug: Bug) -> Told:
-    """Run the job with its bug, as a user would."""
+    """Run the job with its bug, as a user would. Only in the main thread, which gets the Ctrl-C."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        said = run(bug.script(), Path(folder), bug.job, bug.n, bug.flags, bug.spawns, bug.stuck)
+        script = Path(folder, f"{bug.job}.py")
+        script.write_text(bug.script())
+        said = run(script, bug.n, bug.flags, bug.spawns, bug.stuck)
     return read(said, bug, time.monotonic() - began)
 
 
-def run(
-    source: str, folder: Path, name: str, n: int, flags: tuple[str, ...] = (), spawns: bool = False, stuck: bool = False
-) -> str:
-    """What `lockstep run` says on stderr. If the run is `stuck`, it is ended once it was told so."""
-    script = folder / f"{name}.py"
-    script.write_text(source)
+def run(script: Path, n: int, flags: tuple[str, ...] = (), spawns: bool = False, stuck: bool = False) -> str:
+    """What `lockstep run` says on stderr. If the run is `stuck`, it is ended by Ctrl-C once it was told so.
+
+    The command is called in this process: the one that starts ranks imports torch once for the whole bank.
+    """
     ranks = ["--spawns"] if spawns else ["-n", str(n)]
-    command = [sys.executable, "-m", "lockstep", "run", *ranks, "--deadline", str(DEADLINE), *flags, script.name]
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT / "src"), "OUT": str(folder), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"
-    }  # fmt: skip
-    with subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stderr is not None
-        deadline = threading.Timer(2 * DEADLINE, process.kill)
-        deadline.start()
-        said: list[str] = []
-        for line in process.stderr:
-            said.append(line)
-            if stuck and GOES_ON in line:
-                threading.Timer(AFTER_NOTICE, process.send_signal, (signal.SIGINT,)).start()
-                stuck = False
-        deadline.cancel()
-    return "".join(said)
+    arguments = [*ranks, "--deadline", str(DEADLINE), *flags, str(script)]
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT, OUT=str(script.parent))
+    said = _Listener(stuck)
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            command.main(arguments)
+    finally:
+        said.stop()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return said.getvalue()
+
+
+class _Listener(io.StringIO):
+    """Takes what is said, and presses Ctrl-C a moment after the notice that a run is stuck."""
+
+    def __init__(self, stuck: bool) -> None:
+        super().__init__()
+        self.press = threading.Timer(AFTER_NOTICE, os.kill, (os.getpid(), signal.SIGINT)) if stuck else None
+
+    def write(self, text: str) -> int:
+        if self.press is not None and GOES_ON in text:
+            press, self.press = self.press, None
+            press.start()
+        return super().write(text)
+
+    def stop(self) -> None:
+        """A run that ended by itself needs no Ctrl-C."""
+        self.press = None
 
 
 def read(said: str, bug: Bug, seconds: float) -> Told:
@@ -202,8 +223,11 @@ def read(said: str, bug: Bug, seconds: float) -> Told:
         text = text.partition("\nInterrupted")[0]
         waits = re.search(r"for (ranks? [\d, and]+)\. " + GOES_ON, text)
         line = re.search(r"(?:rank \d+|process \d+) is at \S+\.py:(\d+)(?!.*process \d+ is at)", text)
-        return Told(text, _accused(_ranks(waits[1]) if waits else set(), bug.n), int(line[1]) if line else None, seconds)
-    head = " ".join(text.strip().partition("\n\n")[0].split())
+        return Told(
+            text, _accused(_ranks(waits[1]) if waits else set(), bug.n), int(line[1]) if line else None, seconds
+        )
+    found = re.search(HEAD, text, re.MULTILINE)
+    head = " ".join(text[found.start() :].partition("\n\n")[0].split()) if found else ""
     line = re.search(r"[\w.]+\.py:(\d+)", head)
     return Told(text, _accused(_blamed(head, text), bug.n), int(line[1]) if line else None, seconds)
 

@@ -85,6 +85,15 @@ class Mark(msgspec.Struct, tag_field="event", tag="mark"):
     time: int
 
 
+class MadeGroup(msgspec.Struct, tag_field="event", tag="group"):
+    """A process group is about to be made; see `report.Group`."""
+
+    name: str
+    members: list[int]
+    frame: Place
+    time: int
+
+
 class IsRank(msgspec.Struct, tag_field="event", tag="rank"):
     """Which rank a worker turned out to be."""
 
@@ -112,11 +121,12 @@ class Raised(msgspec.Struct, tag_field="event", tag="raised"):
 
 
 class Exit(msgspec.Struct, tag_field="event", tag="exit"):
-    """The code has left by SystemExit."""
+    """The code has left by SystemExit, perhaps `because` of an exception that it had caught."""
 
     code: int
     frames: Any = ()
     message: Any = ""
+    because: Raised | None = None
 
 
 class StackReport(msgspec.Struct):
@@ -183,7 +193,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-FromRank = (Hello | Begin | End | Waited | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
+FromRank = (Hello | Begin | End | Waited | Mark | MadeGroup | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
 
@@ -265,7 +275,7 @@ class Events(msgspec.Struct, tag_field="event", tag="events"):
     """Some of what a member has done, in order."""
 
     member: int
-    events: list[Begin | End | Waited | Mark]
+    events: list[Begin | End | Waited | Mark | MadeGroup]
 
 
 class Refused(msgspec.Struct, tag_field="event", tag="not run"):
@@ -290,6 +300,7 @@ class MemberReport(msgspec.Struct):
     peak_memory: int
     cpu: float
     ended: float
+    because: Raised | None = None
 
 
 class Compared(msgspec.Struct):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import re
 import sys
@@ -36,6 +37,7 @@ from .messages import (
     End,
     IsRank,
     Leave,
+    MadeGroup,
     Mark,
     Observe,
     Place,
@@ -519,8 +521,14 @@ def _keep_groups(recorder: Recorder) -> None:
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is None:
         return
+    parameters = inspect.signature(make)
 
     def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            given = parameters.bind(*args, **kwargs).arguments
+            members, name = given["global_ranks_in_group"], str(given["group_name"])
+            place = recorder.caller()[0]
+            recorder.send(MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
         made = make(*args, **kwargs)
         recorder.groups.append(made)
         return made
