@@ -51,7 +51,7 @@ JOBS = ROOT / "tests/foreign/jobs"
 DEADLINE = 90.0
 """Seconds. Nothing that is explained needs as long, on any machine."""
 AFTER_NOTICE = 1.0
-HEAD = rf"^({'|'.join(words.TITLES.values())}|DRIFT|SAME WORK|NaN|inf)\b"
+HEAD = rf"^({'|'.join(words.TITLES.values())}|MIXED UP|DRIFT|SAME WORK|NaN|inf)\b"
 GOES_ON = "The run goes on."
 ENVIRONMENT = {"OUT": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
 

@@ -63,6 +63,8 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
             return NOT_RUN
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
+        if result.cause is None and (mixed := text.silent_mismatch(result)):
+            show_text("\n" + mixed, stderr=True)
         if result.cause is None and not options.watch_replicas:
             return 0
         sys.stdout.flush()

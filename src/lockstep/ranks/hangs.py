@@ -64,25 +64,26 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
     in_init = [report for report in waiting if call(report) == "init_process_group"]
     if in_init:
         return _rendezvous(members, in_init)
-    if apart := _groups_apart(members):
-        return apart
+    if confused := _groups_apart(members):
+        return confused
     operations = {report.rank: pending(report) for report in waiting}
     finished = [report for report in members if report.outcome is not Outcome.HUNG]
-    if parted is not None and not _is_where_they_wait(parted, operations):
-        return _parted(parted)
+    apart = parted if parted is not None and not _is_one_call(parted) else None
+    if apart is not None and any(operations.get(rank) != one for rank, one in apart.calls.items()):
+        return _parted(apart)
     mismatch = first_mismatch(members)
     earlier: list[str] = []
     if mismatch is not None and len({collective.kind for collective in mismatch.values()}) == 1:
         if any(operation in mismatch.values() for operation in operations.values()):
-            return Finding(
-                f"{say_mismatch(mismatch)}.", (parted.odd if parted else []) or sorted(mismatch), [rule(mismatch)]
-            )
+            at_fault = (parted.odd if parted else []) or sorted(mismatch)
+            where = {rank: one.frame for rank, one in mismatch.items()}
+            return Finding(f"{say_mismatch(mismatch)}.", at_fault, [rule(mismatch)], where)
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
     if any(operation and operation.is_point_to_point for operation in operations.values()):
         return _point_to_point(waiting, finished, operations)
     found = _collectives(members, waiting, finished, operations)
-    if parted is not None and set(found.at_fault) != set(parted.odd or parted.calls):
-        return _parted(parted)
+    if apart is not None and {*found.at_fault} != {*(apart.odd or apart.calls)}:
+        return _parted(apart)
     return replace(found, notes=[*found.notes, *earlier])
 
 
@@ -108,11 +109,9 @@ def _groups_apart(members: list[RankReport]) -> Finding | None:
     return None
 
 
-def _is_where_they_wait(parted: Divergence, operations: dict[int, Collective | None]) -> bool:
-    """True when the ranks hang in the very calls in which they parted; or these differ in what they bring alone."""
-    if len({one.kind for one in parted.calls.values()}) == 1 and len(parted.first_side) == len(parted.calls):
-        return True
-    return all(operations.get(rank) == one for rank, one in parted.calls.items())
+def _is_one_call(parted: Divergence) -> bool:
+    """True when the ranks made the same call at the same line, and differ in what they brought."""
+    return len({one.kind for one in parted.calls.values()}) == 1 and len(parted.first_side) == len(parted.calls)
 
 
 def _parted(parted: Divergence) -> Finding:
@@ -151,11 +150,11 @@ def _collectives(
             ranks,
             [SAME_ORDER, *_counts(members)],
         )
-    if len(absent) == 1 and len(waiting) == 2:
+    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent):
         other = next(report for report in waiting if report.rank in absent)
         return Finding(
-            f"{who} waits in {expected}, rank {other.rank} in {what(other)}: they wait for each other.",
-            [*absent, *there],  # who of the two is wrong, nobody but their author knows
+            f"{who} {waits} in {expected}, {names(absent)} in {what(other)}: they wait for each other.",
+            [*absent, *there],  # which of the two sides is wrong, nobody but their author knows
             [SAME_ORDER],
         )
     if absent:

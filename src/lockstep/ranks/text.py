@@ -7,9 +7,10 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from .mismatch import mismatch_rows, odd_ones, rule, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
-from .words import names
+from .words import at, names
 
 WIDTH = 96
 CODE_WIDTH = 40
@@ -81,6 +82,16 @@ def headline(run: Run) -> str:
     if cause.kind is Kind.INTERRUPTED:
         return cause.headline[0].upper() + cause.headline[1:]
     return f"{TITLES[cause.kind]}{after}: {cause.headline}"
+
+
+def silent_mismatch(run: Run) -> str:
+    """Of a run that ended well, though ranks met in one collective with different things; mostly nothing."""
+    met = run.silent_mismatch
+    if not met:
+        return ""
+    shown = table(mismatch_rows(met, odd_ones(met)))
+    said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
+    return "\n\n".join([_wrapped(said, WIDTH), shown, rule(met)])
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:
