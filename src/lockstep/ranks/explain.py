@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .divergence import first_divergence, say
+from .divergence import Divergence, first_divergence, say
 from .hangs import SAME_ORDER, hang
 from .job import Job, TargetKind
-from .mismatch import first_mismatch, mismatch_cause, mismatch_rows
+from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import call, is_users, place, rows, said_of, what
 from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
@@ -86,16 +86,22 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
     if any(SIZE_MISMATCH.search(report.stderr + (report.error.message if report.error else "")) for report in causes):
         mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
         if mismatch and parted:
-            if parted.calls == mismatch:
-                return mismatch_cause(mismatch, run.ranks, parted.odd)
-            found = mismatch_cause(parted.calls, run.ranks, parted.odd or sorted(parted.calls))
-            return replace(
-                found, headline=say(parted), rows=mismatch_rows(parted.calls, parted.odd), notes=(SAME_ORDER,)
-            )
+            found = mismatch_cause(mismatch, run.ranks, parted.odd)
+            return found if parted.calls == mismatch and len(kinds_of(mismatch)) == 1 else _parted(parted, found)
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
     return replace(found, echoes=tuple(report.rank for report in echoes), notes=(*found.notes, *_echo_note(echoes)))
+
+
+def _parted(parted: Divergence, found: Cause) -> Cause:
+    """The cause of a mismatch, told from where the ranks' code parted."""
+    at_fault = parted.odd or sorted(parted.calls)
+    notes = tuple(SAME_ORDER if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
+    return replace(
+        found, headline=say(parted), ranks=tuple(at_fault), frame=parted.calls[at_fault[0]].frame,
+        rows=mismatch_rows(parted.calls, parted.odd), notes=notes,
+    )  # fmt: skip
 
 
 def _is_bad(report: RankReport, job: Job) -> bool:

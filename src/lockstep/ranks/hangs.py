@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from .divergence import Divergence, first_divergence, say
 from .job import Job
-from .mismatch import first_mismatch, rule, say_mismatch
+from .mismatch import first_mismatch, kinds_of, rule, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic
 from .result import Run, latest
@@ -73,7 +73,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
         return _parted(apart)
     mismatch = first_mismatch(members)
     earlier: list[str] = []
-    if mismatch is not None and len({collective.kind for collective in mismatch.values()}) == 1:
+    if mismatch is not None and len(kinds_of(mismatch)) == 1:
         if any(operation in mismatch.values() for operation in operations.values()):
             at_fault = (parted.odd if parted else []) or sorted(mismatch)
             where = {rank: one.frame for rank, one in mismatch.items()}
@@ -111,7 +111,7 @@ def _groups_apart(members: list[RankReport]) -> Finding | None:
 
 def _is_one_call(parted: Divergence) -> bool:
     """True when the ranks made the same call at the same line, and differ in what they brought."""
-    return len({one.kind for one in parted.calls.values()}) == 1 and len(parted.first_side) == len(parted.calls)
+    return len(kinds_of(parted.calls)) == 1 and len(parted.first_side) == len(parted.calls)
 
 
 def _parted(parted: Divergence) -> Finding:

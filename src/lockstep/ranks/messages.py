@@ -155,7 +155,10 @@ class Watcher(msgspec.Struct, tag_field="event", tag="watcher"):
 
 
 class Replica(msgspec.Struct, tag_field="event", tag="replica"):
-    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters."""
+    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters.
+
+    `changed` are the numbers of the parameters that something else than a step has changed since the step before.
+    """
 
     optimizer: int
     step: int
@@ -168,6 +171,7 @@ class Replica(msgspec.Struct, tag_field="event", tag="replica"):
     settings: list[dict[str, str]] = []
     brought: list[tuple[int, int]] = []
     wrapped_forward: bool = False
+    changed: list[int] = []
 
 
 class NotFinite(msgspec.Struct, tag_field="event", tag="not finite"):

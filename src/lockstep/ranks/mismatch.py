@@ -55,6 +55,11 @@ def signature(collective: Collective) -> tuple[object, ...]:
     )
 
 
+def kinds_of(found: dict[int, Collective]) -> set[str]:
+    """Of the calls that met."""
+    return {call.kind for call in found.values()}
+
+
 def odd_ones(found: dict[int, Collective]) -> list[int]:
     """The ranks that differ from most; nobody if no call is that of most: of two, only their author knows which is wrong."""
     usual, count = Counter(map(signature, found.values())).most_common(1)[0]

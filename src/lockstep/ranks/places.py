@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from .calls import LIBRARIES
 from .report import Collective, Frame, Outcome, RankReport, Waiting
 from .words import names
 
@@ -83,6 +84,9 @@ def said_of(operation: Collective, doing: str = "") -> str:
         return f"backward, for DDP's gradient {operation.title.replace('_', '-')}"
     if inside in IN_DDP:
         return f"{IN_DDP[inside]}, in its {operation.title}"
+    library, _, backward = inside.partition("'s ")
+    if library in LIBRARIES.values():
+        return f"{'backward, for ' if backward else ''}{library}'s {operation.title}"
     return operation.title
 
 

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from .calls import CALLS, inside_of
+from .calls import CALLS, around, inside_of
 from .channel import Channel, ChannelError, encode
 from .messages import (
     Ask,
@@ -263,7 +263,7 @@ class Recorder:
                 return (code.co_filename, frame.f_lineno, code.co_name), inside, reduce_op
             if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
                 reduce_op = _reduce_name(frame.f_locals.get("op"))
-            inside = inside_of(code.co_filename, code.co_name) or inside
+            inside = around(inside, inside_of(code.co_filename, code.co_name))
             frame = frame.f_back
         return None, inside, reduce_op
 
