@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .divergence import Divergence, first_divergence, say
-from .hangs import SAME_ORDER, hang
+from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
 from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import call, is_users, place, rows, said_of, what
@@ -33,6 +33,7 @@ TIMEOUT = re.compile(
     re.IGNORECASE,
 )
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
+GROUPS = re.compile(ECHO.pattern + "|" + TIMEOUT.pattern + "|gloo|connect", re.IGNORECASE)
 SLOW_DEATH = 0.5
 """Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
 HELP = (
@@ -83,6 +84,18 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
         killed = [one for one in causes if one.code == -signal.SIGKILL and one.ended - first.ended < SLOW_DEATH]
         causes = [*killed, *(one for one in causes if one not in killed)]
         first = causes[0]
+    confused = groups_apart(run.ranks)
+    if confused and first.error is not None and GROUPS.search(first.error.message):
+        frame = next((frame for frame in confused.where.values() if frame), None)
+        return Cause(
+            Kind.MISMATCH,
+            confused.headline,
+            tuple(confused.at_fault),
+            frame,
+            notes=tuple(confused.notes),
+            topic=Topic.HANGS,
+            error=first.error,
+        )
     if any(SIZE_MISMATCH.search(report.stderr + (report.error.message if report.error else "")) for report in causes):
         mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
         if mismatch and parted:
@@ -167,9 +180,10 @@ def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
         usual, count = Counter(sizes.values()).most_common(1)[0]
         odd = [rank for rank in sizes if sizes[rank] != usual] if 2 * count > len(sizes) else []
         have = ", ".join(f"rank {rank}: {size}" for rank, size in sorted(sizes.items()))
-        found = _raised_by(names(odd) if odd else "every rank", odd or sorted(sizes), error)
-        said = "DDP needs the same model on every rank, and the numbers of parameters differ"
-        return replace(found, headline=f"{said} ({have}).")
+        said = f"the ranks' models have different numbers of parameters, and DDP needs the same on all ({have})"
+        if odd:
+            said = f"{names(odd)} brought DDP a model of {sizes[odd[0]]} parameters, the others one of {usual}"
+        return replace(_raised_by(names(odd), odd or sorted(sizes), error), headline=f"{said}.")
     gathered = GATHERED.search(error.message)
     if gathered:
         ranks = [int(number) for number in gathered[1].split(",")]

@@ -64,7 +64,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
     in_init = [report for report in waiting if call(report) == "init_process_group"]
     if in_init:
         return _rendezvous(members, in_init)
-    if confused := _groups_apart(members):
+    if confused := groups_apart(members):
         return confused
     operations = {report.rank: pending(report) for report in waiting}
     finished = [report for report in members if report.outcome is not Outcome.HUNG]
@@ -87,7 +87,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
     return replace(found, notes=[*found.notes, *earlier])
 
 
-def _groups_apart(members: list[RankReport]) -> Finding | None:
+def groups_apart(members: Sequence[RankReport]) -> Finding | None:
     """Ranks that mean different ranks by what is one group to PyTorch: the n-th that each has made."""
     meant: dict[tuple[str, int], dict[int, Group]] = {}
     for report in members:

@@ -50,6 +50,11 @@ class Member:
     stopped: bool = False
 
     @property
+    def met(self) -> bool:
+        """It has come to its first process group."""
+        return any(isinstance(event, MadeGroup) for event in self.events)
+
+    @property
     def done(self) -> bool:
         """Its code has ended, though the process may still be there."""
         return self.outcome is not None or self.gone

@@ -88,6 +88,9 @@ _FILES = os.path.join(_TORCH, "distributed", "checkpoint") + os.sep
 """Torch's code that reads and writes checkpoints: what it says to other ranks it says through `distributed_c10d`."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+_PICKLING = ("_object_to_tensor", "_tensor_to_object")
+"""Functions of an object collective in which a rank works by itself, for as long as its objects need."""
+
 UNTOLD_SECONDS = 2.0
 
 _current: Recorder | None = None
@@ -299,7 +302,9 @@ class Recorder:
                     call = CALLS.get(name, name)
                 detail |= _detail(name, frame)
             elif communicating is None and (
-                code.co_filename.startswith(_FILES) or not code.co_filename.startswith((_HERE, _TORCH))
+                name in _PICKLING
+                or code.co_filename.startswith(_FILES)
+                or not code.co_filename.startswith((_HERE, _TORCH))
             ):
                 communicating = False
             inside = inside_of(code.co_filename, name)
@@ -424,6 +429,8 @@ def _is_passive(filename: str, frame: FrameType) -> bool:
 
 
 def _communicates(filename: str, name: str) -> bool:
+    if name in _PICKLING:
+        return False
     return name == "_engine_run_backward" or (
         filename.startswith(_TORCH)
         and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from .hangs import groups_apart
 from .mismatch import mismatch_rows, odd_ones, rule, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
@@ -86,12 +87,16 @@ def headline(run: Run) -> str:
 
 def silent_mismatch(run: Run) -> str:
     """Of a run that ended well, though ranks met in one collective with different things; mostly nothing."""
-    met = run.silent_mismatch
+    met, apart = run.silent_mismatch, groups_apart(run.ranks)
+    if apart is not None:
+        frame = next((frame for frame in apart.where.values() if frame), None)
+        return "\n\n".join(
+            [_wrapped(f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck.", WIDTH), *apart.notes]
+        )
     if not met:
         return ""
-    shown = table(mismatch_rows(met, odd_ones(met)))
     said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
-    return "\n\n".join([_wrapped(said, WIDTH), shown, rule(met)])
+    return "\n\n".join([_wrapped(said, WIDTH), table(mismatch_rows(met, odd_ones(met))), rule(met)])
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
