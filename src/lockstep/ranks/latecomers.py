@@ -91,13 +91,13 @@ class Latecomers:
 
     def _look_at_meeting(self, now: float, after: float) -> str:
         """Before the first call: for whom do the others wait in init_process_group?"""
-        apart = [one for one in self.run.members if not one.done and one.last is None and not one.met]
+        apart = [one for one in self.run.members if not one.done and one.last is None]
         if len(apart) < 2 or self.run.elapsed() < after:
             self.pause, self.meeting = EVERY, None
             return ""
         self.ask(apart)
         there = [one for one in apart if one.sample is not None and one.sample.call == MEETING]
-        late = [one for one in apart if _is_elsewhere(one)]
+        late = [one for one in apart if _is_elsewhere(one) and not one.met]
         self.pause = EVERY if there and late else min(2 * self.pause, SELDOM)
         self.next = now + self.pause
         if not there or not late:
