@@ -25,7 +25,11 @@ CASES = {
     "all make the same calls": ({0: "abab", 1: "abab", 2: "aba"}, None, []),
     "a branch of its own, and all goes on": ({0: "axbaxb", 1: "aybayb", 2: "aybayb"}, None, []),
     "each sends in turn": ({0: "abbcabbc", 1: "babcbabc", 2: "bbacbbac"}, None, []),
-    "a branch of its own, then a loop of one line": ({0: "x" + "a" * 10, 1: "y" + "a" * 10, 2: "y" + "a" * 10}, None, []),
+    "a branch of its own, then a loop of one line": (
+        {0: "x" + "a" * 10, 1: "y" + "a" * 10, 2: "y" + "a" * 10},
+        None,
+        [],
+    ),
     "one call more": ({0: "abab", 1: "abxab", 2: "abab"}, 3, [1]),
     "one call less": ({0: "abcabc", 1: "abcac", 2: "abcabc"}, 5, [1]),
     "a step less": ({0: "abcabcd", 1: "abcd", 2: "abcabcd"}, 4, [1]),

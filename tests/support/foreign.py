@@ -184,11 +184,13 @@ def run(script: Path, n: int, flags: tuple[str, ...] = (), spawns: bool = False,
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT, OUT=str(script.parent))
     said = _Listener(stuck)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             command.main(arguments)
     finally:
         said.stop()
+        signal.signal(signal.SIGINT, usual)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -202,17 +204,18 @@ class _Listener(io.StringIO):
 
     def __init__(self, stuck: bool) -> None:
         super().__init__()
-        self.press = threading.Timer(AFTER_NOTICE, os.kill, (os.getpid(), signal.SIGINT)) if stuck else None
+        self.expected = stuck
+        self.timer = threading.Timer(AFTER_NOTICE, os.kill, (os.getpid(), signal.SIGINT))
 
     def write(self, text: str) -> int:
-        if self.press is not None and GOES_ON in text:
-            press, self.press = self.press, None
-            press.start()
+        if self.expected and GOES_ON in text:
+            self.expected = False
+            self.timer.start()
         return super().write(text)
 
     def stop(self) -> None:
         """A run that ended by itself needs no Ctrl-C."""
-        self.press = None
+        self.timer.cancel()
 
 
 def read(said: str, bug: Bug, seconds: float) -> Told:
