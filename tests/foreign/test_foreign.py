@@ -1,5 +1,7 @@
 """Broken jobs that use the libraries of real ones: `lockstep run` tells the cause, the rank and the line. See `support/foreign.py`."""
 
+from pathlib import Path
+
 import pytest
 from support import foreign
 
@@ -34,6 +36,17 @@ def test_a_bug_is_explained(name: str) -> None:
     assert not verdict.wrongly, f"accuses {sorted(told.accused)}:\n{told.text}"
     if name not in UNTOLD:
         assert verdict.word == "right", f"{verdict}\nexpected lines {sorted(bug.lines())}\n{told.text}"
+
+
+@pytest.mark.parametrize("job", sorted(file.stem for file in foreign.JOBS.glob("*.py")))
+def test_nothing_is_said_of_the_job_without_a_bug(job: str, tmp_path: Path) -> None:
+    bug = next(bug for bug in BANK.values() if bug.job == job)
+    if why := foreign.lacking(bug):
+        pytest.skip(why)
+    script = tmp_path / f"{job}.py"
+    script.write_text((foreign.JOBS / f"{job}.py").read_text())
+    said = foreign.run(script, bug.n, spawns=bug.spawns)
+    assert not foreign.explanation(said), said
 
 
 def test_quick_and_untold_are_in_the_bank() -> None:

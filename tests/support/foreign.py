@@ -229,10 +229,15 @@ def read(said: str, bug: Bug, seconds: float) -> Told:
         return Told(
             text, _accused(_ranks(waits[1]) if waits else set(), bug.n), int(line[1]) if line else None, seconds
         )
-    found = re.search(HEAD, text, re.MULTILINE)
-    head = " ".join(text[found.start() :].partition("\n\n")[0].split()) if found else ""
+    head = explanation(text)
     line = re.search(r"[\w.]+\.py:(\d+)", head)
     return Told(text, _accused(_blamed(head, text), bug.n), int(line[1]) if line else None, seconds)
+
+
+def explanation(said: str) -> str:
+    """The first sentences of what is said of a run; nothing if all is well."""
+    found = re.search(HEAD, said, re.MULTILINE)
+    return " ".join(said[found.start() :].partition("\n\n")[0].split()) if found else ""
 
 
 def _blamed(head: str, text: str) -> set[int]:

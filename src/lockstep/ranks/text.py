@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .hangs import groups_apart
-from .mismatch import mismatch_rows, odd_ones, rule, say_mismatch, two_sides
+from .mismatch import kinds_of, mismatch_rows, odd_ones, rule, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
 from .words import at, names
@@ -36,6 +36,9 @@ TITLES = {
     Kind.TOO_MANY_PROCESSES: "TOO MANY PROCESSES",
     Kind.INTERRUPTED: "INTERRUPTED",
 }
+
+UNEVEN = {"all_gather", "reduce_scatter"}
+"""Collectives for which NCCL allows each rank a size of its own."""
 
 ReadOn = Mapping[Topic | None, str]
 """Where a reader finds more about a topic."""
@@ -93,7 +96,7 @@ def silent_mismatch(run: Run) -> str:
         return "\n\n".join(
             [_wrapped(f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck.", WIDTH), *apart.notes]
         )
-    if not met:
+    if not met or (run.device != "cpu" and kinds_of(met) <= UNEVEN):
         return ""
     said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
     return "\n\n".join([_wrapped(said, WIDTH), table(mismatch_rows(met, odd_ones(met))), rule(met)])
