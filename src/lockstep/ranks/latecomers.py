@@ -71,7 +71,7 @@ class Latecomers:
         if after is None or now < self.next:
             return ""
         self.next = now + min(EVERY, after / 2)
-        calls = [member for member in self.run.members if self._waits_long(member, now - after)]
+        calls = [member for member in self.run.everyone if self._waits_long(member, now - after)]
         if not calls:
             return self._look_at_meeting(now, after)
         said = self._tell(calls, now)
@@ -91,7 +91,7 @@ class Latecomers:
 
     def _look_at_meeting(self, now: float, after: float) -> str:
         """Before the first call: for whom do the others wait in init_process_group?"""
-        apart = [one for one in self.run.members if not one.done and one.last is None]
+        apart = [one for one in self.run.everyone if not one.done and one.last is None]
         if len(apart) < 2 or self.run.elapsed() < after:
             self.pause, self.meeting = EVERY, None
             return ""
@@ -118,7 +118,7 @@ class Latecomers:
         return "\n".join([
             f"{names(one.rank or 0 for one in waiting).capitalize()} {has} waited {seconds:.0f} s in {called}"
             f"{at(Frame.of(frame))} for {names(one.rank or 0 for one in late)}. The run goes on.",
-            *(f"  rank {one.rank} is {place}" for one, place in zip(late, where, strict=True)),
+            *(f"  rank {one.rank}{_node(one)} is {place}" for one, place in zip(late, where, strict=True)),
         ])  # fmt: skip
 
     def _waits_long(self, member: Member, since: float) -> bool:
@@ -132,7 +132,7 @@ class Latecomers:
         ranks = others(call, member.rank)
         return [
             one
-            for one in self.run.members
+            for one in self.run.everyone
             if one.rank in ranks and not one.done and one.reached.get(line, 0) < call.group_number
         ]
 
@@ -162,11 +162,15 @@ class Latecomers:
     def _place(self, member: Member) -> str:
         """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""
         own = Frame.of(member.sample.frame) if member.sample is not None else None
-        dumped = [(pid, _frame(text)) for pid, text in self.dump(member)]
+        dumped = [(pid, _frame(text)) for pid, text in self.dump(member)] if member.node is None else []
         frame = own or next((frame for pid, frame in dumped if pid == member.pid), None)
         said = [_at(frame) if frame else "in a library's code"]
         said += [f"its process {pid} is {_at(frame)}" for pid, frame in dumped if pid != member.pid and frame]
         return "; ".join(said)
+
+
+def _node(member: Member) -> str:
+    return f" on node {member.node}" if member.node is not None else ""
 
 
 def _at(frame: Frame) -> str:
