@@ -13,7 +13,7 @@ import pytest
 from support.browser import chromium, faults
 
 from lockstep import ranks
-from lockstep.authoring import chapters
+from lockstep.authoring import chapters, pictures
 from lockstep.notebook import stepper
 from lockstep.notebook.stepper import How, Move, Schedule, Step, Stepper
 from lockstep.notebook.timeline import Timeline, timeline
@@ -193,6 +193,48 @@ def table(page: Any) -> list[list[int]]:
         "tbody tr", "rows => rows.map(row => [...row.querySelectorAll('span')].map(s => s.innerText))"
     )
     return [[int(text) for text in row if text != "–"] for row in rows]
+
+
+# The still pictures --------------------------------------------------------------------------------------------------
+
+
+def test_the_still_pictures_are_up_to_date_and_each_is_shown_in_a_chapter() -> None:
+    told = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "chapters" / "source").glob("*.py"))
+    for name, draw in pictures.PICTURES.items():
+        stored = (ROOT / "chapters" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert stored == draw(), "run: python -m lockstep.authoring.pictures chapters/pictures"
+        ElementTree.fromstring(stored)
+        assert re.search(rf"!\[[^\]]{{30,}}\]\(pictures/{name}\.svg\)", told), f"{name} is shown, and said in words"
+
+
+def test_they_are_drawn_from_what_they_are_about() -> None:
+    assert pictures.dealt(10, 4, shuffle=False) == [[0, 4, 8], [1, 5, 9], [2, 6, 0], [3, 7, 1]]
+    ours, theirs = pictures.replicas()
+    assert ours[:5] == theirs[:5] and all(one != other for one, other in zip(ours[5:], theirs[5:], strict=True))
+    assert pictures.torn(pictures.in_place) == ["–"] * 10 + ["2"]
+    assert pictures.torn(pictures.replace) == ["1"] * 10 + ["2"]
+    assert pictures.sent([1, 2, 2], 0.5) == [(1, 1.5), (2, 2.5), (2.5, 3)]
+
+
+def test_no_text_of_a_still_picture_is_cut_off_or_covers_another() -> None:
+    boxes = """() => [...document.querySelectorAll("text")].map((text) => {
+      const { left, right, top, bottom } = text.getBoundingClientRect();
+      return [text.textContent, left, right, top + 3, bottom - 3] })"""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 800, "height": 400})
+        for name in pictures.PICTURES:
+            page.set_content((ROOT / "chapters" / "pictures" / f"{name}.svg").read_text(encoding="utf-8"))
+            left, right = page.evaluate(
+                "(({ left, right }) => [left, right])(document.querySelector('svg').getBoundingClientRect())"
+            )
+            shown = page.evaluate(boxes)
+            assert [one[0] for one in shown if one[1] < left or one[2] > right] == [], name
+            over = [
+                (one[0], two[0])
+                for one, two in itertools.combinations(shown, 2)
+                if one[1] < two[2] and two[1] < one[2] and one[3] < two[4] and two[3] < one[4]
+            ]
+            assert over == [], name
 
 
 # The timeline --------------------------------------------------------------------------------------------------------

@@ -148,8 +148,8 @@ def _body(course: Course, name: str) -> BeautifulSoup:
 
 
 def _own_links(body: BeautifulSoup) -> None:
-    """A card's links lead to notebooks and files: take them out. Its references become links of the book's."""
-    for link in body.select(".lockstep-said a"):
+    """Links of cards and to exercises lead to notebooks and files: take them out. References become the book's."""
+    for link in body.select('.lockstep-said a, a[href^="../"]'):
         link.unwrap()
 
 

@@ -19,8 +19,8 @@ MACHINERY = {
         "environment.yml lockstep pyproject.toml requirements.lock solutions src tests"
     ),
     "chapters": (
-        "claims.toml conftest.py device.py digits.py four_ranks.py joined_batch.py measured.py nbval_sanitize.cfg pictures "
-        "quiet_exit.py quizzes rank_spread.py source step_table.py twelve_layers.py"
+        "claims.toml conftest.py device.py digits.py four_ranks.py joined_batch.py measured.py nbval_sanitize.cfg "
+        "pictures quiet_exit.py quizzes rank_spread.py source step_table.py twelve_layers.py"
     ),
 }
 """By folder. What cells write is listed in that folder's .gitignore."""

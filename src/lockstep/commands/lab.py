@@ -47,9 +47,9 @@ def start_page(course: Course) -> Path | None:
 
 
 def trust(notebooks: list[Path]) -> None:
-    """Sign the course's notebooks as `jupyter trust` does. JupyterLab hides the stored pictures of a notebook that is not signed,
-    and these are as much the course's own as the code that is about to start. If nothing can be signed, the pictures
-    appear when their cells are run.
+    """Sign the course's notebooks as `jupyter trust` does. JupyterLab hides the stored pictures of a notebook that is
+    not signed, and these are as much the course's own as the code that is about to start. If nothing can be signed,
+    the pictures appear when their cells are run.
     """
     import nbformat
     from nbformat.sign import NotebookNotary

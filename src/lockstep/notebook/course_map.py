@@ -122,10 +122,11 @@ def as_html(course: Course, now: CourseStanding, unfolded: str, folder: Path | N
         chapter, section = now.upcoming
         onward = seen.link(chapter, section, f"Continue: chapter {chapter.number}, “{section.plain}”")
         if now.here is None:
-            onward = f'<a href="{html.escape(seen.path(chapter.file))}">Begin: chapter 1, “{html.escape(chapter.title)}”</a>'
+            begin = f"Begin: chapter {chapter.number}, “{html.escape(chapter.title)}”"
+            onward = f'<a href="{html.escape(seen.path(chapter.file))}">{begin}</a>'
         onward = f"<p>{onward}</p>"
     chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded) for one in now.chapters)
-    return f'{STYLE}{BESIDE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>'
+    return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>{BESIDE}'
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ It is a notebook, written each time the lab starts, so the map is there before a
 
 from __future__ import annotations
 
+import json
 import sys
 from html import escape
 from pathlib import Path
-
-import nbformat
+from typing import Any
 
 from ..course import Course, CourseError
 from ..course.standing import standing
@@ -29,24 +29,29 @@ HEAD = """# Lockstep
 Distributed training with PyTorch DDP, taught by running it. The chapters are notebooks: read, run each cell with
 **Shift+Enter**, and answer the questions. Your exercises are Python files in the folder `exercises`."""
 CELL = "from lockstep.notebook.course_map import course_map\n\ncourse_map()"
-STALE = '<p class="ls-soft">As it was when you started the lab. Click here and press Shift+Enter to bring it up to date.</p>'
+STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
 
 def write_start_page(course: Course) -> Path:
     """Write it into the course's folder. A chapter that cannot be read is named in the place of the map."""
     try:
         now = standing(course)
-        shown = as_html(course, now, now.here[0] if now.here else course.chapters[0].name, course.root) + STALE
+        shown = as_html(course, now, now.here[0] if now.here else course.chapters[0].name, course.root)
+        shown += f'<p class="ls-soft">{STALE}</p>'
     except CourseError as unreadable:
         shown = f"<p>{escape(str(unreadable))}</p>"
-    output = nbformat.v4.new_output("display_data", {"text/html": said(shown), "text/plain": "CourseMap()"})  # type: ignore[no-untyped-call]
-    cells = [
-        nbformat.v4.new_markdown_cell(HEAD, id="head"),  # type: ignore[no-untyped-call]
-        nbformat.v4.new_code_cell(  # type: ignore[no-untyped-call]
-            CELL, id="map", outputs=[output], metadata={"jupyter": {"source_hidden": True}}
-        ),
-    ]
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL, "language_info": LANGUAGE})  # type: ignore[no-untyped-call]
+    output = {
+        "output_type": "display_data",
+        "data": {"text/html": said(shown), "text/plain": "CourseMap()"},
+        "metadata": {},
+    }
+    cells: list[dict[str, Any]] = [
+        {"cell_type": "markdown", "id": "head", "metadata": {}, "source": HEAD},
+        {"cell_type": "code", "id": "map", "metadata": {"jupyter": {"source_hidden": True}}, "source": CELL,
+         "execution_count": None, "outputs": [output]},
+    ]  # fmt: skip
+    metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
+    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     file = course.root / NAME
-    nbformat.write(notebook, file)  # type: ignore[no-untyped-call]
+    file.write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")
     return file
