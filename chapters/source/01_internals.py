@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 1. How DDP works inside
 #
-# **Where does the time go when four processes train one model?** Click into the next cell and press Shift+Enter. It
-# trains a small network in four processes and draws what each of them did.
+# **Where does the time go when four processes train one model?** <span class="in-lab">Click into the next cell
+# and press Shift+Enter.</span> The next cell trains a small network in four processes and draws what each of them did.
 
 # %%
 # %load_ext lockstep
@@ -27,7 +27,7 @@ timeline(run)
 # Every rank runs **forward**, then **backward**. Each small mark below backward is a gradient that is ready. A green
 # bar is an **all-reduce**, which here gives every rank the mean of all ranks' gradients.
 #
-# Run the cell again. The times change; the order doesn't. Here is the order as text:
+# <span class="in-lab">Run the cell again.</span> The times change; the order doesn't. Here is the order as text:
 
 # %%
 print(timeline(run))
@@ -402,7 +402,7 @@ quiz("01_internals/mean")
 contract("average_gradients")
 
 # %% [markdown]
-# (The stored output is the reference solution's. Run the cell to see yours.)
+# <span class="in-lab">(The stored output is the reference solution's. Run the cell to see yours.)</span>
 
 # %%
 # %check average_gradients
