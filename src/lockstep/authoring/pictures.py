@@ -74,7 +74,8 @@ def dealt(samples: int, ranks: int, epoch: int = 0, **options: Any) -> list[list
     """The indices that PyTorch's sampler gives each rank."""
     from torch.utils.data import DistributedSampler
 
-    samplers = [DistributedSampler(range(samples), ranks, rank, **options) for rank in range(ranks)]
+    data: Any = range(samples)
+    samplers: list[Any] = [DistributedSampler(data, ranks, rank, **options) for rank in range(ranks)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
     return [list(sampler) for sampler in samplers]
@@ -225,16 +226,15 @@ def exposed() -> str:
     drawing = Drawing(
         300, "A step without overlap, with it, and over a slower link: what backward hides, and what it cannot"
     )
-    scale, forward, backward = 50, 2, 4
+    scale, forward, backward = 50, 2.0, 4.0
     done = forward + backward
-    whole = done + 4 * 0.8
-    for number, (title, ready, takes) in enumerate(
-        (
-            ("Without overlap", [done] * 4, 0.8),
-            ("With overlap", [forward + backward * n / 4 for n in (1, 2, 3, 4)], 0.8),
-            ("With overlap, over a link half as fast", [forward + backward * n / 4 for n in (1, 2, 3, 4)], 1.6),
-        )
-    ):
+    late, early = [done] * 4, [forward + backward * n / 4 for n in (1, 2, 3, 4)]
+    ways = [
+        ("Without overlap", late, 0.8),
+        ("With overlap", early, 0.8),
+        ("With overlap, over a link half as fast", early, 1.6),
+    ]
+    for number, (title, ready, takes) in enumerate(ways):
         y, at = 14 + 92 * number, lambda t: 84 + scale * t
         end = sent(ready, takes)[-1][1]
         drawing.text(84, y + 10, title, "b")
@@ -250,15 +250,9 @@ def exposed() -> str:
                 drawing.box(at(max(start, done)), y + 46, scale * (stop - max(start, done)) - 1, "bad", "", 24)
             drawing.text(at((start + stop) / 2), y + 63, bucket, "n")
         drawing.line(f"M{at(done)} {y + 16}V{y + 72}", "l dash")
-        drawing.text(
-            at(max(end, whole)) + 8 if end > 11 else at(end) + 8, y + 63, f"+{(end - done) / done:.0%}", "says"
-        )
-    drawing.text(
-        14,
-        292,
-        "Green: hidden behind backward. Red: exposed, which makes the step longer. The numbers are buckets.",
-        "q",
-    )
+        drawing.text(at(end) + 8, y + 63, f"+{(end - done) / done:.0%}", "says")
+    key = "Green: hidden behind backward. Red: exposed, which makes the step longer. The numbers are buckets."
+    drawing.text(14, 292, key, "q")
     return drawing.svg()
 
 
@@ -334,8 +328,8 @@ def requeue() -> str:
         282, "SLURM signals the script, the script torchrun, torchrun the ranks; they save, the job is requeued"
     )
     lanes = ("SLURM", "batch script", "torchrun", "ranks")
-    for number, lane in enumerate(lanes):
-        drawing.text(14, 46 + 60 * number, lane, "b")
+    for number, name in enumerate(lanes):
+        drawing.text(14, 46 + 60 * number, name, "b")
         drawing.line(f"M110 {41 + 60 * number}H690", "l dash")
     for x, lane, width, said, kind in (
         (110, 3, 126, "train", "r0"),
@@ -348,10 +342,8 @@ def requeue() -> str:
         (612, 0, 78, "starts again", "no"),
         (612, 3, 78, "load, go on", "r0"),
     ):
-        drawing.box(x, 28 + 60 * lane, width, kind, said, 26) if width > 118 else drawing.box(
-            x, 28 + 60 * lane, width, kind, said
-        )
-    for path, said, x, y in (
+        drawing.box(x, 28 + 60 * lane, width, kind, said)
+    for path, said, at, y in (
         ("M236 41H276V85", "SIGUSR1", 284, 70),
         ("M314 101H357V145", "SIGTERM", 365, 130),
         ("M392 161H434V205", "SIGTERM", 442, 190),
@@ -361,7 +353,7 @@ def requeue() -> str:
     ):
         drawing.line(path, arrow=True)
         if said:
-            drawing.text(x, y, said, "q")
+            drawing.text(at, y, said, "q")
     drawing.text(110, 272, "time: the same job number, the next start, the step after the last one saved", "q")
     return drawing.svg()
 

@@ -26,12 +26,12 @@ MACHINERY = {
 """By folder. What cells write is listed in that folder's .gitignore."""
 
 
-class CourseFiles(AsyncLargeFileManager):  # type: ignore[misc]
+class CourseFiles(AsyncLargeFileManager):
     """JupyterLab's own way to read and write files, with shorter listings."""
 
     async def get(self, path: str, *given: Any, **options: Any) -> Any:
         """A file or folder; of a folder of the course, what a learner works with."""
-        model = await super().get(path, *given, **options)
+        model = await super().get(path, *given, **options)  # type: ignore[no-untyped-call]
         if model["type"] == "directory" and model["content"] is not None:
             hidden = await asyncio.to_thread(_hidden, Path(self.root_dir), path.strip("/"))
             model["content"] = [
