@@ -26,7 +26,7 @@ FEW = 3
 STYLE = """<style>
 .ls-map > p { margin: 2px 0 10px; font-weight: 600 }
 .lockstep-said .ls-map > p a { display: inline-block; padding: 6px 16px; border-radius: 6px; text-decoration: none;
-  background: var(--ls-link); color: var(--jp-layout-color0, #fff) }
+  background: var(--ls-link); color: var(--ls-on) }
 .lockstep-said .ls-map ol { list-style: none; margin: 0; padding: 0 }
 .lockstep-said .ls-map ol ol { margin: 2px 0 8px 46px }
 .ls-map summary { display: flex; flex-wrap: wrap; align-items: center; gap: 0 10px }
@@ -35,7 +35,7 @@ STYLE = """<style>
 .ls-map summary::-webkit-details-marker { display: none }
 .ls-map .ls-number { width: 22px; height: 22px; margin: 2px 0; line-height: 20px; text-align: center;
   border: 1px solid var(--ls-link); border-radius: 50% }
-.ls-map .ls-complete { background: var(--ls-link); color: var(--jp-layout-color0, #fff) }
+.ls-map .ls-complete { background: var(--ls-link); color: var(--ls-on) }
 .ls-map progress { width: 90px; height: 8px; accent-color: var(--ls-link) }
 .ls-map small { color: var(--ls-soft); margin-left: 8px } .ls-map summary small { margin: 0 }
 .ls-map .ls-state { display: inline-block; width: 1.4em }
