@@ -32,7 +32,7 @@ COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
 PAGES = ["index", *NAMES]
 # What leaves the window, or is wider than its box and cannot be scrolled there.
-CUT_OFF = """() => [...document.querySelectorAll("main pre, main .wide, main .quiz, main img, main iframe")].filter((one) =>
+CUT_OFF = """() => [...document.querySelectorAll("main pre, main .wide, main .quiz, main p:has(> img), .output img, main iframe")].filter((one) =>
   one.getBoundingClientRect().right > innerWidth + 1
   || (one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX === "visible")).map((one) => one.textContent)"""
 each_page = pytest.mark.parametrize("name", PAGES)

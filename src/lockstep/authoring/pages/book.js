@@ -215,4 +215,4 @@ function unfold() {
 addEventListener("hashchange", unfold);
 unfold();
 addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach((one) => { one.open = true }));
-for (const text of document.querySelectorAll("pre, .wide")) if (text.scrollWidth > text.clientWidth) text.tabIndex = 0;
+for (const text of document.querySelectorAll("pre, .wide, main p:has(> img)")) if (text.scrollWidth > text.clientWidth) text.tabIndex = 0;
