@@ -38,6 +38,7 @@ STYLE = """<style>
 .ls-map .ls-complete { background: var(--ls-link); color: var(--ls-on) }
 .ls-map progress { width: 90px; height: 8px; accent-color: var(--ls-link) }
 .ls-map small { color: var(--ls-soft); margin-left: 8px } .ls-map summary small { margin: 0 }
+.ls-map ol ol li { padding-left: 1.4em; text-indent: -1.4em } .ls-map ol ol li > * { text-indent: 0 }
 .ls-map .ls-state { display: inline-block; width: 1.4em }
 </style>"""
 BESIDE = """<script>
