@@ -30,6 +30,7 @@ td { padding: 0; border-radius: 5px; background: var(--own); border: 2px solid t
 .part { background: var(--part) } .full { background: var(--full) } td.fresh { border-color: var(--mark) }
 td.guess { outline: 2px dashed var(--mark); outline-offset: 3px }
 td span, .ghost span { display: inline-block; min-width: 1.8em; padding: 1px 2px; font-variant-numeric: tabular-nums }
+td.corner { border: 0; background: none }
 td.sent { border: 0; background: none; color: var(--quiet); white-space: nowrap; min-width: 10ch; text-align: left }
 @media (max-width: 480px) { table { border-spacing: 9px 13px; margin: -6px -9px } td.sent { font-size: 12px } }
 .ghost { position: absolute; border-radius: 5px; border: 2px solid transparent; text-align: center; background: var(--own) }
@@ -176,8 +177,8 @@ function mount(root, data) {
       return row;
     }));
     const names = Array.from({ length: plan.chunks }, (_, chunk) => element("th", {
-      scope: "col", textContent: plan.chunks > 1 ? `chunk ${chunk}` : "" }));
-    table.replaceChildren(element("thead", {}, element("tr", {}, element("th"), ...names)), body);
+      scope: "col", textContent: plan.chunks > 1 ? `chunk ${chunk}` : "the whole tensor" }));
+    table.replaceChildren(element("thead", {}, element("tr", {}, element("td", { className: "corner" }), ...names)), body);
     for (const one of asks.querySelectorAll("button")) one.ariaPressed = Number(one.dataset.rank) === now.guess;
     said.textContent = tell(now.step);
     const whole = now.length * data.numberBytes;
