@@ -32,7 +32,7 @@ COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
 PAGES = ["index", *NAMES]
 # What leaves the window, or is wider than its box and cannot be scrolled there.
-CUT_OFF = """() => [...document.querySelectorAll("main pre, main .wide, main .quiz, main img, main iframe")].filter((one) =>
+CUT_OFF = """() => [...document.querySelectorAll("main pre, main .wide, main .quiz, main p:has(> img), .output img, main iframe")].filter((one) =>
   one.getBoundingClientRect().right > innerWidth + 1
   || (one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX === "visible")).map((one) => one.textContent)"""
 each_page = pytest.mark.parametrize("name", PAGES)
@@ -273,10 +273,19 @@ def test_a_question_is_answered_and_remembered(book: Path, browser: Any) -> None
         assert told.inner_text().startswith("Right." if choice.right else "Not so.")
         assert re.sub(r"[`\s]", "", choice.why) in re.sub(r"\s", "", told.inner_text())
         assert quiz.locator("[aria-pressed=true]").count() == 1
+    mark = page.locator(".places .mark[data-keys*=set_epoch]")
+    assert mark.inner_text() == "?", "its section asks another one"
+    (other,) = {*str(mark.get_attribute("data-keys")).split()} - {"02_setup/set_epoch"}
+    right = [one.right for one in quizzes.read(ROOT / "chapters" / "quizzes" / "02_setup.toml")[other[9:]].choices]
+    page.locator(f'[data-key="{other}"]').get_by_role("button").nth(right.index(True)).click()
+    assert mark.inner_text() == "✓"
     page.reload()
-    assert "answered this one before" in quiz.get_by_role("status").inner_text()
+    assert quiz.get_by_role("status").inner_text() == told.inner_text() and told.inner_text().startswith("Right.")
+    assert quiz.locator("[aria-pressed=true].right").count() == 1
     page.get_by_label("I have read this chapter").check()
     reads = page.locator(".map li.done h2 a")
+    open_until(page, f"file://{book}/index.html", lambda: page.locator(".start").inner_text().startswith("Continue"))
+    assert page.locator(".start").get_attribute("href").endswith("03_debugging.html")
     open_until(page, f"file://{book}/index.html", lambda: reads.all_inner_texts() == [COURSE.chapters[1].title])
     context.close()
 
@@ -303,6 +312,30 @@ def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
     page.emulate_media(color_scheme="dark")
     expect(inside).to_have_css("background-color", "rgb(255, 255, 255)")  # chosen, whatever the system prefers
     context.close()
+
+
+def test_long_lines_of_source_go_on_under_their_beginning_and_letters_stand_at_the_first_line(
+    book: Path, browser: Any
+) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(f"file://{book}/02_setup.html")
+    lines = page.evaluate("""() => [...document.querySelectorAll(".source .line")].map((line) => {
+      const r = document.createRange(); r.selectNodeContents(line);
+      const lefts = new Map([...r.getClientRects()].filter((box) => box.width > 1).map((box) => [Math.round(box.top), 0]));
+      for (const box of r.getClientRects()) if (box.width > 1) {
+        const top = Math.round(box.top); lefts.set(top, Math.min(lefts.get(top) || 1e9, box.left)) }
+      return [[...lefts.values()], line.style.getPropertyValue("--in") * 1] })""")
+    wrapped = [(lefts, indent) for lefts, indent in lines if len(lefts) > 1 and indent]
+    assert len(wrapped) > 5
+    start = min(left for lefts, _ in lines for left in lefts)
+    for lefts, indent in wrapped:
+        assert all(left > start + 5 * indent for left in lefts[1:]), "not at the edge"
+    assert page.locator(".source .k, .source .kn").count() > 5, "coloured"
+    off = page.evaluate("""() => [...document.querySelectorAll(".quiz li")].filter((item) => item.offsetHeight > 50).map((item) => {
+      const button = item.querySelector("button"), range = document.createRange(); range.selectNodeContents(button);
+      return getComputedStyle(item).alignItems === "baseline" && button.offsetTop - item.offsetTop < 3 })""")
+    assert off and all(off)
+    page.close()
 
 
 def test_on_paper_there_is_the_text_and_nothing_to_click(book: Path, browser: Any) -> None:

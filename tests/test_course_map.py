@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
+import nbformat
 import pytest
 from IPython.core.error import UsageError
 
-from lockstep.commands.lab import first_page
+from lockstep.commands.lab import first_page, start_page
 from lockstep.commands.terminal import show_next, show_status
 from lockstep.course import Course, CourseError, progress
 from lockstep.course.outline import outlines
@@ -191,8 +194,7 @@ def test_its_links_lead_to_every_section_and_exercise_as_seen_from_here(
 
 
 def test_the_first_link_says_where_to_go_on(course: Course) -> None:
-    first = next(part.section.title for part in standing(course).chapters[0].sections if part.of)
-    assert shown(course_map()).startswith(f"Begin: chapter 1, “{first}”")
+    assert shown(course_map()).startswith(f"Begin: chapter 1, “{course.chapters[0].title}”")
     answer(course, "02_setup/set_epoch", "right")
     assert shown(course_map("01_internals")).startswith("Continue: chapter 2, “Sharding”")
     for chapter in course.chapters:
@@ -246,6 +248,56 @@ def test_the_lab_opens_where_the_learner_goes_on(course: Course) -> None:
     assert first_page(course) == course.root / "chapters" / "01_internals.ipynb", "all is done"
     (course.root / "chapters" / "02_setup.ipynb").write_text(json.dumps({"no": "cells"}))
     assert first_page(course) == course.root / "chapters" / "01_internals.ipynb", "one cannot be read"
+
+
+def test_the_start_page_has_the_map_of_now_before_a_kernel_runs(course: Course) -> None:
+    def page() -> tuple[str, list[str]]:
+        file = start_page(course)
+        assert file == course.root / "start.ipynb"
+        notebook = nbformat.read(file, as_version=4)
+        nbformat.validate(notebook)
+        told = notebook.cells[1].outputs[0].data["text/html"]
+        return told, [html.unescape(link).partition("#")[0] for link in re.findall(r'<a href="([^"]+)"', told)]
+
+    told, links = page()
+    assert f"Begin: chapter 1, “{course.chapters[0].title}”" in told
+    assert all((course.root / link).is_file() for link in links) and "chapters/06_beyond_ddp.ipynb" in links
+    answer(course, "02_setup/set_epoch", "right")
+    assert "Continue: chapter 2, “" in page()[0]
+    (course.root / "chapters" / "02_setup.ipynb").write_text(json.dumps({"no": "cells"}))
+    assert "02_setup.ipynb cannot be read" in page()[0]
+    shutil.rmtree(course.root / "chapters")
+    assert "Begin" not in page()[0]
+
+
+def test_the_file_browser_lists_what_a_learner_works_with(tmp_path: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode:
+        pytest.skip("not run: not a clone")
+    files = [name for name in tracked.stdout.splitlines() if not name.startswith(("tests/", "src/"))]
+    for name in [
+        *files,
+        "src/a.py",
+        "tests/a.py",
+        "start.ipynb",
+        "notes.md",
+        "chapters/mine.ipynb",
+        "chapters/drift.py",
+    ]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("/drift.py" if name == "chapters/.gitignore" else "")
+
+    def listed(folder: str) -> set[str]:
+        return {one["name"] for one in asyncio.run(manager.get(folder))["content"]}
+
+    pytest.importorskip("jupyter_server", reason="not run: no JupyterLab here")
+    from lockstep.commands.contents import CourseFiles
+
+    manager = CourseFiles(root_dir=str(tmp_path))
+    assert listed("") == {"chapters", "exercises", "start.ipynb", "notes.md"}
+    assert listed("chapters") == {f"{one.name}.ipynb" for one in Course(ROOT).chapters} | {"mine.ipynb"}
+    assert {"setup_ddp.py", "train.sbatch", "clinic"} <= listed("exercises")
+    assert asyncio.run(manager.get("chapters/drift.py"))["content"] == "", "it opens by its link"
 
 
 def test_a_chapter_that_is_being_saved_is_waited_for(course: Course) -> None:

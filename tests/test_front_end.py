@@ -131,6 +131,28 @@ def test_the_first_picture_is_there_before_anything_has_run(browser: Any, runnin
     page.close()
 
 
+def test_the_start_page_leads_to_the_chapter_and_an_exercise_opens_beside_it(browser: Any, running: Lab) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(120_000)
+    errors = faults(page)
+    page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
+    onward = page.locator(".ls-map > p a")
+    assert onward.inner_text().startswith("Begin: chapter 1")
+    assert set(page.locator(".jp-DirListing-itemText").all_inner_texts()) == {"chapters", "exercises", "start.ipynb"}
+    start = page.locator(".jp-NotebookPanel", has=onward)
+    for name in ("average_gradients", "ring_all_reduce"):
+        page.get_by_role("link", name=f"{name}.py").click()
+        editor = page.locator(".jp-FileEditor", has_text=f"Exercise {name}")
+        editor.wait_for()
+        left, right = start.bounding_box(), editor.bounding_box()
+        assert left["x"] + left["width"] <= right["x"], "both are seen"
+    picture(page, "start")
+    onward.click()
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h1", has_text="How DDP works inside").wait_for()
+    assert errors == []
+    page.close()
+
+
 def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], list[str]]) -> None:
     notebook, cells, errors = first
     assert_ran(cells)

@@ -13,7 +13,7 @@ import pytest
 from support.browser import chromium, faults
 
 from lockstep import ranks
-from lockstep.authoring import chapters
+from lockstep.authoring import chapters, pictures
 from lockstep.notebook import stepper
 from lockstep.notebook.stepper import How, Move, Schedule, Step, Stepper
 from lockstep.notebook.timeline import Timeline, timeline
@@ -115,7 +115,7 @@ def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> Non
                 page.locator("select").nth(place).select_option(str(value))
             plan = stepper.ring(size) if way == "ring" else stepper.naive(size)
             states = stepper.states(plan, stepper.brought(size, length))
-            page.get_by_role("group").focus()
+            page.locator("#stepper").focus()
             for step in range(len(plan.steps)):
                 assert table(page) == states[step], (size, length, way, step)
                 page.keyboard.press("ArrowRight")
@@ -127,12 +127,114 @@ def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> Non
         assert errors == []
 
 
+def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(tmp_path: Path) -> None:
+    shown = f"<!doctype html><meta charset=utf-8>{Stepper()._repr_mimebundle_()['text/html']}<p>below"
+    (tmp_path / "page.html").write_text(shown, encoding="utf-8")
+    plan = stepper.ring(4)
+    with chromium() as browser:
+        for width in (780, 390):
+            page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="no-preference")
+            errors = faults(page)
+            page.goto(f"file://{tmp_path}/page.html")
+            frame = page.frame_locator("iframe:visible")
+            inside = page.locator("iframe:visible").element_handle().content_frame()
+            assert frame.get_by_role("group", name="Where does chunk 1 end?").is_visible()
+            frame.get_by_role("button", name="rank 2", exact=True).click()
+            # As high as what is in it, whatever the caption says.
+            page.wait_for_function("document.querySelector('iframe').style.height")
+            places = "() => [document.body.scrollHeight, document.querySelector('table').getBoundingClientRect().top]"
+            fits, top = inside.evaluate(places)
+            assert 0 <= page.locator("iframe:visible").bounding_box()["height"] - fits <= 1
+            forward = frame.get_by_label("one step forward")
+            for number in range(1, len(plan.steps) + 1):
+                forward.press("Enter")
+                assert frame.get_by_role("status").inner_text().startswith(f"Step {number} of 6")
+                assert inside.evaluate(places) == [fits, pytest.approx(top, abs=1)]
+                said = frame.get_by_role("status").inner_text()
+                assert ("Chunk 1 is now complete on rank 0 (you said rank 2)." in said) == (number == 3)
+            assert forward.get_attribute("aria-disabled") == "true"
+            assert forward.evaluate("one => one === document.activeElement")
+            assert inside.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert (
+                frame.locator("td.fresh").count() == 4
+                and table(inside) == stepper.states(plan, stepper.brought(4, 8))[-1]
+            )
+            frame.get_by_role("button", name="Play").click()  # again from the beginning
+            frame.locator(".flies").first.wait_for(state="detached")
+            frame.get_by_role("button", name="Play").wait_for()
+            assert frame.get_by_role("status").inner_text().startswith("Step 6 of 6")
+            assert errors == []
+            page.close()
+
+
+def test_a_step_moves_its_chunks_unless_motion_is_unwanted(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
+    watch = """() => { window.flown = []; new MutationObserver((all) => all.forEach((one) => one.addedNodes.forEach(
+      (node) => node.classList?.contains("flies") && flown.push([...node.children].map((one) => Number(one.innerText))))))
+      .observe(document.querySelector(".field"), { childList: true }) }"""
+    with chromium() as browser:
+        for wish in ("no-preference", "reduce"):
+            page = browser.new_page(reduced_motion=wish)
+            page.goto(f"file://{tmp_path}/page.html")
+            page.evaluate(watch)
+            page.get_by_label("one step forward").click()
+            page.locator("td.fresh").first.wait_for()
+            own = stepper.brought(4, 8)
+            sent = [own[move.sender][2 * move.chunk : 2 * move.chunk + 2] for move in stepper.ring(4).steps[0].moves]
+            assert page.evaluate("flown") == (sent if wish == "no-preference" else [])
+            page.wait_for_function("!document.querySelector('.ghost')")
+            assert page.locator("path[marker-end]").count() == 4
+            page.close()
+
+
 def table(page: Any) -> list[list[int]]:
     """The numbers on the page, row by row."""
     rows = page.eval_on_selector_all(
-        "tr", "rows => rows.map(row => [...row.querySelectorAll('span')].map(s => s.innerText))"
+        "tbody tr", "rows => rows.map(row => [...row.querySelectorAll('span')].map(s => s.innerText))"
     )
     return [[int(text) for text in row if text != "–"] for row in rows]
+
+
+# The still pictures --------------------------------------------------------------------------------------------------
+
+
+def test_the_still_pictures_are_up_to_date_and_each_is_shown_in_a_chapter() -> None:
+    told = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "chapters" / "source").glob("*.py"))
+    for name, draw in pictures.PICTURES.items():
+        stored = (ROOT / "chapters" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert stored == draw(), "run: python -m lockstep.authoring.pictures chapters/pictures"
+        ElementTree.fromstring(stored)
+        assert re.search(rf"!\[[^\]]{{30,}}\]\(pictures/{name}\.svg\)", told), f"{name} is shown, and said in words"
+
+
+def test_they_are_drawn_from_what_they_are_about() -> None:
+    assert pictures.dealt(10, 4, shuffle=False) == [[0, 4, 8], [1, 5, 9], [2, 6, 0], [3, 7, 1]]
+    ours, theirs = pictures.replicas()
+    assert ours[:5] == theirs[:5] and all(one != other for one, other in zip(ours[5:], theirs[5:], strict=True))
+    assert pictures.torn(pictures.in_place) == ["–"] * 10 + ["2"]
+    assert pictures.torn(pictures.replace) == ["1"] * 10 + ["2"]
+    assert pictures.sent([1, 2, 2], 0.5) == [(1, 1.5), (2, 2.5), (2.5, 3)]
+
+
+def test_no_text_of_a_still_picture_is_cut_off_or_covers_another() -> None:
+    boxes = """() => [...document.querySelectorAll("text")].map((text) => {
+      const { left, right, top, bottom } = text.getBoundingClientRect();
+      return [text.textContent, left, right, top + 3, bottom - 3] })"""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 800, "height": 400})
+        for name in pictures.PICTURES:
+            page.set_content((ROOT / "chapters" / "pictures" / f"{name}.svg").read_text(encoding="utf-8"))
+            left, right = page.evaluate(
+                "(({ left, right }) => [left, right])(document.querySelector('svg').getBoundingClientRect())"
+            )
+            shown = page.evaluate(boxes)
+            assert [one[0] for one in shown if one[1] < left or one[2] > right] == [], name
+            over = [
+                (one[0], two[0])
+                for one, two in itertools.combinations(shown, 2)
+                if one[1] < two[2] and two[1] < one[2] and one[3] < two[4] and two[3] < one[4]
+            ]
+            assert over == [], name
 
 
 # The timeline --------------------------------------------------------------------------------------------------------

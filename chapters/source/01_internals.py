@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 1. How DDP works inside
 #
-# **Where does the time go when four processes train one model?** Click into the next cell and press Shift+Enter. It
-# trains a small network in four processes and draws what each of them did.
+# **Where does the time go when four processes train one model?** <span class="in-lab">Click into the next cell
+# and press Shift+Enter.</span> The next cell trains a small network in four processes and draws what each of them did.
 
 # %%
 # %load_ext lockstep
@@ -27,7 +27,7 @@ timeline(run)
 # Every rank runs **forward**, then **backward**. Each small mark below backward is a gradient that is ready. A green
 # bar is an **all-reduce**, which here gives every rank the mean of all ranks' gradients.
 #
-# Run the cell again. The times change; the order doesn't. Here is the order as text:
+# <span class="in-lab">Run the cell again.</span> The times change; the order doesn't. Here is the order as text:
 
 # %%
 print(timeline(run))
@@ -393,7 +393,7 @@ quiz("01_internals/mean")
 # %% [markdown]
 # ## Exercise: implement average_gradients
 #
-# *Easy, 15 minutes.* Open `exercises/average_gradients.py`.
+# *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py).
 #
 # Replace every gradient by its mean over all ranks, after backward. Start from the loop above. But the ranks may
 # disagree about which gradients exist, and must still issue the same collectives.
@@ -402,7 +402,7 @@ quiz("01_internals/mean")
 contract("average_gradients")
 
 # %% [markdown]
-# (The stored output is the reference solution's. Run the cell to see yours.)
+# <span class="in-lab">(The stored output is the reference solution's. Run the cell to see yours.)</span>
 
 # %%
 # %check average_gradients
@@ -479,7 +479,7 @@ quiz("01_internals/ring")
 # %% [markdown]
 # ## Exercise: implement ring_all_reduce
 #
-# *Medium, 25 minutes.* Open `exercises/ring_all_reduce.py`.
+# *Medium, 25 minutes.* Open [`exercises/ring_all_reduce.py`](../exercises/ring_all_reduce.py).
 #
 # Sum a tensor over all ranks, in place, with point-to-point messages only. The check counts your messages and bytes:
 # a ring that sends the whole tensor in every step gets the right sum and still fails.
@@ -974,7 +974,7 @@ quiz("01_internals/copied")
 #
 # ### Exercise: implement mini_ddp
 #
-# *Hard, 35 minutes.* Open `exercises/mini_ddp.py` and write the class `MiniDDP(module, bucket_cap_mb=25)`. The check
+# *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module, bucket_cap_mb=25)`. The check
 # compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and the
 # same order of events.
 #

@@ -433,7 +433,7 @@ quiz("02_setup/device_of")
 # %% [markdown]
 # ## Exercise: implement setup_ddp
 #
-# *Medium, 15 minutes.* Open `exercises/setup_ddp.py`.
+# *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
 # Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group.
 # `cleanup_ddp` leaves it with `dist.destroy_process_group()`, which raises if there is no group, so ask
@@ -487,6 +487,8 @@ deal(10, 4, shuffle=False)
 # would wait in an all-reduce for ranks that have finished. So the sampler **pads**: samples 0 and 1 are dealt twice.
 # In training that rarely matters; in evaluation it does ("Global metrics"). `drop_last=True` leaves samples out
 # instead:
+#
+# ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
 # %%
 dealt = deal(10, 4, shuffle=False)
@@ -519,6 +521,10 @@ for epoch in range(3):
     print(f"epoch {epoch}:  set_epoch(0) {deal(10, 2)[0]}   set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
 
 # %% [markdown]
+# The same for eight samples, with both ranks:
+#
+# ![With set_epoch(epoch) the ranks get other samples in each epoch; without it, the same batches three times](pictures/set_epoch.svg)
+#
 # What does it cost to forget `set_epoch`? **Predict** whether the loss still falls in every epoch.
 
 # %%
@@ -1044,7 +1050,7 @@ quiz("02_setup/exit_status")
 # %% [markdown]
 # ## Exercise: implement train_ddp
 #
-# *Medium, 25 minutes.* Open `exercises/train_ddp.py`.
+# *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
 #
 # Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. The check looks at which
 # samples each rank sees in which epoch, which collectives it calls, and what it prints.
@@ -1187,7 +1193,7 @@ quiz("02_setup/spawn_returns")
 # %% [markdown]
 # ## Exercise: implement launch_distributed
 #
-# *Hard, 15 minutes.* Open `exercises/launch_distributed.py`.
+# *Hard, 15 minutes.* Open [`exercises/launch_distributed.py`](../exercises/launch_distributed.py).
 #
 # Start the ranks, have each run your `train_ddp`, and return the trained weights. Leave no process, file or variable
 # behind.

@@ -307,6 +307,10 @@ else:
     train()
 
 # %% [markdown]
+# The same hang, drawn over time. Ranks 0 and 1 wait for a call that rank 2 never makes, and rank 2 waits for theirs:
+#
+# ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
+#
 # Lockstep read every rank's stack and counted its calls. The next tools work without Lockstep, and each does
 # part of that job.
 #
@@ -489,6 +493,10 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
+# Rank 0 has four batches and rank 1 has three. In step 4, rank 0 waits for a rank that has finished:
+#
+# ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
+#
 # There are three fixes. `DistributedSampler` pads the shards (chapter 2). Or the ranks agree on the smallest number of
 # batches and drop the rest:
 
@@ -659,6 +667,11 @@ quiz("03_debugging/swapped")
 # DDP makes the **replicas**, the ranks' copies of the model, equal once: in its constructor. From then on it averages
 # gradients and never looks at the parameters again. Replicas that start equal and take equal steps stay equal, *bit
 # for bit*. So test for that: if a single bit differs, something bypassed DDP.
+#
+# Here is one weight on two ranks. At step 4, rank 1's learning rate doubles. DDP still averages the gradients, and
+# nothing raises an error:
+#
+# ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
 # %%
 # %%writefile drift.py
@@ -796,7 +809,7 @@ quiz("03_debugging/equal_replicas")
 # %% [markdown]
 # ## Exercise: implement find_divergence
 #
-# *Medium, 60 minutes.* Open `exercises/find_divergence.py`.
+# *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
 # The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and
 # since which step. While replicas are equal, it may send only a few bytes per tensor. A plain sum isn't enough:
@@ -891,7 +904,7 @@ quiz("03_debugging/what_moves")
 # %% [markdown]
 # ## Exercise: implement device_report
 #
-# *Easy, 45 minutes.* Open `exercises/device_report.py`. Your check looks at every tensor.
+# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). Your check looks at every tensor.
 
 # %%
 contract("device_report")
@@ -1178,7 +1191,7 @@ quiz("03_debugging/preflight")
 # %% [markdown]
 # ## Exercise: implement preflight
 #
-# *Medium, 75 minutes.* Open `exercises/preflight.py`. Whatever is broken, `preflight` must return within its time
+# *Medium, 75 minutes.* Open [`exercises/preflight.py`](../exercises/preflight.py). Whatever is broken, `preflight` must return within its time
 # limit.
 
 # %%

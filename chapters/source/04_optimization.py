@@ -419,6 +419,10 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
+# What is sent during backward costs no time. What is left when backward ends is exposed: it makes the step longer.
+#
+# ![A step without overlap takes 53 % longer, with overlap 13 %, and 57 % over a link half as fast](pictures/exposed.svg)
+#
 # **Lever 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes smaller
 # ones. Predict: how many will leave before backward ends?
 
@@ -635,7 +639,7 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open `exercises/accumulate.py`. Take one step from any number of micro-batches of any sizes, and
+# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Take one step from any number of micro-batches of any sizes, and
 # synchronize once. The gradient is that of one big batch, even if the ranks hold different numbers of samples.
 
 # %%
@@ -845,7 +849,7 @@ quiz("04_optimization/amp_bytes")
 #
 # ## Exercise: implement mixed_precision
 #
-# *Medium, 15 minutes.* Open `exercises/mixed_precision.py`.
+# *Medium, 15 minutes.* Open [`exercises/mixed_precision.py`](../exercises/mixed_precision.py).
 
 # %%
 contract("mixed_precision", "train_step")
@@ -950,7 +954,7 @@ quiz("04_optimization/hook_mean")
 # %% [markdown]
 # ## Exercise: implement compress_gradients
 #
-# *Medium, 20 minutes.* Open `exercises/compress_gradients.py`.
+# *Medium, 20 minutes.* Open [`exercises/compress_gradients.py`](../exercises/compress_gradients.py).
 
 # %%
 contract("compress_gradients", "compress_hook", "register")
@@ -1208,7 +1212,7 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Hard, 20 minutes.* Open `exercises/measure_step.py`. Write three functions that measure exposed communication,
+# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions that measure exposed communication,
 # compare runs on different numbers of ranks, and predict a step.
 
 # %%

@@ -538,6 +538,8 @@ for way in ("in_place", "delete_first", "replace"):
 # belongs either to the old file or to the new one. POSIX promises this within one file system, so put the temporary
 # file into the same folder, not into `/tmp`. Delete old checkpoints only after the new one has its name.
 #
+# ![A save killed at ten instants: in place, nothing can be loaded; with replace, always checkpoint 1](pictures/kill.svg)
+#
 # A kill leaves a temporary file behind. If you always use the same temporary name, the next save overwrites it.
 
 # %%
@@ -659,7 +661,7 @@ quiz("05_checkpointing/rename")
 # %% [markdown]
 # ## Exercise: implement checkpoint
 #
-# *Hard, 35 minutes.* Open `exercises/checkpoint.py`. The rest of the chapter builds on these two functions. The check
+# *Hard, 35 minutes.* Open [`exercises/checkpoint.py`](../exercises/checkpoint.py). The rest of the chapter builds on these two functions. The check
 # kills your save at its writes, renames and fsyncs, fills the disk, tears files, and reads while you write.
 
 # %%
@@ -1177,7 +1179,7 @@ quiz("05_checkpointing/world_size")
 # %% [markdown]
 # ## Exercise: implement exact_resume
 #
-# *Hard, 30 minutes.* Open `exercises/exact_resume.py`. Write `train`, a loop that can be stopped after any step and,
+# *Hard, 30 minutes.* Open [`exercises/exact_resume.py`](../exercises/exact_resume.py). Write `train`, a loop that can be stopped after any step and,
 # resumed, ends with the same bits. It uses your `save_checkpoint` and `load_latest`.
 
 # %%
@@ -1490,6 +1492,8 @@ print("saves after step", step)
 # - `--requeue` and `scontrol requeue` put the job back into the queue under its number. Requeue on USR1 only: if the
 #   trap also caught SIGTERM, `scancel` would restart the job. `--open-mode=append` keeps the log.
 #
+# ![SLURM signals the script, the script torchrun, torchrun the ranks; they save, and the job is requeued](pictures/requeue.svg)
+#
 # bash runs a trap only after the foreground command has ended. So `srun` runs in the background, and the script waits
 # for it:
 
@@ -1606,7 +1610,7 @@ quiz("05_checkpointing/signal")
 # %% [markdown]
 # ## Exercise: implement elastic_training
 #
-# *Hard, 25 minutes.* Open `exercises/elastic_training.py`. Write a loop that survives SIGKILL at random steps, a signal
+# *Hard, 25 minutes.* Open [`exercises/elastic_training.py`](../exercises/elastic_training.py). Write a loop that survives SIGKILL at random steps, a signal
 # to stop that may reach only one rank, and a restart on a different number of ranks.
 
 # %%
@@ -1628,7 +1632,7 @@ contract("elastic_training", "train")
 #
 # ## Capstone: implement train
 #
-# *Hard, 60 minutes, or as long as you like.* Open `exercises/train.py` and `exercises/train.sbatch`. Put everything
+# *Hard, 60 minutes, or as long as you like.* Open [`exercises/train.py`](../exercises/train.py) and [`exercises/train.sbatch`](../exercises/train.sbatch). Put everything
 # from this course into one script for a cluster: arguments, sampler, DDP, mixed precision, accumulation, clipping,
 # checkpoint and resume, metrics of all ranks, evaluation that counts each sample once, logging on rank 0, and a clean
 # stop on a signal.

@@ -193,7 +193,7 @@ quiz("06_beyond_ddp/zero_grad")
 # %% [markdown]
 # ## Exercise: implement shard_optimizer
 #
-# *Medium, 30 minutes.* Open `exercises/shard_optimizer.py`. Balance the ranks by elements, not by parameters: an
+# *Medium, 30 minutes.* Open [`exercises/shard_optimizer.py`](../exercises/shard_optimizer.py). Balance the ranks by elements, not by parameters: an
 # embedding can be larger than all biases together.
 
 # %%
@@ -276,7 +276,7 @@ quiz("06_beyond_ddp/shard_gradient")
 # %% [markdown]
 # ## Exercise: implement sharded_linear
 #
-# *Hard, 40 minutes.* Open `exercises/sharded_linear.py`. A linear layer has a bias, its rows may not divide evenly, and its
+# *Hard, 40 minutes.* Open [`exercises/sharded_linear.py`](../exercises/sharded_linear.py). A linear layer has a bias, its rows may not divide evenly, and its
 # inputs may have any number of dimensions.
 
 # %%

@@ -141,7 +141,8 @@ def test_a_check_that_was_not_run_takes_one_line_and_a_reason_of_its_own_is_whol
 
     (line,) = shown("the gradient is that of the big batch", premise)
     assert len(line) <= WIDTH and "not run: needs “a step sends" in line and line.endswith("…”")
-    assert shown(long, premise) == [f"  – {long}  not run"]
+    head, *rest = shown(long, premise)
+    assert head == f"  – {long}  not run" and " ".join(" ".join(rest).split()) == premise, "never without its reason"
     assert shown("short", "needs “a”") == ["  – short".ljust(60) + "  not run: needs “a”"]
     first, *rest = shown(long, lacking)
     assert first.endswith("  not run") and " ".join(" ".join(rest).split()) == lacking

@@ -195,6 +195,26 @@ def test_a_hang_in_a_subgroup_names_only_its_members() -> None:
     assert "which rank 1 never called" in run.cause.headline
 
 
+SKIPS = {
+    "continue": ("for step in range(3):\n    if rank == 1:\n        continue\n    dist.all_reduce(t)\ndist.barrier()", 2),
+    "return": ("def work():\n    if rank:\n        return\n    dist.all_reduce(t)\n\nwork()\ndist.barrier()", 0),
+    "by chance": ("for step in range(2 + rank):\n    if not t.numel():\n        continue\n    dist.all_reduce(t)\n"
+                  "dist.barrier()", 0),
+    "of another rank": ("for step in range(3 - rank):\n    if rank == 7:\n        continue\n    dist.all_reduce(t)\n"
+                        "dist.barrier()", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_a_branch_that_skips_the_call_is_named_only_if_its_condition_says_who_took_it(name: str) -> None:
+    text, line = SKIPS[name]
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None and run.cause.kind == "hang"
+    said, at = " ".join(run.cause.notes), PRELUDE.count("\n") + line
+    assert (f"Rank 1 took the branch at line {at}; rank 0 did not." in said) == bool(line), said
+    assert ("took the branch" in said) == bool(line)
+
+
 HINTS = {
     "bind": ("import torch.distributed as dist, socket\ns = socket.socket(); s.bind(('', 0)); s.listen()\n"
              "dist.TCPStore('127.0.0.1', s.getsockname()[1], 1, True)", "port is taken"),

@@ -82,7 +82,7 @@ def lab(folder: Path) -> Iterator[Lab]:
 def _announced(log: Path, server: subprocess.Popen[bytes]) -> tuple[str, str] | None:
     text = log.read_text(encoding="utf-8")
     assert server.poll() is None, f"./lockstep lab ended: {text}"
-    found = re.search(r"JupyterLab is at (http://\S+?/)lab/tree/chapters/01_internals\.ipynb\?token=(\w+)", text)
+    found = re.search(r"JupyterLab is at (http://\S+?/)lab/tree/start\.ipynb\?token=(\w+)", text)
     return (found[1], found[2]) if found else None
 
 

@@ -40,6 +40,9 @@ PAGES = Path(__file__).with_name("pages")
 QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
+ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
+CONTRACT = re.compile(r"^exercises/(\w+)\.py\n")
+SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$"
 TINTS = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
@@ -148,9 +151,14 @@ def _body(course: Course, name: str) -> BeautifulSoup:
 
 
 def _own_links(body: BeautifulSoup) -> None:
-    """A card's links lead to notebooks and files: take them out. Its references become links of the book's."""
-    for link in body.select(".lockstep-said a"):
+    """Take out what is for a notebook: cards' links, links to exercises, keys to press. Addresses become links."""
+    for link in body.select('.lockstep-said a, a[href^="../"]'):
         link.unwrap()
+    for spoken in body.select(".in-lab"):
+        spoken.decompose()
+    for code in body.find_all("code", string=ADDRESS):
+        if not code.find_parent("a"):
+            code.wrap(body.new_tag("a", href=f"https://{code.get_text()}"))
 
 
 def _exporter() -> TemplateExporter:
@@ -162,6 +170,7 @@ def _exporter() -> TemplateExporter:
     exporter.register_filter("what_it_runs", what_it_runs)
     exporter.register_filter("one_line", lambda text: " ".join(text.split()))
     exporter.register_filter("base64_text", lambda text: base64.b64encode(text.encode()).decode())
+    exporter.register_filter("printed", printed)
     exporter.register_filter("ansi2html", lambda text: _tinted(ansi2html(text)))
     coloured = Highlight2HTML(pygments_lexer="ipython3", parent=exporter)
     exporter.register_filter("coloured", lambda source: _coloured(source, coloured))
@@ -176,6 +185,22 @@ def _coloured(source: str, plain: Callable[[str], str]) -> str:
     shell = first.startswith(("%%bash", "%%sh")) or first.endswith((".sbatch", ".sh"))
     body = highlight(rest, get_lexer_by_name("bash" if shell else "ipython3"), HtmlFormatter())
     return str(body).replace("<span></span>", f'<span class="magic">{html.escape(first)}</span>{newline}', 1)
+
+
+def printed(text: str, source: str) -> str:
+    """What a cell printed. Source code is coloured, and its long lines go on under their own beginning."""
+    file = SHOWN_FILE.match(source)
+    if not (file or CONTRACT.match(text)):
+        return f'<pre class="text">{_tinted(ansi2html(text))}</pre>'
+    head, code = ("", text) if file else text.split("\n", 1)
+    lexer = "bash" if file and file[1].endswith((".sh", ".sbatch")) else "python"
+    coloured = highlight(code, get_lexer_by_name(lexer, stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
+    lines = [
+        f'<span class="line" style="--in:{len(plain) - len(plain.lstrip())}">{line}\n</span>'
+        for plain, line in zip(code.rstrip("\n").split("\n"), coloured.split("\n"), strict=True)
+    ]
+    told = f'<span class="magic">{html.escape(head)}</span>\n' if head else ""
+    return f'<div class="highlight"><pre class="text source">{told}{"".join(lines)}</pre></div>'
 
 
 def _is_map(cell: NotebookNode) -> bool:
@@ -251,7 +276,7 @@ def _sections(chapter: Outline, anchors: dict[str, str]) -> list[dict[str, Any]]
             "anchor": anchors[section.title.replace("`", "")],
             "effort": section.effort,
             "exercise": bool(section.exercises),
-            "question": bool(section.quizzes),
+            "questions": " ".join(section.quizzes),
         }
         for section in chapter.sections
     ]

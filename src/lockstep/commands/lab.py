@@ -37,17 +37,26 @@ def first_page(course: Course) -> Path | None:
     return next(iter(there), None)
 
 
-def trust_chapters(course: Course) -> None:
-    """Sign the chapters as `jupyter trust` does. JupyterLab hides the stored pictures of a notebook that is not signed,
-    and these are as much the course's own as the code that is about to start. If nothing can be signed, the pictures
-    appear when their cells are run.
+def start_page(course: Course) -> Path | None:
+    """The page with the map, as it is now; where none can be written, the chapter in which the learner goes on."""
+    from ..notebook.start_page import write_start_page
+
+    with contextlib.suppress(OSError):
+        return write_start_page(course)
+    return first_page(course)
+
+
+def trust(notebooks: list[Path]) -> None:
+    """Sign the course's notebooks as `jupyter trust` does. JupyterLab hides the stored pictures of a notebook that is
+    not signed, and these are as much the course's own as the code that is about to start. If nothing can be signed,
+    the pictures appear when their cells are run.
     """
     import nbformat
     from nbformat.sign import NotebookNotary
 
     with contextlib.suppress(OSError, sqlite3.Error):
         notary: Any = NotebookNotary()  # type: ignore[no-untyped-call]
-        for page in pages(course):
+        for page in notebooks:
             with contextlib.suppress(OSError, nbformat.reader.NotJSONError, nbformat.ValidationError):
                 notebook = nbformat.read(page, as_version=4)  # type: ignore[no-untyped-call]
                 if not notary.check_signature(notebook):
@@ -55,12 +64,14 @@ def trust_chapters(course: Course) -> None:
 
 
 def open_lab(course: Course, arguments: list[str]) -> int:
-    """Start JupyterLab in the course's folder, at the chapter where the learner is, and wait until it ends."""
+    """Start JupyterLab in the course's folder, at the page with the map, and wait until it ends."""
     try:
         refuse_root(arguments)
     except Trouble as refusal:
         raise CourseError(str(refusal)) from None
-    page = first_page(course)
+    page = start_page(course)
+    if page is not None:
+        trust([page])
     settings = course.workspace / "jupyter"
     overrides = settings / "settings"
     for name, text in SETTINGS.items():
@@ -79,6 +90,9 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
     # Without encryption each kernel warns in this terminal.
     command += ["--Application.log_level=ERROR", "--KernelManager.transport_encryption=auto"]
+    # The file browser without the course's machinery; exercises that open beside a chapter.
+    command += [f"--ServerApp.contents_manager_class={__package__}.contents.CourseFiles"]
+    command += ["--LabApp.expose_app_in_browser=True"]
     if page is not None:
         command.append(f"--LabApp.default_url=/lab/tree/{page.relative_to(course.root)}")
     server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
@@ -102,7 +116,7 @@ def open_lab(course: Course, arguments: list[str]) -> int:
 
 def _prepare(course: Course, server: subprocess.Popen[bytes], page: Path | None) -> None:
     """What can be done while the server starts; then print its address."""
-    trust_chapters(course)
+    trust(pages(course))
     _announce(server, page)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from .. import ranks
 from ..course import leaf
-from ..course.runs import READ_ON
 from ..ranks import Kind, text
 from ..ranks.words import names, one_or_more
 from .submission import Submission
@@ -51,7 +50,7 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    evidence = "" if id == UNWRITTEN else text.evidence(run, READ_ON)
+    evidence = "" if id == UNWRITTEN else text.evidence(run)
     return Finding(id, _left_behind(cause) or message, frame, evidence)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .. import cluster
-from ..course.runs import READ_ON
 from ..ranks import Collective, Frame, Mark, Outcome, Run, text
 from ..ranks.mismatch import say_mismatch
 from ..ranks.processes import seconds_in_queue
@@ -64,5 +63,5 @@ __all__ = [
 
 
 def evidence(run: Run) -> str:
-    """A failed run's table or traceback, its notes, and where to read on."""
-    return text.evidence(run, READ_ON)
+    """A failed run's table or traceback, and its notes. Where to read on, the diagnosis says."""
+    return text.evidence(run)

@@ -102,9 +102,9 @@ def _not_run(check: CheckResult, width: int) -> str:
     room = width - len(head) - 2
     if len(check.reason) <= room:
         return f"{head}: {check.reason}"
-    if not check.reason.startswith("needs “"):
+    if room < 20 or not check.reason.startswith("needs “"):
         return "\n".join([fit(head, width), *_wrapped(check.reason, width)])
-    return f"{head}: {check.reason[: room - 2].rstrip()}…”" if room >= 20 else fit(head, width)
+    return f"{head}: {check.reason[: room - 2].rstrip()}…”"
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -121,7 +121,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
         parts.append("<pre>" + "\n".join(lines) + "</pre>")
     parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
     parts.append(f"<p>{f'Read: {_linked(found.read)} · ' if found.read else ''}{hint}</p>")
-    return "".join(parts)
+    return f'<div class="ls-one">{"".join(parts)}</div>'
 
 
 # Links ----------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import html
 import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ipywidgets import Button, Checkbox, HBox, Layout, Output
@@ -22,7 +24,9 @@ from .stored import Stored
 FEW = 3
 """The most exercises of a section that are linked; the clinic's cases are too many for a line."""
 STYLE = """<style>
-.ls-map > p { margin: 2px 0 8px; font-weight: 600 }
+.ls-map > p { margin: 2px 0 10px; font-weight: 600 }
+.lockstep-said .ls-map > p a { display: inline-block; padding: 6px 16px; border-radius: 6px; text-decoration: none;
+  background: var(--ls-link); color: var(--ls-on) }
 .lockstep-said .ls-map ol { list-style: none; margin: 0; padding: 0 }
 .lockstep-said .ls-map ol ol { margin: 2px 0 8px 46px }
 .ls-map summary { display: flex; flex-wrap: wrap; align-items: center; gap: 0 10px }
@@ -31,11 +35,27 @@ STYLE = """<style>
 .ls-map summary::-webkit-details-marker { display: none }
 .ls-map .ls-number { width: 22px; height: 22px; margin: 2px 0; line-height: 20px; text-align: center;
   border: 1px solid var(--ls-link); border-radius: 50% }
-.ls-map .ls-complete { background: var(--ls-link); color: var(--jp-layout-color0, #fff) }
+.ls-map .ls-complete { background: var(--ls-link); color: var(--ls-on) }
 .ls-map progress { width: 90px; height: 8px; accent-color: var(--ls-link) }
 .ls-map small { color: var(--ls-soft); margin-left: 8px } .ls-map summary small { margin: 0 }
+.ls-map ol ol li { padding-left: 1.4em; text-indent: -1.4em } .ls-map ol ol li > * { text-indent: 0 }
 .ls-map .ls-state { display: inline-block; width: 1.4em }
 </style>"""
+BESIDE = """<script>
+window.lockstepBeside ??= (addEventListener("click", (event) => {
+  const { jupyterapp: app } = window, link = event.target.closest?.("a[href]");
+  const path = app && link && new URL(link.href).pathname.match(/\\/files\\/(exercises\\/.+\\.\\w+)$/)?.[1];
+  if (!path) return;
+  event.preventDefault();
+  event.stopPropagation();
+  const there = [...app.shell.widgets("main")].find((one) => one.context?.path?.startsWith("exercises/"));
+  const options = there ? { mode: "tab-after", ref: there.id } : { mode: "split-right" };
+  app.commands.execute("docmanager:open", { path, options });
+}, true), true);
+</script>"""
+"""An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
+JupyterLab does it, over the chapter.
+"""
 
 
 class CourseMap(Stored):
@@ -95,25 +115,45 @@ def course_map(chapter: str = "") -> CourseMap:
     return CourseMap(chapter)
 
 
-def as_html(course: Course, now: CourseStanding, unfolded: str) -> str:
-    """Where to go on, and the chapters with what is done in each; the links are as seen from the current folder."""
+def as_html(course: Course, now: CourseStanding, unfolded: str, folder: Path | None = None) -> str:
+    """Where to go on, and the chapters with what is done in each; links as seen from `folder`, or the current one."""
+    seen = Seen(course, folder or Path.cwd())
     onward = ""
     if now.upcoming is not None:
         chapter, section = now.upcoming
-        words = f"{'Continue' if now.here else 'Begin'}: chapter {chapter.number}, “{section.plain}”"
-        onward = f"<p>{_link(chapter, section, words)}</p>"
-    chapters = "".join(_chapter(course, one, now, one.outline.name == unfolded) for one in now.chapters)
-    return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>'
+        onward = seen.link(chapter, section, f"Continue: chapter {chapter.number}, “{section.plain}”")
+        if now.here is None:
+            begin = f"Begin: chapter {chapter.number}, “{html.escape(chapter.title)}”"
+            onward = f'<a href="{html.escape(seen.path(chapter.file))}">{begin}</a>'
+        onward = f"<p>{onward}</p>"
+    chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded) for one in now.chapters)
+    return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>{BESIDE}'
 
 
-def _chapter(course: Course, one: ChapterStanding, now: CourseStanding, unfolded: bool) -> str:
+@dataclass(frozen=True)
+class Seen:
+    """The course as seen from a folder: where the links of a notebook there lead."""
+
+    course: Course
+    folder: Path
+
+    def path(self, file: Path) -> str:
+        """From the folder to the file."""
+        return Path(os.path.relpath(file, self.folder)).as_posix()
+
+    def link(self, chapter: Outline, section: Section, words: str) -> str:
+        """To a section; JupyterLab opens it beside this notebook."""
+        return f'<a href="{html.escape(f"{self.path(chapter.file)}#{section.anchor}")}">{html.escape(words)}</a>'
+
+
+def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bool) -> str:
     kind = "ls-number ls-complete" if one.complete else "ls-number"
     done, of = one.answered + one.passed, one.questions + one.exercises
     counts = f"questions {one.answered} of {one.questions} · exercises {one.passed} of {one.exercises}"
     complete = " · complete" if one.complete else ""
     here = now.here is not None and now.here[0] == one.outline.name
     sections = "".join(
-        _section(course, one.outline, part, now.here == (one.outline.name, part.section.title)) for part in one.sections
+        _section(seen, one.outline, part, now.here == (one.outline.name, part.section.title)) for part in one.sections
     )
     return (
         f'<li><details{" open" if unfolded else ""}><summary><span class="{kind}">{one.outline.number}</span>'
@@ -124,22 +164,16 @@ def _chapter(course: Course, one: ChapterStanding, now: CourseStanding, unfolded
     )
 
 
-def _section(course: Course, chapter: Outline, part: Standing, here: bool) -> str:
+def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     state = "✓" if part.is_done else "◐" if part.done else "○" if part.of else ""
-    title = _link(chapter, part.section, part.section.plain)
+    title = seen.link(chapter, part.section, part.section.plain)
     notes = [f"{part.done} of {part.of}"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
-        files = (course.exercises / f"{name}.py" for name in part.section.exercises)
-        notes += [f'<a href="{html.escape(os.path.relpath(file))}">{file.name}</a>' for file in files if file.is_file()]
+        files = (seen.course.exercises / f"{name}.py" for name in part.section.exercises)
+        notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]
     notes += ["you are here"] if here else []
     said_of_it = f"<small>{' · '.join(notes)}</small>" if notes else ""
     return f'<li><span class="ls-state">{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'
-
-
-def _link(chapter: Outline, section: Section, words: str) -> str:
-    """To the section; JupyterLab opens it beside this notebook."""
-    target = f"{os.path.relpath(chapter.file)}#{section.anchor}"
-    return f'<a href="{html.escape(target)}">{html.escape(words)}</a>'
 
 
 __all__ = ["CourseMap", "as_html", "course_map"]

@@ -1,4 +1,8 @@
 // The all-reduce stepper's page. Who sends what to whom comes from stepper.py; here it is only carried out and shown.
+// A step shows its result at once, for whoever reads it out; what moves is painted above it and goes away.
+
+const ASKED = 1;  // the chunk of which is asked where it ends
+const FLIGHT = 650, PAUSE = 1500;  // milliseconds
 
 const DARK = `color-scheme: dark; --fg: #e6edf3; --quiet: #9da7b1; --bg: #111417; --line: #3d444d;
   --own: #2b3036; --part: #6b4e0f; --full: #1d5b30; --mark: #6cb6ff; --button: #22272e`;
@@ -14,18 +18,28 @@ h1 { position: absolute; width: 1px; height: 1px; margin: 0; overflow: hidden; c
 .row { display: flex; flex-wrap: wrap; gap: 6px 12px; align-items: center; margin-bottom: 8px }
 button, select { font: inherit; color: inherit; background: var(--button); border: 1px solid var(--line);
   border-radius: 6px; min-height: 36px; padding: 2px 12px }
-button { min-width: 44px; touch-action: manipulation } button:disabled { opacity: .45 }
+button { min-width: 44px; touch-action: manipulation } button[aria-disabled=true] { opacity: .45 }
+.play { min-width: 92px }
 input[type=range] { flex: 1; min-width: 110px; min-height: 36px; accent-color: var(--mark) }
 :focus-visible { outline: 3px solid var(--mark); outline-offset: 1px }
-.field { position: relative; overflow-x: auto }
-table { border-spacing: 7px 9px; border-collapse: separate }
-th { font-weight: 400; text-align: left; color: var(--quiet); white-space: nowrap; padding-right: 6px }
+.field { position: relative; padding-left: 1px; overflow-x: auto; overflow-y: hidden }
+table { border-spacing: 16px 15px; border-collapse: separate; margin: -6px -16px }
+thead th { text-align: center; font-size: 12px; padding: 0 }
+th { font-weight: 400; text-align: left; color: var(--quiet); white-space: nowrap; padding: 0 }
 td { padding: 0; border-radius: 5px; background: var(--own); border: 2px solid transparent; text-align: center }
-td.part { background: var(--part) } td.full { background: var(--full) } td.fresh { border-color: var(--mark) }
-td span { display: inline-block; min-width: 1.8em; padding: 1px 2px; font-variant-numeric: tabular-nums }
-td.sent { border: 0; background: none; color: var(--quiet); white-space: nowrap; padding-left: 10px; text-align: right }
+.part { background: var(--part) } .full { background: var(--full) } td.fresh { border-color: var(--mark) }
+td.guess { outline: 2px dashed var(--mark); outline-offset: 3px }
+td span, .ghost span { display: inline-block; min-width: 1.8em; padding: 1px 2px; font-variant-numeric: tabular-nums }
+td.corner { border: 0; background: none }
+td.sent { border: 0; background: none; color: var(--quiet); white-space: nowrap; min-width: 10ch; text-align: left }
+@media (max-width: 480px) { table { border-spacing: 9px 13px; margin: -6px -9px } td.sent { font-size: 12px } }
+.ghost { position: absolute; border-radius: 5px; border: 2px solid transparent; text-align: center; background: var(--own) }
+.ghost.part { background: var(--part) } .ghost.full { background: var(--full) }
+.ghost.flies { border-color: var(--mark); box-shadow: 0 2px 8px rgb(0 0 0 / .35) }
 svg { position: absolute; left: 0; top: 0; pointer-events: none; overflow: visible }
 path { stroke: var(--mark); stroke-width: 2; fill: none } marker path { fill: var(--mark); stroke: none }
+.asks { gap: 4px 8px; border-left: 3px solid var(--mark); padding-left: 10px } .asks p { flex-basis: 100% }
+.asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--mark); color: var(--bg) }
 .key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; margin-right: 4px }
 .key { color: var(--quiet); font-size: 13px } .key span { margin-right: 12px }
 p { margin: 4px 0 }
@@ -56,29 +70,54 @@ function element(name, properties = {}, ...children) {
 }
 
 function mount(root, data) {
-  const now = { ranks: data.first.ranks, length: data.first.length, way: "ring", step: 0 };
+  const now = { ranks: data.first.ranks, length: data.first.length, way: "ring", step: 0, guess: null };
   const choose = (label, options, pick) => {
     const select = element("select", { onchange: () => pick(select.value) });
     for (const [value, text] of options) select.append(element("option", { value, textContent: text }));
     return [element("label", {}, label + " ", select), select];
   };
   const counts = Array.from({ length: data.largest - 1 }, (_, i) => [i + 2, i + 2]);
-  const change = (key, number) => (value) => { now[key] = number ? Number(value) : value; now.step = 0; show(); };
+  const change = (key, number) => (value) => {
+    now[key] = number ? Number(value) : value;
+    now.guess = null;
+    stop();
+    fresh();
+    go(0);
+  };
   const [ranksLabel, ranks] = choose("Ranks", counts, change("ranks", true));
   const [lengthLabel, length] = choose("Numbers", data.lengths.map((n) => [n, n]), change("length", true));
   const ways = [["ring", "ring"], ["naive", "everybody sends everything"]];
   const [wayLabel, way] = choose("Way", ways, change("way", false));
-  const go = (step) => { now.step = Math.max(0, Math.min(schedule().steps.length, step)); show(); };
+  const still = matchMedia("(prefers-reduced-motion: reduce)");
+  let playing = 0;
+  const go = (step) => {
+    const before = now.step;
+    now.step = Math.max(0, Math.min(schedule().steps.length, step));
+    const old = [...table.rows].map((row) => [...row.cells]);
+    show();
+    if (now.step === before + 1 && !still.matches) fly(old);
+  };
+  const by = (step) => () => { stop(); go(step()); };
+  const stop = () => { clearInterval(playing); playing = 0; named(); };
+  const play = () => {
+    if (playing) return stop();
+    go(now.step === schedule().steps.length ? 0 : now.step + 1);
+    playing = setInterval(() => { go(now.step + 1); if (now.step === schedule().steps.length) stop(); }, PAUSE);
+    named();
+  };
+  const named = () => { player.textContent = playing ? "❚❚ Pause" : "▶ Play"; };
   const button = (text, label, act) => element("button", { type: "button", textContent: text, ariaLabel: label, onclick: act });
-  const first = button("|◀", "to the beginning", () => go(0));
-  const back = button("◀", "one step back", () => go(now.step - 1));
-  const next = button("▶", "one step forward", () => go(now.step + 1));
-  const last = button("▶|", "to the end", () => go(Infinity));
-  const slider = element("input", { type: "range", min: 0, ariaLabel: "step", oninput: () => go(Number(slider.value)) });
+  const first = button("|◀", "to the beginning", by(() => 0));
+  const back = button("◀", "one step back", by(() => now.step - 1));
+  const next = button("▶", "one step forward", by(() => now.step + 1));
+  const last = button("▶|", "to the end", by(() => Infinity));
+  const player = element("button", { type: "button", className: "play", onclick: play });
+  const slider = element("input", { type: "range", min: 0, ariaLabel: "step", oninput: by(() => Number(slider.value)) });
   const table = element("table");
   const field = element("div", { className: "field" }, table);
   const said = element("p"), cost = element("p");
   said.setAttribute("role", "status");
+  const asks = element("div", { className: "row asks", role: "group" });
   const key = element("p", { className: "key" });
   for (const [name, text] of [["own", "what the rank brought"], ["part", "a partial sum"], ["full", "the sum of all"]]) {
     const swatch = element("i");
@@ -87,8 +126,8 @@ function mount(root, data) {
   }
   key.append("Keys: ← → Home End");
   root.append(element("style", { textContent: STYLE }),
-    element("div", { className: "row" }, ranksLabel, lengthLabel, wayLabel),
-    element("div", { className: "row" }, first, back, next, last, slider), said, field, key, cost);
+    element("div", { className: "row" }, ranksLabel, lengthLabel, wayLabel), asks,
+    element("div", { className: "row" }, player, first, back, next, last, slider), said, field, key, cost);
   root.tabIndex = 0;
   root.setAttribute("role", "group");
   root.ariaLabel = "All-reduce, step by step. Arrow keys go forward and back.";
@@ -97,9 +136,8 @@ function mount(root, data) {
     const target = { ArrowRight: now.step + 1, ArrowLeft: now.step - 1, Home: 0, End: Infinity }[event.key];
     if (target === undefined) return;
     event.preventDefault();
-    go(target);
+    by(() => target)();
   });
-  window.addEventListener("resize", show);
 
   function schedule(name = now.way) { return data.schedules[`${name}/${now.ranks}`]; }
   function ends(plan) { return data.bounds[`${now.length}/${plan.chunks}`]; }
@@ -116,19 +154,21 @@ function mount(root, data) {
     const values = data.values[now.length].slice(0, now.ranks);
     const state = carryOut(plan, at, values)[now.step];
     const step = now.step ? plan.steps[now.step - 1] : null;
-    const fresh = new Set(step ? step.moves.map(([, receiver, chunk]) => `${receiver}/${chunk}`) : []);
+    const arrived = new Set(step ? step.moves.map(([, receiver, chunk]) => `${receiver}/${chunk}`) : []);
     const bytes = sent(plan, now.step);
     ranks.value = now.ranks; length.value = now.length; way.value = now.way;
     slider.max = count; slider.value = now.step;
     slider.setAttribute("aria-valuetext", `step ${now.step} of ${count}`);
-    first.disabled = back.disabled = now.step === 0;
-    next.disabled = last.disabled = now.step === count;
-    table.replaceChildren(...values.map((_, rank) => {
+    // `disabled` would take the keyboard's focus away.
+    for (const one of [first, back]) one.ariaDisabled = now.step === 0;
+    for (const one of [next, last]) one.ariaDisabled = now.step === count;
+    const body = element("tbody", {}, ...values.map((_, rank) => {
       const row = element("tr", {}, element("th", { scope: "row", textContent: `rank ${rank}` }));
       for (let chunk = 0; chunk < plan.chunks; chunk++) {
         const held = state.held[rank][chunk];
         const kind = held === 1 ? "own" : held === now.ranks ? "full" : "part";
-        const cell = element("td", { className: kind + (fresh.has(`${rank}/${chunk}`) ? " fresh" : "") });
+        const cell = element("td", { className: kind + (arrived.has(`${rank}/${chunk}`) ? " fresh" : "") });
+        if (chunk === ASKED && rank === now.guess) cell.classList.add("guess");
         if (at[chunk] === at[chunk + 1]) cell.append(element("span", { textContent: "–", title: "empty chunk" }));
         for (let i = at[chunk]; i < at[chunk + 1]; i++) cell.append(element("span", { textContent: state.numbers[rank][i] }));
         row.append(cell);
@@ -136,7 +176,11 @@ function mount(root, data) {
       row.append(element("td", { className: "sent", textContent: `sent ${bytes[rank]} B` }));
       return row;
     }));
-    said.textContent = tell(step, count, at);
+    const names = Array.from({ length: plan.chunks }, (_, chunk) => element("th", {
+      scope: "col", textContent: plan.chunks > 1 ? `chunk ${chunk}` : "the whole tensor" }));
+    table.replaceChildren(element("thead", {}, element("tr", {}, element("td", { className: "corner" }), ...names)), body);
+    for (const one of asks.querySelectorAll("button")) one.ariaPressed = Number(one.dataset.rank) === now.guess;
+    said.textContent = tell(now.step);
     const whole = now.length * data.numberBytes;
     const ring = sent(schedule("ring")), naive = sent(schedule("naive"));
     const times = (all) => `${Math.max(...all)} bytes a rank, ${(Math.max(...all) / whole).toFixed(2)} × the tensor`;
@@ -145,15 +189,87 @@ function mount(root, data) {
     arrows(step);
   }
 
-  function tell(step, count, at) {
+  function tell(number) {
+    const plan = schedule(), at = ends(plan), count = plan.steps.length, step = plan.steps[number - 1];
     if (!step) return `Before the first of ${count} steps: every rank holds what it brought.`;
     const [sender, receiver, chunk, how] = step.moves[0];
     const size = (at[chunk + 1] - at[chunk]) * data.numberBytes;
     const does = how === "copy" ? "puts it in place of its own" : "adds it";
     const what = how === "own" ? `all it brought (${size} bytes)` : `chunk ${chunk} (${size} bytes)`;
-    const end = now.step === count ? " Done: all ranks hold the same sum." : "";
-    return `Step ${now.step} of ${count}, ${step.phase}: all ranks send at once. Rank ${sender} sends ${what} to `
-      + `rank ${receiver}, which ${does}.${end}`;
+    const end = number === count ? " Done: all ranks hold the same sum." : "";
+    return `Step ${number} of ${count}, ${step.phase}: all ranks send at once. Rank ${sender} sends ${what} to `
+      + `rank ${receiver}, which ${does}.${answer(number)}${end}`;
+  }
+
+  // Where the asked chunk is complete first, and after which step; null where everybody sends everything.
+  function ending() {
+    const plan = schedule(), all = carryOut(plan, ends(plan), data.values[now.length].slice(0, now.ranks));
+    if (plan.chunks === 1) return null;
+    const step = all.findIndex((state) => state.held.some((row) => row[ASKED] === now.ranks));
+    return { step, rank: all[step].held.findIndex((row) => row[ASKED] === now.ranks) };
+  }
+
+  function answer(number) {
+    const end = ending();
+    if (number !== end?.step) return "";
+    const guessed = now.guess === null ? "" : now.guess === end.rank ? " (as you said)" : ` (you said rank ${now.guess})`;
+    return ` Chunk ${ASKED} is now complete on rank ${end.rank}${guessed}.`;
+  }
+
+  // The question again for other ranks, and room for the longest caption, so that nothing below it ever moves.
+  function fresh() {
+    const end = ending(), guess = (rank) => () => { now.guess = rank; show(); };
+    asks.hidden = end === null;
+    asks.ariaLabel = `Where does chunk ${ASKED} end?`;
+    asks.replaceChildren(element("p", {}, element("b", { textContent: `Where does chunk ${ASKED} end? ` }),
+      "On which rank will its sum be complete first? Choose, then press Play."),
+      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))));
+    asks.querySelectorAll("button").forEach((one, rank) => { one.dataset.rank = rank; });
+    room();
+  }
+
+  function room() {
+    const shown = said.textContent;
+    said.style.minHeight = "";
+    said.removeAttribute("role");
+    const heights = [0, ...schedule().steps.map((_, number) => number + 1)].map((number) => {
+      said.textContent = tell(number);
+      return said.offsetHeight;
+    });
+    said.style.minHeight = `${Math.max(...heights)}px`;
+    said.textContent = shown;
+    said.setAttribute("role", "status");
+  }
+
+  // Within the field, whose left and top are those of the drawing.
+  function place(cell) {
+    const outer = field.getBoundingClientRect(), { left, top, width, height } = cell.getBoundingClientRect();
+    return { left: left - outer.left + field.scrollLeft, top: top - outer.top, width, height };
+  }
+
+  // What was sent flies from its place to the receiver's, above what the receiver had until then.
+  function fly(old) {
+    field.querySelectorAll(".ghost").forEach((one) => one.remove());
+    const over = (cell, like, kind) => {
+      const ghost = element("div", { className: `ghost ${like.className.replace(/fresh|guess/g, "")} ${kind}`, ariaHidden: "true" });
+      ghost.append(...[...like.childNodes].map((one) => one.cloneNode(true)));
+      const { left, top, width, height } = place(cell);
+      Object.assign(ghost.style, { left: `${left}px`, top: `${top}px`, width: `${width}px`, height: `${height}px` });
+      field.append(ghost);
+      return ghost;
+    };
+    const moves = schedule().steps[now.step - 1].moves;
+    const covers = moves.map(([, to, chunk]) => over(table.rows[to + 1].cells[chunk + 1], old[to + 1][chunk + 1], ""));
+    const flights = moves.map(([from, to, chunk]) => {
+      const start = table.rows[from + 1].cells[chunk + 1], end = table.rows[to + 1].cells[chunk + 1];
+      const ghost = over(start, old[from + 1][chunk + 1], "flies"), down = place(end).top - place(start).top;
+      const away = Math.abs(from - to) > 1 ? Math.min(30, place(start).width / 2) : 0;
+      const path = [[0, 0], [away, down / 2], [0, down]].map(([x, y]) => ({ transform: `translate(${x}px, ${y}px)` }));
+      return ghost.animate(path, { duration: FLIGHT, easing: "ease-in-out", fill: "forwards" });
+    });
+    Promise.allSettled(flights.map((one) => one.finished)).then(() => {
+      for (const one of [...covers, ...flights.map((flight) => flight.effect.target)]) one.remove();
+    });
   }
 
   function arrows(step) {
@@ -162,25 +278,31 @@ function mount(root, data) {
     const space = "http://www.w3.org/2000/svg";
     const drawing = document.createElementNS(space, "svg");
     drawing.setAttribute("aria-hidden", "true");
-    drawing.setAttribute("width", table.offsetWidth);
-    drawing.setAttribute("height", table.offsetHeight);
+    drawing.setAttribute("width", field.clientWidth);
+    drawing.setAttribute("height", field.clientHeight);
     drawing.innerHTML = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="5" markerHeight="5" '
       + 'orient="auto"><path d="M0 0 8 4 0 8z"/></marker>';
     step.moves.forEach(([sender, receiver, chunk], index) => {
-      const from = table.rows[sender].cells[chunk + 1], to = table.rows[receiver].cells[chunk + 1];
-      const down = receiver > sender, left = from.offsetLeft;
-      const x = left + 9 + (now.way === "naive" ? index * 14 : 0);
-      const y1 = from.offsetTop + (down ? from.offsetHeight - 5 : 5), y2 = to.offsetTop + (down ? 1 : to.offsetHeight - 1);
-      const middle = (cell) => cell.offsetTop + cell.offsetHeight / 2;
+      const from = place(table.rows[sender + 1].cells[chunk + 1]), to = place(table.rows[receiver + 1].cells[chunk + 1]);
+      const down = receiver > sender;
+      // Arrows keep to the gaps between rows and columns, off the numbers.
+      const x = from.left + from.width / 2 + (now.way === "naive" ? (index - (now.ranks - 1) / 2) * 14 : 0);
+      const y1 = from.top + (down ? from.height : 0), y2 = to.top + (down ? 0 : to.height);
+      const beside = Math.abs(receiver - sender) > 1, middle = (cell) => cell.top + cell.height / 2;
+      const gap = from.left - 7 - (now.way === "naive" ? 3 * index : 0);
       const path = document.createElementNS(space, "path");
-      // Where a ring closes, the arrow passes other ranks' rows: it runs beside their numbers.
-      const beside = now.way === "ring" && Math.abs(receiver - sender) > 1;
-      path.setAttribute("d", beside ? `M${left} ${middle(from)}H${left - 4}V${middle(to)}H${left + 2}` : `M${x} ${y1}L${x} ${y2}`);
+      path.setAttribute("d", beside ? `M${from.left} ${middle(from)}H${gap}V${middle(to)}H${to.left - 1}` : `M${x} ${y1}L${x} ${y2}`);
       path.setAttribute("marker-end", "url(#tip)");
       drawing.append(path);
     });
     field.append(drawing);
   }
 
+  named();
+  fresh();
   show();
+  // The frame around this page is as high as the page: what made the frame listens.
+  new ResizeObserver(() => parent.postMessage({ lockstepHeight: Math.ceil(root.getBoundingClientRect().height) }, "*")).observe(root);
+  let wide = root.clientWidth;
+  addEventListener("resize", () => { if (root.clientWidth !== wide) { wide = root.clientWidth; room(); show(); } });
 }

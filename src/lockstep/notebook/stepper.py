@@ -21,7 +21,16 @@ from typing import Any
 LARGEST = 8
 LENGTHS = (3, 5, 8, 12, 16)
 NUMBER_BYTES = 4  # float32
-HEIGHT = 510
+HEIGHT = 460
+"""Of the frame until its page has said how high it is; it never has where no script may run around it."""
+
+LISTENS = """
+window.lockstepHeights ??= (addEventListener("message", ({ source, data }) => {
+  if (!(data?.lockstepHeight > 0)) return;
+  for (const frame of document.querySelectorAll("iframe.lockstep-picture"))
+    if (frame.contentWindow === source) frame.style.height = `${data.lockstepHeight}px`;
+}), true);
+"""
 
 
 class How(str, Enum):
@@ -159,7 +168,8 @@ class Stepper:
             f'sandbox="allow-scripts" height="{HEIGHT}" srcdoc="{html.escape(self.page(theme))}"></iframe>'
             for theme in ("auto", "dark")
         ]
-        return {"text/html": style + "".join(frames), "text/plain": repr(self)}
+        script = f"<script>{LISTENS}</script>"
+        return {"text/html": style + script + "".join(frames), "text/plain": repr(self)}
 
     def _data(self) -> dict[str, Any]:
         schedules = [make(ranks) for ranks in range(2, LARGEST + 1) for make in (ring, naive)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import linecache
+import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .divergence import Divergence, first_divergence, say
 from .job import Job
@@ -309,6 +311,48 @@ def _counts(members: list[RankReport]) -> list[str]:
     return ["Collectives begun: " + ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items()) + "."]
 
 
+LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+
+
+def _skipped(tree: ast.Module, frames: dict[int, Frame]) -> tuple[ast.If, list[int]] | None:
+    """A branch that leaves the rest of its block, such as `if rank == 1: continue`, and the ranks that took it.
+
+    Whether a rank took it cannot be seen from where it is now. So only a condition on the rank counts, and only when
+    the ranks for which it holds are those that are not in the rest.
+    """
+    for node in ast.walk(tree):
+        blocks: list[Any] = [getattr(node, "body", None), getattr(node, "orelse", None)]
+        for block in blocks:
+            for number, one in enumerate(block if isinstance(block, list) else []):
+                if not (isinstance(one, ast.If) and isinstance(one.body[-1], LEAVES) and not one.orelse):
+                    continue
+                after = block[number + 1 :]
+                end = (after[-1].end_lineno or after[-1].lineno) if after else 0
+                left = [rank for rank, frame in frames.items() if not (one.lineno < frame.line <= end)]
+                if 0 < len(left) < len(frames) and left == [rank for rank in frames if _holds(one.test, rank)]:
+                    return one, left
+    return None
+
+
+def _holds(test: ast.expr, rank: int) -> bool | None:
+    """Whether a condition such as `rank == 1` or `dist.get_rank() > 0` holds on this rank; None for any other."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _holds(test.operand, rank)
+        return None if inner is None else not inner
+    if ast.unparse(test) in ("rank", "dist.get_rank()"):
+        return rank != 0
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and _holds(test.left, rank) is not None):
+        return None
+    number, compare = test.comparators[0], COMPARE.get(type(test.ops[0]))
+    if compare is None or not (isinstance(number, ast.Constant) and isinstance(number.value, int)):
+        return None
+    return compare(rank, number.value)
+
+
 def _stood(waiting: list[RankReport]) -> dict[int, Frame | None]:
     return {report.rank: report.stack.frame for report in waiting if report.stack}
 
@@ -338,6 +382,7 @@ def _branch(stood: Mapping[int, Frame | None]) -> tuple[str, int | None]:
             within = [rank for rank, frame in frames.items() if node.body[0].lineno <= frame.line <= end]
             if within and len(within) < len(frames):
                 best, inside = node, within
+    best, inside = _skipped(tree, frames) or (best, inside)
     if best is None:
         return "", None
     outside = [rank for rank in frames if rank not in inside]

@@ -126,6 +126,18 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) { event.preventDefault(); box.focus() }
 });
 
+// In the contents, a question that has been answered rightly is ticked.
+function ticked() {
+  const answers = kept.read("quizzes");
+  for (const mark of document.querySelectorAll(".places .mark[data-keys]")) {
+    const right = mark.dataset.keys.split(" ").every((key) => answers[key] === "right");
+    mark.textContent = right ? "✓" : "?";
+    mark.title = right ? "answered" : "with a question";
+    mark.classList.toggle("right", right);
+  }
+}
+ticked();
+
 // Questions: a list becomes buttons; what is behind them is decoded only when one is pressed ---------------------------
 
 for (const quiz of document.querySelectorAll(".quiz")) {
@@ -138,15 +150,24 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     item.append(made);
     return made;
   });
-  buttons.forEach((pressed, number) => pressed.addEventListener("click", () => {
+  const choose = (number) => {
+    const pressed = buttons[number];
     const bytes = Uint8Array.from(atob(quiz.dataset.sealed), (letter) => letter.charCodeAt(0));
     const [right, because] = JSON.parse(new TextDecoder().decode(bytes))[number];
     buttons.forEach((one) => { one.setAttribute("aria-pressed", one === pressed); one.className = "" });
     pressed.className = right ? "right" : "wrong";
     feedback.innerHTML = `<b class="${pressed.className}">${right ? "Right." : "Not so."}</b> ${because}`;
+    return right;
+  };
+  buttons.forEach((pressed, number) => pressed.addEventListener("click", () => {
+    const right = choose(number);
+    kept.put("choices", key, number);
     if (right || kept.read("quizzes")[key] !== "right") kept.put("quizzes", key, right ? "right" : "wrong");
+    ticked();
   }));
-  if (kept.read("quizzes")[key] === "right") feedback.textContent = "You have answered this one before.";
+  const before = kept.read("choices")[key];
+  if (buttons[before]) choose(before);
+  else if (kept.read("quizzes")[key] === "right") feedback.textContent = "You have answered this one before.";
 }
 
 // What has been read, and where one is ---------------------------------------------------------------------------------
@@ -161,6 +182,15 @@ for (const item of document.querySelectorAll(".map > li")) {
     item.classList.add("done");
     item.querySelector(".number").title = "read";
   }
+}
+
+const start = document.querySelector(".start");
+if (start) {
+  const chapters = [...document.querySelectorAll(".map > li")];
+  const begun = Object.keys({ ...kept.read("chapters"), ...kept.read("quizzes") }).map((key) => key.split("/")[0]);
+  const at = Math.max(...chapters.map((one, number) => begun.includes(one.dataset.chapter) ? number : -1));
+  const next = chapters.slice(Math.max(at, 0)).find((one) => !one.classList.contains("done"))?.querySelector("h2 a");
+  if (at >= 0 && next) [start.textContent, start.href] = [`Continue: ${next.textContent}`, next.href];
 }
 
 const links = [...document.querySelectorAll(".places a")];
@@ -185,4 +215,4 @@ function unfold() {
 addEventListener("hashchange", unfold);
 unfold();
 addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach((one) => { one.open = true }));
-for (const text of document.querySelectorAll("pre, .wide")) if (text.scrollWidth > text.clientWidth) text.tabIndex = 0;
+for (const text of document.querySelectorAll("pre, .wide, main p:has(> img)")) if (text.scrollWidth > text.clientWidth) text.tabIndex = 0;

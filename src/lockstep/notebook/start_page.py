@@ -1,0 +1,57 @@
+"""The page that `./lockstep lab` opens: the course map, with where to go on.
+
+It is a notebook, written each time the lab starts, so the map is there before a kernel is.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..course import Course, CourseError
+from ..course.standing import standing
+from ..ranks.cards import said
+from .course_map import as_html
+
+NAME = "start.ipynb"
+KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+LANGUAGE = {
+    "name": "python", "version": ".".join(map(str, sys.version_info[:3])), "mimetype": "text/x-python",
+    "codemirror_mode": {"name": "ipython", "version": 3}, "pygments_lexer": "ipython3", "nbconvert_exporter": "python",
+    "file_extension": ".py",
+}  # fmt: skip
+"""What a kernel says of itself. A page without it is changed by being opened, and asks to be saved."""
+HEAD = """# Lockstep
+
+Distributed training with PyTorch DDP, taught by running it. The chapters are notebooks: read, run each cell with
+**Shift+Enter**, and answer the questions. Your exercises are Python files in the folder `exercises`."""
+CELL = "from lockstep.notebook.course_map import course_map\n\ncourse_map()"
+STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
+
+
+def write_start_page(course: Course) -> Path:
+    """Write it into the course's folder. A chapter that cannot be read is named in the place of the map."""
+    try:
+        now = standing(course)
+        shown = as_html(course, now, now.here[0] if now.here else course.chapters[0].name, course.root)
+        shown += f'<p class="ls-soft">{STALE}</p>'
+    except CourseError as unreadable:
+        shown = f"<p>{escape(str(unreadable))}</p>"
+    output = {
+        "output_type": "display_data",
+        "data": {"text/html": said(shown), "text/plain": "CourseMap()"},
+        "metadata": {},
+    }
+    cells: list[dict[str, Any]] = [
+        {"cell_type": "markdown", "id": "head", "metadata": {}, "source": HEAD},
+        {"cell_type": "code", "id": "map", "metadata": {"jupyter": {"source_hidden": True}}, "source": CELL,
+         "execution_count": None, "outputs": [output]},
+    ]  # fmt: skip
+    metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
+    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    file = course.root / NAME
+    file.write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")
+    return file
