@@ -120,7 +120,7 @@ def judge_agreement(grader: Grader, each: list[list[Found]]) -> None:
     longest = max(range(len(each)), key=lambda rank: len(each[rank]))
     other = [rank for rank, own in enumerate(each) if repr(own) != repr(each[longest])][:1]
     said = "".join(f"Rank {rank} was told: {say(each[rank])}. " for rank in (longest, *other))
-    said += "All ranks should get the same list, so that all can stop, or go on, together."
+    said += "All ranks should get the same list, so that all can stop, or continue, together."
     grader.fail_on(other, "only-some-ranks-know", said, at=ON_ONE_RANK)
 
 

@@ -358,7 +358,7 @@ def test_one_bucket(grader: Grader) -> None:
 
 @pytest.mark.needs("test_one_bucket")
 def test_buckets(grader: Grader) -> None:
-    """several buckets travel while backward goes on, but the last"""
+    """several buckets travel during backward, but the last does not"""
     judge_prediction(grader, drawn_cases(grader, [2, 4, 5]))
 
 

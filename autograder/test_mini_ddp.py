@@ -183,7 +183,7 @@ def judge_type(grader: Grader) -> None:
     """The mean in a float64 model, of gradients for which float32 has no room."""
     right = torch.full((3,), 1 / 3, dtype=torch.float64)
     seen = grader.run("slopes", WORLD, slope=1 / 3, dtype="float64").observed("gradient")
-    says = "That is the mean rounded to float32: it went through a tensor of another type than the parameter's."
+    says = "That is the mean rounded to float32: it went through a tensor whose type is not the parameter's."
     rounded = Hypothesis("mean-in-another-type", says, right.float().double())
     what = "Both ranks had a float64 gradient of 1/3. The mean"
     grader.explain(what, seen, right, [rounded], otherwise="wrong-mean", at=TYPE, tolerance=EXACT)

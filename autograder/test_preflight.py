@@ -185,7 +185,7 @@ def everybody(
         told = next(rank for rank in lines if rank not in empty)
         grader.fail(
             "ranks-left-in-the-dark",
-            f"{what}. Rank {told} was told: {lines[told][0][:140]!r}. On {names(empty)} the list was empty, and the job goes on.",
+            f"{what}. Rank {told} was told: {lines[told][0][:140]!r}. On {names(empty)} the list was empty, and the job continues.",
             of=empty,
             at=SHARED,
         )

@@ -179,7 +179,9 @@ def test_refuses_a_wrong_rank(grader: Grader) -> None:
         errors = [refused[label] for refused in run.observed("refused")]
         accepted = [rank for rank, error in enumerate(errors) if not set(expected.split(" or ")) & set(error.split())]
         told = {errors[rank].partition(" ")[0] for rank in accepted} - {"", "NotRefused"}
-        seen = f"raised {', '.join(sorted(told))}" if told else "went on to create a group that could never be complete"
+        seen = (
+            f"raised {', '.join(sorted(told))}" if told else "continued to create a group that could never be complete"
+        )
         said = f"Expected {expected} from setup_ddp with {call.format(world=2)}; on {{ranks}} it {seen}."
         grader.fail_on(accepted, "no-validation", said, at=SETUP)
 

@@ -61,6 +61,9 @@ TICS = (
     Tic(r"\bone (?:thinks|wants|reads|knows|sees)\b", "you", "not what one thinks", "the one rank that waits"),
     Tic(r"\bsome say\b|\ba snippet that circulates\b", "state the fact, refute nobody", "Some say that it averages.", "It averages."),
     Tic(r"\b(?:is|are) told (?:so|as)\b", "reported as", "A fix that hides it is told so.", "It is told the epoch."),
+    Tic(r"\b(?:go|goes|went) on\b", "continue", "Training goes on.", "It is going well on two ranks."),
+    Tic(r"\btrains? on(?=[.,;:)]|$| and\b)", "keep training", "A finished job trains on.", "It trains on all samples."),
+    Tic(r"\banother (?:kind|name|order|place|seed|shape|size|status|type|way)\b", "a different …", "It has another type.", "Another rank waits."),
     Tic(r"\bwhat does is\b", "name it", "What does is to leave.", "What it does is simple."),
 )  # fmt: skip
 

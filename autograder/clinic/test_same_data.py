@@ -14,7 +14,7 @@ DATA = r"Sampler\( || DataLoader\("
 REFUTED = {
     "wrapper-bypassed": "DDP averages the gradients in every step; the ranks have nothing different to bring.",
     "same-randomness": "The only random thing is the shuffling, and all ranks have to shuffle alike, to take different parts of one order.",
-    "stale-shuffle": "set_epoch is called, and epoch 1 has another order than epoch 0: on every rank the same one.",
+    "stale-shuffle": "set_epoch is called, and epoch 1 has a different order from epoch 0: on every rank the same one.",
     "slow-rank": "Nobody waits for anybody. Count the steps of an epoch, and multiply by the batch.",
 }
 

@@ -298,7 +298,7 @@ if dist.get_rank() == 0:
 # ```
 #
 # Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
-# `work.wait()` makes the *current stream* wait; the CPU goes on to the next line. With gloo, `wait()` blocks the CPU.
+# `work.wait()` makes the *current stream* wait; the CPU continues to the next line. With gloo, `wait()` blocks the CPU.
 #
 # ### Leave out the start
 #

@@ -303,7 +303,7 @@ else:
 dist.all_reduce(torch.ones(1))  # the next step
 
 # %% [markdown]
-# Rank 0 skipped the barrier and went on to the next step. Note the error's type: `torch.save` reports a full disk as a
+# Rank 0 skipped the barrier and continued to the next step. Note the error's type: `torch.save` reports a full disk as a
 # `RuntimeError`, not as an `OSError`.
 #
 # **All ranks must learn the outcome of the save**, through one collective that every rank always calls. It replaces the
@@ -1388,7 +1388,7 @@ else:
 # | may change `RANK` and `WORLD_SIZE` | reads them again; state belongs to the job, not to a rank |
 # | runs the set-up code again | makes it repeatable: an existing folder is fine, and the log is not truncated |
 # | restarts after every failure | sets a low limit: with `--max-restarts=100`, a bug fails 101 times |
-# | counts exit status 0 as success | exits with another status on failure, and returns at once if nothing is left to do |
+# | counts exit status 0 as success | exits with a nonzero status on failure, and returns at once if nothing is left to do |
 # | restarts only after a process ends | sets a timeout, so that a hang ends |
 #
 # ### How often to save
@@ -1449,7 +1449,7 @@ for step in range(10):
 dist.barrier()  # before the save
 
 # %% [markdown]
-# Rank 1 wants to save, the others go on training, and the job hangs in its last minute. With one small all-reduce per step,
+# Rank 1 wants to save, the others keep training, and the job hangs in its last minute. With one small all-reduce per step,
 # they decide together:
 
 # %%
@@ -1621,7 +1621,7 @@ contract("elastic_training", "train")
 # A step's samples must follow from seed and step alone. Take the global batch first, then this rank's part.
 # </details>
 #
-# <details><summary>A finished job trains on</summary>
+# <details><summary>A finished job keeps training</summary>
 # A launcher may start it once more. Check the step before the loop.
 # </details>
 #
