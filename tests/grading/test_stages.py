@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
 import pytest
 from support import ROOT
 
+from lockstep.commands.terminal import show_score
 from lockstep.course import Course
 from lockstep.course.outline import outlines
 from lockstep.grading.grade import grade
 from lockstep.grading.request import GradeRequest
 from lockstep.grading.text import exercise_text
-from lockstep.grading.verdict import CheckOutcome, CheckResult, ExerciseResult
+from lockstep.grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from lockstep.notebook.cards import report_card
 
 COURSE = Course(ROOT)
 CHECKS = (ROOT / "autograder/test_mini_ddp.py").read_text(encoding="utf-8")
@@ -206,3 +209,17 @@ def test_the_next_stage_is_the_first_that_has_a_check_to_pass() -> None:
     for none in (result_of(("a", PASSED), ("b", PASSED)), result_of(("", FAILED)), result_of()):
         assert none.stage == ""
         assert "Next:" not in exercise_text(none)
+
+
+def test_the_terminal_and_a_card_say_it_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT / "chapters")
+    result = result_of(("a", PASSED), ('b (chapter 1, "The mean")', CheckOutcome.NOT_RUN))
+    said = 'Next: stage 2 of 2, b (chapter 1, "The mean")'
+    show_score(result)
+    assert said in " ".join(capsys.readouterr().out.split())
+    card = report_card(Report(0, (result,)))
+    assert said in repr(card) and '<a href="01_internals.ipynb#The-mean">chapter 1, "The mean"</a>' in html.unescape(
+        card.body
+    )
