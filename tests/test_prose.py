@@ -44,7 +44,7 @@ TICS = (
     Tic(r"\beverybody\b(?! sends everything)", "all ranks", "Everybody gets it.", "“everybody sends everything” in the picture"),
     Tic(r"\bfor ever\b", "forever", "It waits for ever.", "for every rank"),
     Tic(r"\bbehind (?:(?:the|that|this|each|a)(?: same)? )?(?:step|epoch)\b", "after", "They stop behind step 3.", "hidden behind backward"),
-    Tic(r"\bst(?:ands?|ood)\b(?!-in| in for)", "is, waits, stops", "The port stands in the code.", "`meta` stands in for a GPU."),
+    Tic(r"\bst(?:ands?|ood)\b(?!-in| in for| for)", "is, waits, stops", "The port stands in the code.", "`meta` stands in for a GPU."),
     Tic(r"\b(?:calls?|collectives?|tensors?|gradients?) (?:never )?(?:meets?|met)\b|\bmeets? in\b", "is matched with, calls", "The n-th call meets the others'.", "The launchers meet at port 29500."),
     Tic(r"\branks? (?:that )?(?:never |has |have )?(?:comes?|came)\b", "calls, joins, arrives", "a rank that never comes", "the gradients come from rank 0"),
     Tic(r"\b(?:is|are) through\b", "has finished", "The other ranks are through.", "It goes through forward."),
