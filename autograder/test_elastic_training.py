@@ -266,7 +266,7 @@ def test_three_ranks(grader: Grader) -> None:
         {"steps": run.observed("steps")[0]}, {"steps": full.observed("steps")[0][SAVE_EVERY:]}))  # fmt: skip
     after = f"Killed in step 7 on {OTHER_WORLD} ranks, and started again on {OTHER_WORLD}."
     drift = f"After the last step the weights are {apart(seen[0], right[0])} away."
-    alike = f"{after} Step {SAVE_EVERY + 1} began with the same weights, moments and samples, and ended with others. {drift}"
+    alike = f"{after} Step {SAVE_EVERY + 1} started with the same weights, moments and samples, and ended with others. {drift}"
     bad = range(OTHER_WORLD) if not equal(seen, right, EXACT) else ()
     if equal(begun, same, EXACT):
         grader.fail_on(bad, "buckets-in-another-order", alike, at=r"= *(DDP|DistributedDataParallel)\( || " + TRAIN)

@@ -99,12 +99,12 @@ def test_trains(grader: Grader) -> None:
     mistakes = [
         Hypothesis("wrong-number-of-steps-trained", "The smaller batch at the end of an epoch is left out.",
                    lambda: Each(dealt(seed, WORLD, BATCH, last=False))),
-        Hypothesis("missing-set-epoch", "Every epoch has the order of the first: nobody tells the sampler the epoch.",
+        Hypothesis("missing-set-epoch", "Every epoch has the order of the first: the sampler isn't told the epoch.",
                    lambda: Each(dealt(seed, WORLD, BATCH, epochs=False))),
         Hypothesis("ignores-seed", f"That is the order for seed 0; seed={seed} was asked for.",
                    lambda: Each(dealt(0, WORLD, BATCH))),
         Hypothesis("no-shuffle", "Nothing was shuffled.", lambda: Each(dealt(seed, WORLD, BATCH, shuffle=False))),
-        Hypothesis("seed-per-rank-sampler", "Each rank cuts its share from a permutation of its own.",
+        Hypothesis("seed-per-rank-sampler", "Each rank cuts its share from its own permutation.",
                    lambda: Each(dealt(seed, WORLD, BATCH, own=1))),
     ]  # fmt: skip
     batches = [[step["samples"] for step in call["steps"]] for call in through]
@@ -281,7 +281,7 @@ def test_state(grader: Grader) -> None:
                     n for n, (one, other) in enumerate(zip(seen, same, strict=True)) if not equal(one, other, EXACT)
                 )
                 first = " As in the very first step." if equal(seen[step], start[key], EXACT) else ""
-                began = f"step {case.stop + step + 1} did not begin on rank {rank} where it had been"
+                began = f"step {case.stop + step + 1} did not start on rank {rank} where it had been"
                 what = f"{case.interrupted}: {began}: {label} had {wrong.seen:g} instead of {wrong.right:g}.{first}"
                 grader.fail(id, f"{what} {case.cost}", of=[rank], at=at + r"load_state_dict || " + LOADING)
 
@@ -358,7 +358,7 @@ def test_three_ranks(grader: Grader) -> None:
         begun_alike = all(equal(step[what], same[what], EXACT) for what in ("draws", "weights", "moments", "loss"))
         if begun_alike and (apart := difference(step["gradients"], same["gradients"])):
             what = (
-                f"{case.interrupted}: step {stop + 1} began with the same weights, samples and random numbers, every rank had "
+                f"{case.interrupted}: step {stop + 1} started with the same weights, samples and random numbers, every rank had "
                 f"the same loss, and yet the averaged gradients differ by up to {apart.distance:.1e}. {case.cost}"
             )
             at = r"= *(DDP|DistributedDataParallel)\( || " + TRAIN

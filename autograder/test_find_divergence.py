@@ -244,7 +244,7 @@ def test_bits(grader: Grader) -> None:
         Found("buffer", "norm.running_var", [1], math.inf),
     ]
     judge(grader, found(compared(grader, "nan", [far, farther, beside, alone])), expected)
-    kinds = {"precise": "another type", "mask": "another shape"}
+    kinds = {"precise": "a different type", "mask": "a different shape"}
     changes = [{"do": f"same bytes, {one}", "rank": 1, "kind": "buffer", "name": name} for name, one in kinds.items()]
     each = found(compared(grader, "bytes", changes))
     seen = {one.name for one in each[0]}

@@ -169,7 +169,9 @@ def judge_gradients(grader: Grader, trained: Trained) -> None:
                 grader.fail(why.id, said, of=[rank], at=why.at or REDUCE)
         for rank, one in enumerate(ranks):
             for name in sorted(set(one["mine"]) - set(one["theirs"])):
-                said = f"In step {step} nobody used {name}, and on rank {rank} it has a gradient; with DDP it has None."
+                said = (
+                    f"In step {step} no rank used {name}, and on rank {rank} it has a gradient; with DDP it has None."
+                )
                 grader.fail("invents-gradients", said, of=[rank], at=MISSING)
 
 

@@ -147,7 +147,7 @@ def test_can_be_repeated(grader: Grader) -> None:
     for rank, errors in enumerate(run.observed("errors")):
         for step, error in errors.items():
             cleans = "cleanup" in step
-            why = " Cleanup often runs after another error and must not raise one of its own." if cleans else ""
+            why = " Cleanup often runs after another error and must not raise its own." if cleans else ""
             id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
     left_open(grader, run, "open_between")

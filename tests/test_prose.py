@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|<code>.*?</code>|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
 class Tic(NamedTuple):
     """A pattern that reads as translated."""
 
@@ -93,6 +96,9 @@ def test_every_kind_of_text_is_read() -> None:
     catalogue = tomllib.loads((ROOT / "autograder/diagnoses.toml").read_text(encoding="utf-8"))
     assert {f"autograder/diagnoses.toml [{id}]" for id in catalogue} <= places
     assert any(place.startswith("autograder/test_train_ddp.py, test_") for place in places)
+    assert {"exercises/mini_ddp.py, MiniDDP", "exercises/clinic/subgroup.py, module"} <= places
+    assert any(place.startswith("autograder/clinic/test_subgroup.py:") for place in places)
+    assert any("The signal killed it" in said for place, said in texts() if place.startswith("autograder/judging/"))
 
 
 def test_code_is_not_read_and_a_line_break_hides_nothing() -> None:
@@ -123,10 +129,27 @@ def _texts() -> Iterator[tuple[str, str]]:
         yield f"autograder/diagnoses.toml [{id}]", f"{entry['title']}. {entry['why']}"
     for path in sorted((ROOT / "chapters/quizzes").glob("*.toml")):
         yield from _strings(tomllib.loads(path.read_text(encoding="utf-8")), _name(path))
-    for path in sorted((ROOT / "autograder").rglob("test_*.py")):
+    for path in sorted((ROOT / "exercises").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, DOCUMENTED):
+                yield f"{_name(path)}, {getattr(node, 'name', 'module')}", ast.get_docstring(node) or ""
+    for path in sorted((ROOT / "autograder").rglob("*.py")):
+        yield from _messages(path)
+
+
+def _messages(path: Path) -> Iterator[tuple[str, str]]:
+    """What checks say: their names, and the parts of their sentences. A pattern for the submission's code is no sentence."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and (said := ast.get_docstring(node)) is not None:
+            docstrings.add(id(node.body[0].value))  # type: ignore[attr-defined]
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield f"{_name(path)}, {node.name}", (ast.get_docstring(node) or "").partition("\n")[0]
+                yield f"{_name(path)}, {node.name}", said.partition("\n")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if " " in node.value.strip() and "||" not in node.value:
+                yield f"{_name(path)}:{node.lineno}", node.value
 
 
 def _strings(value: Any, where: str) -> Iterator[tuple[str, str]]:
