@@ -126,7 +126,7 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
     own = gradients[rank].get(name, torch.zeros(SHAPES[name]))
     having = [r for r in range(WORLD) if name in gradients[r]]
     what = (
-        f"{name}.grad begins with {short(got)} on rank {rank}; the mean over {WORLD} ranks begins with {short(wanted)}."
+        f"{name}.grad starts with {short(got)} on rank {rank}; the mean over {WORLD} ranks starts with {short(wanted)}."
     )
     if len(wrong) < WORLD:
         right = [r for r in range(WORLD) if r not in wrong]
@@ -260,7 +260,7 @@ def test_frozen(grader: Grader) -> None:
                 now = short(seen[name]) if name in seen else "None"
                 grader.fail(
                     "touches-frozen",
-                    f"The frozen parameter's grad, left over from before it was frozen, began with "
+                    f"The frozen parameter's grad, left over from before it was frozen, started with "
                     f"{short(gradients[rank][name])} on rank {rank} and is now {now}.",
                     of=[rank],
                     at=WALK,
@@ -284,7 +284,7 @@ def test_missing_on_some(grader: Grader) -> None:
     for name in LEFT:
         without = [rank for rank in range(WORLD) if name not in seen[rank]]
         if without:
-            what = f"{name}.grad is still None on {names(without)}; the mean begins with {short(mean_of(gradients, name))}."
+            what = f"{name}.grad is still None on {names(without)}; the mean starts with {short(mean_of(gradients, name))}."
             grader.fail("missing-stays-missing", what, of=without, at=MISSING)
         judge_mean(grader, seen, gradients, name)
     for name in COMMON:

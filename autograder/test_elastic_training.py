@@ -194,7 +194,7 @@ def test_complete(grader: Grader) -> None:
 
 @pytest.mark.needs("test_killed", "test_restart_count")
 def test_asked(grader: Grader) -> None:
-    """asked to stop, by SIGUSR1 on one rank or SIGTERM on all, all stop after the same step, saved; the next start goes on"""
+    """asked to stop, by SIGUSR1 on one rank or SIGTERM on all, all stop after the same step, saved; the next start continues"""
     chance = grader.random("asked")
     done, left, after = 0, None, ""
     for number, ranks, step in ((signal.SIGUSR1, [WORLD - 1], 1), (signal.SIGTERM, [0, 1], 5)):
@@ -227,7 +227,7 @@ def test_asked(grader: Grader) -> None:
 
 @pytest.mark.needs("test_killed", "test_gradient")
 def test_other_world_size(grader: Grader) -> None:
-    """restarted on three ranks instead of two, it goes on with the same batches"""
+    """restarted on three ranks instead of two, it continues with the same batches"""
     run, full = resumed(grader, kill(grader, 6), world_size=OTHER_WORLD, restart=1), through(grader)
     after, everyone = f"Killed on {WORLD} ranks in step 7, and started again on {OTHER_WORLD}.", range(OTHER_WORLD)
     other, left = "order-depends-on-world-size", TOTAL - SAVE_EVERY
@@ -266,7 +266,7 @@ def test_three_ranks(grader: Grader) -> None:
         {"steps": run.observed("steps")[0]}, {"steps": full.observed("steps")[0][SAVE_EVERY:]}))  # fmt: skip
     after = f"Killed in step 7 on {OTHER_WORLD} ranks, and started again on {OTHER_WORLD}."
     drift = f"After the last step the weights are {apart(seen[0], right[0])} away."
-    alike = f"{after} Step {SAVE_EVERY + 1} began with the same weights, moments and samples, and ended with others. {drift}"
+    alike = f"{after} Step {SAVE_EVERY + 1} started with the same weights, moments and samples, and ended with others. {drift}"
     bad = range(OTHER_WORLD) if not equal(seen, right, EXACT) else ()
     if equal(begun, same, EXACT):
         grader.fail_on(bad, "buckets-in-another-order", alike, at=r"= *(DDP|DistributedDataParallel)\( || " + TRAIN)
@@ -275,7 +275,7 @@ def test_three_ranks(grader: Grader) -> None:
 
 @pytest.mark.needs("test_trains")
 def test_seed(grader: Grader) -> None:
-    """another seed, another order"""
+    """a different seed, a different order"""
     run = grader.run("start", WORLD, **given(grader, seed=given(grader)["options"]["seed"] + 1, steps=1))
     first = together(run, 0)
     same = first == together(through(grader), 0)

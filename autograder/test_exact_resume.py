@@ -99,12 +99,12 @@ def test_trains(grader: Grader) -> None:
     mistakes = [
         Hypothesis("wrong-number-of-steps-trained", "The smaller batch at the end of an epoch is left out.",
                    lambda: Each(dealt(seed, WORLD, BATCH, last=False))),
-        Hypothesis("missing-set-epoch", "Every epoch has the order of the first: nobody tells the sampler the epoch.",
+        Hypothesis("missing-set-epoch", "Every epoch has the order of the first: the sampler isn't told the epoch.",
                    lambda: Each(dealt(seed, WORLD, BATCH, epochs=False))),
         Hypothesis("ignores-seed", f"That is the order for seed 0; seed={seed} was asked for.",
                    lambda: Each(dealt(0, WORLD, BATCH))),
         Hypothesis("no-shuffle", "Nothing was shuffled.", lambda: Each(dealt(seed, WORLD, BATCH, shuffle=False))),
-        Hypothesis("seed-per-rank-sampler", "Each rank cuts its share from a permutation of its own.",
+        Hypothesis("seed-per-rank-sampler", "Each rank cuts its share from its own permutation.",
                    lambda: Each(dealt(seed, WORLD, BATCH, own=1))),
     ]  # fmt: skip
     batches = [[step["samples"] for step in call["steps"]] for call in through]
@@ -219,7 +219,7 @@ def judge_place(grader: Grader, case: Case) -> None:
         )
         lost = Hypothesis("loses-its-place", where, None, ORDER)
         found = fitting([seen[:1]], places(case, rank)) or lost
-        began = f"rank {rank} went on with {f'the samples {seen[0]}' if seen else 'nothing'}"
+        began = f"rank {rank} continued with {f'the samples {seen[0]}' if seen else 'nothing'}"
         grader.fail(
             found.id, f"{case.interrupted} of {TOTAL}, {began}. {found.says} {case.cost}", of=[rank], at=found.at
         )
@@ -227,7 +227,7 @@ def judge_place(grader: Grader, case: Case) -> None:
 
 @pytest.mark.needs("test_stops")
 def test_place(grader: Grader) -> None:
-    """a resumed training goes on with the next sample: none twice, none left out"""
+    """a resumed training continues with the next sample: none twice, none left out"""
     ends = [("through", TOTAL), *((f"until {stop}", stop) for stop in stops(grader).values())]
     if any(two(grader).observed(name)[0]["saves"][-1:] != [end] for name, end in ends):
         raise CheckNotRun("needs a checkpoint that is missing above")
@@ -281,14 +281,14 @@ def test_state(grader: Grader) -> None:
                     n for n, (one, other) in enumerate(zip(seen, same, strict=True)) if not equal(one, other, EXACT)
                 )
                 first = " As in the very first step." if equal(seen[step], start[key], EXACT) else ""
-                began = f"step {case.stop + step + 1} did not begin on rank {rank} where it had been"
+                began = f"step {case.stop + step + 1} did not start on rank {rank} where it had been"
                 what = f"{case.interrupted}: {began}: {label} had {wrong.seen:g} instead of {wrong.right:g}.{first}"
                 grader.fail(id, f"{what} {case.cost}", of=[rank], at=at + r"load_state_dict || " + LOADING)
 
 
 @pytest.mark.needs("test_place")
 def test_random_numbers(grader: Grader) -> None:
-    """every generator of every rank goes on where it was"""
+    """every generator of every rank continues where it was"""
     judge_loading(grader)
     for case in cases(grader):
         judge_random_numbers(grader, case)
@@ -341,7 +341,7 @@ def judge_bits(grader: Grader, case: Case) -> None:
 
 @pytest.mark.needs("test_bits")
 def test_three_ranks(grader: Grader) -> None:
-    """on three ranks as well, where the order of a sum shows in its last bit, and with another seed"""
+    """on three ranks as well, where the order of a sum shows in its last bit, and with a different seed"""
     places = {where: stop for where, stop in stops(grader).items() if stop != 1}
     run = grader.run("resumes", ODD_WORLD, stops=list(places.values()), **given(grader, ODD_BATCH))
     through = run.observed("through")
@@ -358,7 +358,7 @@ def test_three_ranks(grader: Grader) -> None:
         begun_alike = all(equal(step[what], same[what], EXACT) for what in ("draws", "weights", "moments", "loss"))
         if begun_alike and (apart := difference(step["gradients"], same["gradients"])):
             what = (
-                f"{case.interrupted}: step {stop + 1} began with the same weights, samples and random numbers, every rank had "
+                f"{case.interrupted}: step {stop + 1} started with the same weights, samples and random numbers, every rank had "
                 f"the same loss, and yet the averaged gradients differ by up to {apart.distance:.1e}. {case.cost}"
             )
             at = r"= *(DDP|DistributedDataParallel)\( || " + TRAIN
@@ -379,7 +379,7 @@ def test_killed(grader: Grader) -> None:
     left = next((files for files in killed.observed("files") if files), {})
     after = grader.run("lives_on", WORLD, left=left, **chosen).observed("after")
     wanted, began = die_at // every * every, TOTAL - len(after[0]["steps"])
-    lost = f"With save_every={every}, all ranks were killed in step {die_at + 1}. The resumed training went on after step {began}, not {wanted}."
+    lost = f"With save_every={every}, all ranks were killed in step {die_at + 1}. The resumed training continued after step {began}, not {wanted}."
     grader.fail_on(range(WORLD * (began < wanted)), "saves-too-seldom", lost, at=SAVING)
     case = Case("by SIGKILL", began, after, two(grader).observed("through"))
     judge_place(grader, case)

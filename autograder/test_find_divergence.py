@@ -120,7 +120,7 @@ def judge_agreement(grader: Grader, each: list[list[Found]]) -> None:
     longest = max(range(len(each)), key=lambda rank: len(each[rank]))
     other = [rank for rank, own in enumerate(each) if repr(own) != repr(each[longest])][:1]
     said = "".join(f"Rank {rank} was told: {say(each[rank])}. " for rank in (longest, *other))
-    said += "All ranks should get the same list, so that all can stop, or go on, together."
+    said += "All ranks should get the same list, so that all can stop, or continue, together."
     grader.fail_on(other, "only-some-ranks-know", said, at=ON_ONE_RANK)
 
 
@@ -244,7 +244,7 @@ def test_bits(grader: Grader) -> None:
         Found("buffer", "norm.running_var", [1], math.inf),
     ]
     judge(grader, found(compared(grader, "nan", [far, farther, beside, alone])), expected)
-    kinds = {"precise": "another type", "mask": "another shape"}
+    kinds = {"precise": "a different type", "mask": "a different shape"}
     changes = [{"do": f"same bytes, {one}", "rank": 1, "kind": "buffer", "name": name} for name, one in kinds.items()]
     each = found(compared(grader, "bytes", changes))
     seen = {one.name for one in each[0]}

@@ -181,7 +181,7 @@ def test_returns_the_weights(grader: Grader) -> None:
 @pytest.mark.needs("test_starts_the_ranks", "test_returns_the_weights")
 def test_other_sizes(grader: Grader) -> None:
     """works for one rank and for three, one after the other in one process"""
-    said = "A launch of 3 ranks came before this one of 1, and these are its weights."
+    said = "A launch of 3 ranks preceded this one of 1, and these are its weights."
     before = Hypothesis(
         "returns-stale-file", said, lambda: _train(grader, **_asked(IN_TURN[0])), r"load\( || " + RETURN
     )

@@ -184,7 +184,7 @@ def test_together(grader: Grader) -> None:
         if alone:
             grader.fail(
                 "begins-alone",
-                f"Rank {rank} began {len(alone)} of {2 * REPEATS} measured steps without meeting the others, so that a rank "
+                f"Rank {rank} started {len(alone)} of {2 * REPEATS} measured steps without waiting for the others, so that a rank "
                 "that is ahead measures how long it waits.",
                 of=[rank],
                 at=r"clock\( || " + MEASURE,
@@ -199,7 +199,7 @@ def test_clean_steps(grader: Grader) -> None:
         if count:
             grader.fail(
                 "keeps-gradients",
-                f"{count} of the {2 * REPEATS} measured steps on rank {rank} began with gradients of those before, and added "
+                f"{count} of the {2 * REPEATS} measured steps on rank {rank} started with gradients of those before, and added "
                 "to them.",
                 of=[rank],
                 at=r"no_sync || " + CLEAR,
@@ -358,7 +358,7 @@ def test_one_bucket(grader: Grader) -> None:
 
 @pytest.mark.needs("test_one_bucket")
 def test_buckets(grader: Grader) -> None:
-    """several buckets travel while backward goes on, but the last"""
+    """several buckets travel during backward, but the last does not"""
     judge_prediction(grader, drawn_cases(grader, [2, 4, 5]))
 
 

@@ -3,7 +3,8 @@
     MiniDDP(module, bucket_cap_mb=25), called like the module
     finish_gradient_synchronization(), no_sync(), state_dict(), load_state_dict(state)
 
-torch's own DDP runs beside it on the same batches: on two ranks every gradient and parameter must be the same to the
+The checks are in stages, in the order in which the chapter builds the class: each needs the stages before it, and none
+after it. torch's own DDP runs beside it on the same batches: on two ranks every gradient and parameter must be the same to the
 last bit. That it overlaps is read from the order of what happened: gradients ready, collectives launched, waits.
 """
 
@@ -21,8 +22,10 @@ from judging.mini_ddp import (
     STEPS,
     WORLD,
     Step,
+    Tensors,
     Trained,
     events,
+    inputs,
     name_of,
     sent,
     train,
@@ -58,15 +61,29 @@ BUCKET = r"cap || bucket || " + CLASS
 MISSING = r"grad is None || is not None || " + FINISH
 NO_SYNC = r"def no_sync || " + HOOK
 
+# What a learner writes in each stage, and the section that explains it.
+COPY = pytest.mark.stage("copy rank 0's values, call the module, return its state", 'chapter 1, "What is copied when"')
+AVERAGE = pytest.mark.stage("average after backward", 'chapter 1, "The mean"')
+HOOKS = pytest.mark.stage("launch in a hook", 'chapter 1, "An all-reduce in each hook"')
+HANDLES = pytest.mark.stage("wait after backward", 'chapter 1, "Launch in the hook, wait after backward"')
+BUCKETS = pytest.mark.stage("fill buckets", 'chapter 1, "DDP\'s buckets"')
+MISSING_GRADIENTS = pytest.mark.stage("launch what a rank lacks", 'chapter 1, "A branch that a rank doesn\'t use"')
+ACCUMULATE = pytest.mark.stage("exchange nothing in no_sync", 'chapter 1, "no_sync: accumulate first, exchange once"')
+
 
 def main_run(grader: Grader) -> Trained:
-    """Every rank uses everything that is ever used."""
+    """Every rank uses every trainable parameter."""
     return train(grader, "main", [[True, True]] * STEPS)
 
 
+def idle_run(grader: Grader) -> Trained:
+    """No rank ever uses the layer `never`."""
+    return train(grader, "idle", [[True, True]] * 2, idle=True)
+
+
 def unused_run(grader: Grader) -> Trained:
-    """The side branch is used by rank 0, by rank 1, by nobody, by both."""
-    return train(grader, "unused", [[True, False], [False, True], [False, False], [True, True]])
+    """No rank ever uses `never`; the side branch is used by rank 0, by rank 1, by nobody, by both."""
+    return train(grader, "unused", [[True, False], [False, True], [False, False], [True, True]], idle=True)
 
 
 def overlap_run(grader: Grader) -> Run:
@@ -152,21 +169,23 @@ def judge_gradients(grader: Grader, trained: Trained) -> None:
                 grader.fail(why.id, said, of=[rank], at=why.at or REDUCE)
         for rank, one in enumerate(ranks):
             for name in sorted(set(one["mine"]) - set(one["theirs"])):
-                said = f"In step {step} nobody used {name}, and on rank {rank} it has a gradient; with DDP it has None."
+                said = (
+                    f"In step {step} no rank used {name}, and on rank {rank} it has a gradient; with DDP it has None."
+                )
                 grader.fail("invents-gradients", said, of=[rank], at=MISSING)
 
 
-def judge_parameters(grader: Grader, run: Run) -> None:
+def judge_parameters(grader: Grader, trained: Trained) -> None:
     """The parameters after all steps against DDP's."""
-    what, right = f"After {STEPS} steps a parameter", Each(run.observed("theirs"))
-    grader.explain(what, run.observed("mine"), right, otherwise="different-weights", at=FINISH, tolerance=EXACT)
+    what, right = f"After {len(trained.sides)} steps a parameter", Each(trained.run.observed("theirs"))
+    grader.explain(what, trained.run.observed("mine"), right, otherwise="different-weights", at=FINISH, tolerance=EXACT)
 
 
 def judge_type(grader: Grader) -> None:
     """The mean in a float64 model, of gradients for which float32 has no room."""
     right = torch.full((3,), 1 / 3, dtype=torch.float64)
     seen = grader.run("slopes", WORLD, slope=1 / 3, dtype="float64").observed("gradient")
-    says = "That is the mean rounded to float32: it went through a tensor of another type than the parameter's."
+    says = "That is the mean rounded to float32: it went through a tensor whose type is not the parameter's."
     rounded = Hypothesis("mean-in-another-type", says, right.float().double())
     what = "Both ranks had a float64 gradient of 1/3. The mean"
     grader.explain(what, seen, right, [rounded], otherwise="wrong-mean", at=TYPE, tolerance=EXACT)
@@ -175,10 +194,20 @@ def judge_type(grader: Grader) -> None:
 # The checks ----------------------------------------------------------------------------------------------------------
 
 
+@COPY
 def test_construction(grader: Grader) -> None:
-    """at construction rank 0's parameters and buffers come to all ranks"""
-    trained = main_run(grader)
-    initial, seen = trained.initial, trained.run.observed("constructed")
+    """all ranks start with rank 0's parameters and buffers, and a call returns the module's output"""
+    initial, tokens = inputs(grader, "wraps", 1)
+    each = [{"initial": own, "tokens": tokens[0, rank]} for rank, own in enumerate(initial)]
+    run = grader.run("wraps", WORLD, each=each, cap=CAP)
+    judge_values(grader, initial, run.observed("constructed"))
+    bad = wrong_ranks(run.observed("output"), Each(run.observed("plain")))
+    said = "On {ranks} MiniDDP's forward doesn't return what the module returns for the same arguments."
+    grader.fail_on(bad, "not-the-output", said, at=r"def forward || " + CLASS)
+
+
+def judge_values(grader: Grader, initial: list[Tensors], seen: list[Tensors]) -> None:
+    """Every parameter and buffer after construction against rank 0's."""
     wrong = {name: wrong_ranks([one.get(name) for one in seen], right, EXACT) for name, right in initial[0].items()}
     wrong = {name: ranks for name, ranks in wrong.items() if ranks}
     if not wrong:
@@ -196,23 +225,45 @@ def test_construction(grader: Grader) -> None:
     grader.fail(id, what + says, of=[rank], at=BROADCAST)
 
 
+@COPY
+@pytest.mark.needs("test_construction")
+def test_state_dict(grader: Grader) -> None:
+    """state_dict and load_state_dict are those of the plain module"""
+    run = grader.run("saves", WORLD)
+    for rank in range(WORLD):
+        plain, wrapped, error, loaded = (run.observed(what)[rank] for what in ("plain", "wrapped", "error", "loaded"))
+        other = next((key for key in wrapped if key not in plain), "fewer of them")
+        said = f"The plain module's state_dict has keys like {plain[0]!r}, MiniDDP's has {other!r}."
+        at = r"def state_dict || " + CLASS
+        grader.fail_on([rank] if plain != wrapped else [], "prefixed-state", said, at=at)
+        instead = f"raised: {' '.join(error.split())[:160]}" if error else "changed nothing"
+        said = f"load_state_dict with the plain module's keys {instead}"
+        at = r"def load_state_dict || " + CLASS
+        grader.fail_on([rank] if error or not loaded else [], "cannot-load", said, at=at)
+
+
+@AVERAGE
 @pytest.mark.needs("test_construction")
 def test_matches_ddp(grader: Grader) -> None:
     """gradients and parameters equal those of torch's DDP, bit for bit"""
     trained = main_run(grader)
     judge_gradients(grader, trained)
-    judge_parameters(grader, trained.run)
+    judge_parameters(grader, trained)
     judge_type(grader)
 
 
+@AVERAGE
 @pytest.mark.needs("test_matches_ddp")
-def test_unused(grader: Grader) -> None:
-    """a branch that is used on some ranks, or on none, is handled as DDP does"""
-    trained = unused_run(grader)
-    judge_gradients(grader, trained)
-    judge_parameters(grader, trained.run)
+def test_divides_first(grader: Grader) -> None:
+    """gradients are divided before the sum, so that it does not overflow"""
+    slope = 3e38
+    what = f"Both ranks had a gradient of {slope:g}, and the largest float32 is 3.4e+38. The mean"
+    run = grader.run("slopes", WORLD, slope=slope, dtype="float32")
+    seen, right = run.observed("gradient"), torch.full((3,), slope)
+    grader.explain(what, seen, right, otherwise="divides-after-the-sum", at=DIVIDE)
 
 
+@HOOKS
 @pytest.mark.needs("test_matches_ddp")
 def test_overlap(grader: Grader) -> None:
     """the first all-reduce is launched while backward still computes"""
@@ -222,14 +273,10 @@ def test_overlap(grader: Grader) -> None:
         marks, reductions = [name_of(event) for event in seen], sent(seen)
         ready = [index for index, mark in enumerate(marks) if mark.startswith("ready")]
         first, done = seen.index(reductions[0]), marks.index("backward done")
-        waits = [index for index in range(done) if marks[index] == "wait"]
-        before = sum(index < waits[0] for index in ready) if waits else 0
         full = f"Rank {rank} launched its first all-reduce when all {LAYERS} gradients were ready: "
         mistakes = [
             (first > done, "launches-after-backward", f"Rank {rank} launched its first all-reduce when backward had returned: all "
              f"{len(ready)} gradients were ready by then. The first {PER_BUCKET} filled a bucket.", FINISH),
-            (waits, "waits-in-hook", f"Rank {rank} waited for an all-reduce {len(waits)} times before backward had returned, first "
-             f"when {before} of {LAYERS} gradients were ready. Backward had to wait that long.", r"wait\( || " + HOOK),
             (first > ready[-1] and len(reductions) == 1, "one-bucket", full + "everything is in one bucket.", BUCKET),
             (first > ready[-1], "forward-order", full + "the first bucket to be launched is the last to be complete.",
              r"parameters\( || " + BUCKET),
@@ -238,7 +285,24 @@ def test_overlap(grader: Grader) -> None:
             grader.fail_on([rank] if is_so else [], id, said, at=at)
 
 
+@HANDLES
 @pytest.mark.needs("test_overlap")
+def test_no_wait_in_hook(grader: Grader) -> None:
+    """backward doesn't wait for an all-reduce"""
+    run = overlap_run(grader)
+    for rank in range(WORLD):
+        marks = [name_of(event) for event in events(run, rank)]
+        inside = marks[: marks.index("backward done")]
+        ready = sum(mark.startswith("ready") for mark in inside[: inside.index("wait")]) if "wait" in inside else 0
+        said = (
+            f"Rank {rank} waited for an all-reduce {inside.count('wait')} times before backward had returned, first when "
+            f"{ready} of {LAYERS} gradients were ready. Backward had to wait that long."
+        )
+        grader.fail_on([rank] * ("wait" in inside), "waits-in-hook", said, at=r"wait\( || " + HOOK)
+
+
+@BUCKETS
+@pytest.mark.needs("test_no_wait_in_hook")
 def test_buckets(grader: Grader) -> None:
     """as many all-reduces as there are buckets of bucket_cap_mb"""
     run, wanted, cap = overlap_run(grader), LAYERS // PER_BUCKET, PER_BUCKET * LAYER
@@ -262,7 +326,17 @@ def test_buckets(grader: Grader) -> None:
         grader.fail_on([rank] * (most > LARGE + FLAGS), "wrong-bucket-size", said, at=BUCKET)
 
 
-@pytest.mark.needs("test_matches_ddp")
+@MISSING_GRADIENTS
+@pytest.mark.needs("test_buckets")
+def test_unused(grader: Grader) -> None:
+    """a branch that is used on some ranks, or on none, is handled as DDP does"""
+    for trained in (idle_run(grader), unused_run(grader)):
+        judge_gradients(grader, trained)
+        judge_parameters(grader, trained)
+
+
+@ACCUMULATE
+@pytest.mark.needs("test_buckets")
 def test_no_sync(grader: Grader) -> None:
     """no_sync() exchanges nothing, and the next backward exchanges the sums"""
     trained = train(grader, "no_sync", [[True, True]] * 2, micro=3)
@@ -285,29 +359,3 @@ def test_no_sync(grader: Grader) -> None:
     )
     said = "After one no_sync() the next backward launched no all-reduce on {ranks}: all were left to finish_gradient_synchronization."
     grader.fail_on(before - after, "launches-after-backward", said, at=NO_SYNC)
-
-
-@pytest.mark.needs("test_matches_ddp")
-def test_divides_first(grader: Grader) -> None:
-    """gradients are divided before the sum, so that it does not overflow"""
-    slope = 3e38
-    what = f"Both ranks had a gradient of {slope:g}, and the largest float32 is 3.4e+38. The mean"
-    run = grader.run("slopes", WORLD, slope=slope, dtype="float32")
-    seen, right = run.observed("gradient"), torch.full((3,), slope)
-    grader.explain(what, seen, right, otherwise="divides-after-the-sum", at=DIVIDE)
-
-
-@pytest.mark.needs("test_construction")
-def test_state_dict(grader: Grader) -> None:
-    """state_dict and load_state_dict are those of the plain module"""
-    run = grader.run("saves", WORLD)
-    for rank in range(WORLD):
-        plain, wrapped, error, loaded = (run.observed(what)[rank] for what in ("plain", "wrapped", "error", "loaded"))
-        other = next((key for key in wrapped if key not in plain), "fewer of them")
-        said = f"The plain module's state_dict has keys like {plain[0]!r}, MiniDDP's has {other!r}."
-        at = r"def state_dict || " + CLASS
-        grader.fail_on([rank] if plain != wrapped else [], "prefixed-state", said, at=at)
-        instead = f"raised: {' '.join(error.split())[:160]}" if error else "changed nothing"
-        said = f"load_state_dict with the plain module's keys {instead}"
-        at = r"def load_state_dict || " + CLASS
-        grader.fail_on([rank] if error or not loaded else [], "cannot-load", said, at=at)

@@ -154,7 +154,7 @@ def judge_scale(grader: Grader, played: Played, step: int) -> None:
     factors = [scale if one["factor"] is None else one["factor"] for one in seen]
     lost = "It is the loss itself: in float16 gradients below 6e-8 are lost."
     grader.explain(
-        f"The scaler's scale was {scale:g} in step {step}. What backward began with", factors, scale,
+        f"The scaler's scale was {scale:g} in step {step}. What backward started from", factors, scale,
         [Hypothesis("never-scales-loss", lost, 1.0)], otherwise="other-scale", at=BACKWARD,
     )  # fmt: skip
 
@@ -284,7 +284,7 @@ def test_scale_grows(grader: Grader) -> None:
     steps = float16_run(grader).steps
     seen = [[step[rank]["scale"] for step in steps] for rank in range(WORLD)]
     wanted = [SCALE * 2 ** ((step + 1) // 2) for step in range(len(NORMS))]
-    what = f"The scaler began with {SCALE:g} and doubles after two good steps. Its scale after each of {len(NORMS)} good steps"
+    what = f"The scaler started with {SCALE:g} and doubles after two good steps. Its scale after each of {len(NORMS)} good steps"
     grader.explain(what, seen, wanted, otherwise="sets-the-scale", at=UPDATE)
 
 

@@ -75,7 +75,7 @@ def situation(case: Any) -> str:
     if isinstance(case, int):
         return variable(*CASES[case])
     return {
-        "nobody": "Nobody listens at MASTER_PORT",
+        "nobody": "Nothing listens at MASTER_PORT",
         "taken": "Rank 0 has to host the store, and another program has the port",
         "foreign": "At MASTER_PORT a program listens that is no store, and says nothing",
         "devices": "The device or backend does not fit",
@@ -83,7 +83,7 @@ def situation(case: Any) -> str:
         "given, missing": "A group existed already, and rank 1 never called preflight",
         "hosted": "No agent hosted the store: TORCHELASTIC_USE_AGENT_STORE was 'False'",
         "gpus": "Rank 1 had GPUs, and the others had none",
-        "duplicate": "Two processes had RANK=1, and nobody RANK=2",
+        "duplicate": "Two processes had RANK=1, and none RANK=2",
         "world size": "WORLD_SIZE was 4 on rank 1 and 3 on the others",
         "version": "Rank 1 had another version of torch than the others",
         "lie": "The all-reduce gave rank 1 a sum that was 1 too large",
@@ -122,7 +122,7 @@ def returned(grader: Grader, found: dict[str, Any], what: str, rank: int = 0, at
         grader.fail(
             "raises-instead",
             f"{what}, and preflight ended in {found['raised']}. What goes wrong belongs in the list: an error on one rank "
-            "leaves the others without a word.",
+            "leaves the others uninformed.",
             of=[rank],
             at=at,
         )
@@ -185,7 +185,7 @@ def everybody(
         told = next(rank for rank in lines if rank not in empty)
         grader.fail(
             "ranks-left-in-the-dark",
-            f"{what}. Rank {told} was told: {lines[told][0][:140]!r}. On {names(empty)} the list was empty, and the job goes on.",
+            f"{what}. Rank {told} was told: {lines[told][0][:140]!r}. On {names(empty)} the list was empty, and the job continues.",
             of=empty,
             at=SHARED,
         )

@@ -194,8 +194,8 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
         ):
             grader.fail(
                 "no-all-gather",
-                f"{what} Its chunk {complete.index(True)} alone is complete; every rank has the sum of one chunk, and nobody "
-                "has the others'.",
+                f"{what} Its chunk {complete.index(True)} alone is complete; every rank has the sum of one chunk and "
+                "lacks the others.",
                 of=wrong,
                 at=SEND,
             )

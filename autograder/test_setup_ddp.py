@@ -147,7 +147,7 @@ def test_can_be_repeated(grader: Grader) -> None:
     for rank, errors in enumerate(run.observed("errors")):
         for step, error in errors.items():
             cleans = "cleanup" in step
-            why = " Cleanup often runs after another error and must not raise one of its own." if cleans else ""
+            why = " Cleanup often runs after another error and must not raise its own." if cleans else ""
             id, at = ("cleanup-not-idempotent", DESTROY) if cleans else ("setup-not-repeatable", INIT)
             grader.fail(id, f"On rank {rank} {step} raised {error}.{why}", of=[rank], at=at)
     left_open(grader, run, "open_between")
@@ -179,7 +179,9 @@ def test_refuses_a_wrong_rank(grader: Grader) -> None:
         errors = [refused[label] for refused in run.observed("refused")]
         accepted = [rank for rank, error in enumerate(errors) if not set(expected.split(" or ")) & set(error.split())]
         told = {errors[rank].partition(" ")[0] for rank in accepted} - {"", "NotRefused"}
-        seen = f"raised {', '.join(sorted(told))}" if told else "went on to create a group that could never be complete"
+        seen = (
+            f"raised {', '.join(sorted(told))}" if told else "continued to create a group that could never be complete"
+        )
         said = f"Expected {expected} from setup_ddp with {call.format(world=2)}; on {{ranks}} it {seen}."
         grader.fail_on(accepted, "no-validation", said, at=SETUP)
 

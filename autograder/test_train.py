@@ -442,7 +442,7 @@ def test_batch_array(grader: Grader, batch: Batch) -> None:
 
 @pytest.mark.needs("test_batch_array")
 def test_batch_signal(grader: Grader, batch: Batch) -> None:
-    """train.sbatch: when SLURM's signal comes the job saves, goes back into the queue, and goes on"""
+    """train.sbatch: when SLURM's signal comes the job saves, goes back into the queue, and continues"""
     Judge(grader).asked(batch.disturbed[0])
 
 

@@ -293,7 +293,7 @@ def judge_drift(grader: Grader, training: Training) -> None:
     rank, where = drifted
     reduced, moved, wrapped = reduced_in_backward(run), moved_after_wrapping(run), wraps(run)
     apart, both = say_apart(rank, where), (0, rank)
-    plain = f"{apart}: no gradients were exchanged, so each rank trained a model of its own."
+    plain = f"{apart}: no gradients were exchanged, so each rank trained its own model."
     lost = f"{apart}: {names(moved)} moved or cast the model after it was wrapped, and DDP's hooks were lost without any message."
     past = f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the forward pass called on the wrapper?"
     update = (

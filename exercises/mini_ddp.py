@@ -42,8 +42,8 @@ class MiniDDP(nn.Module):
 
         Args:
             module: the model, already on its device, of its final type. Keep it as `self.module`.
-            bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A larger parameter gets a bucket
-                of its own.
+            bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A larger parameter gets its own
+                bucket.
         """
         raise NotImplementedError("mini_ddp: broadcast, make the buckets, register the hooks")
 

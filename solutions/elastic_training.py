@@ -6,7 +6,7 @@ of the ranks that it names (`kill -9 PID`) while it runs:
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node=2 --max-restarts=3 exercises/elastic_training.py /tmp/elastic
 
-The variable gives each restart a store of its own. Without it the new ranks may find the addresses of the dead ones in
+The variable gives each restart its own store. Without it the new ranks may find the addresses of the dead ones in
 the launcher's store and lose a restart, or all, on "Connection refused" (PyTorch issue 135712; seen with torch 2.13).
 
 `kill -TERM PID` asks one rank to stop: all ranks stop, and the state is saved. Start it again, perhaps with
@@ -141,7 +141,7 @@ def samples_of(step: int, length: int, batch_size: int, seed: int) -> list[int]:
 
 # --- end ---
 class Slow(TensorDataset):
-    """Takes its time, so that there is somebody to kill."""
+    """Takes its time, so that you can kill a rank meanwhile."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         time.sleep(float(os.environ.get("SECONDS_A_SAMPLE", "0.05")))

@@ -61,13 +61,13 @@ def train(
 
     However often it was interrupted, and wherever, it ends with the bits of a training that ran through: the same
     weights and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers.
-    That holds for a restart on as many ranks as before, also when there are more than two.
+    That holds for a restart on as many ranks as before, even if there are more than two.
 
     The training:
 
     - Before anything else Python's, NumPy's and torch's random generators are seeded from `seed` and the rank. They are
       used by `make` (the weights), by the dataset (it may augment its samples) and by the model (dropout), and every
-      rank draws numbers of its own.
+      rank draws its own numbers.
     - In epoch e (from 0) rank r's samples are those of `DistributedSampler(dataset, seed=seed)` for epoch e, in batches
       of `batch_size`; the last batch may be smaller. They are loaded in this process (no workers), when they are needed.
     - Each batch goes through `train_step` once. Steps are counted from the first of the whole training, over epochs and

@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|<code>.*?</code>|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
 class Tic(NamedTuple):
     """A pattern that reads as translated."""
 
@@ -44,7 +47,7 @@ TICS = (
     Tic(r"\beverybody\b(?! sends everything)", "all ranks", "Everybody gets it.", "“everybody sends everything” in the picture"),
     Tic(r"\bfor ever\b", "forever", "It waits for ever.", "for every rank"),
     Tic(r"\bbehind (?:(?:the|that|this|each|a)(?: same)? )?(?:step|epoch)\b", "after", "They stop behind step 3.", "hidden behind backward"),
-    Tic(r"\bst(?:ands?|ood)\b(?!-in| in for)", "is, waits, stops", "The port stands in the code.", "`meta` stands in for a GPU."),
+    Tic(r"\bst(?:ands?|ood)\b(?!-in| in for| for)", "is, waits, stops", "The port stands in the code.", "`meta` stands in for a GPU."),
     Tic(r"\b(?:calls?|collectives?|tensors?|gradients?) (?:never )?(?:meets?|met)\b|\bmeets? in\b", "is matched with, calls", "The n-th call meets the others'.", "The launchers meet at port 29500."),
     Tic(r"\branks? (?:that )?(?:never |has |have )?(?:comes?|came)\b", "calls, joins, arrives", "a rank that never comes", "the gradients come from rank 0"),
     Tic(r"\b(?:is|are) through\b", "has finished", "The other ranks are through.", "It goes through forward."),
@@ -61,6 +64,9 @@ TICS = (
     Tic(r"\bone (?:thinks|wants|reads|knows|sees)\b", "you", "not what one thinks", "the one rank that waits"),
     Tic(r"\bsome say\b|\ba snippet that circulates\b", "state the fact, refute nobody", "Some say that it averages.", "It averages."),
     Tic(r"\b(?:is|are) told (?:so|as)\b", "reported as", "A fix that hides it is told so.", "It is told the epoch."),
+    Tic(r"\b(?:go|goes|went) on\b", "continue", "Training goes on.", "It is going well on two ranks."),
+    Tic(r"\btrains? on(?=[.,;:)]|$| and\b)", "keep training", "A finished job trains on.", "It trains on all samples."),
+    Tic(r"\banother (?:kind|name|order|place|seed|shape|size|status|type|way)\b", "a different …", "It has another type.", "Another rank waits."),
     Tic(r"\bwhat does is\b", "name it", "What does is to leave.", "What it does is simple."),
 )  # fmt: skip
 
@@ -90,6 +96,9 @@ def test_every_kind_of_text_is_read() -> None:
     catalogue = tomllib.loads((ROOT / "autograder/diagnoses.toml").read_text(encoding="utf-8"))
     assert {f"autograder/diagnoses.toml [{id}]" for id in catalogue} <= places
     assert any(place.startswith("autograder/test_train_ddp.py, test_") for place in places)
+    assert {"exercises/mini_ddp.py, MiniDDP", "exercises/clinic/subgroup.py, module"} <= places
+    assert any(place.startswith("autograder/clinic/test_subgroup.py:") for place in places)
+    assert any("The signal killed it" in said for place, said in texts() if place.startswith("autograder/judging/"))
 
 
 def test_code_is_not_read_and_a_line_break_hides_nothing() -> None:
@@ -120,10 +129,31 @@ def _texts() -> Iterator[tuple[str, str]]:
         yield f"autograder/diagnoses.toml [{id}]", f"{entry['title']}. {entry['why']}"
     for path in sorted((ROOT / "chapters/quizzes").glob("*.toml")):
         yield from _strings(tomllib.loads(path.read_text(encoding="utf-8")), _name(path))
-    for path in sorted((ROOT / "autograder").rglob("test_*.py")):
+    for path in sorted((ROOT / "exercises").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, DOCUMENTED):
+                yield f"{_name(path)}, {getattr(node, 'name', 'module')}", ast.get_docstring(node) or ""
+    for path in sorted((ROOT / "autograder").rglob("*.py")):
+        if path.parent.name != "scenarios":  # what runs on the ranks says nothing
+            yield from _messages(path)
+
+
+def _messages(path: Path) -> Iterator[tuple[str, str]]:
+    """What checks say: their names, and the parts of their sentences. A pattern for the submission's code is no sentence."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and (said := ast.get_docstring(node)) is not None:
+            docstrings.add(id(node.body[0].value))  # type: ignore[attr-defined]
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield f"{_name(path)}, {node.name}", (ast.get_docstring(node) or "").partition("\n")[0]
+                yield f"{_name(path)}, {node.name}", said.partition("\n")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docstrings and _is_sentence(node.value):
+            yield f"{_name(path)}:{node.lineno}", node.value
+
+
+def _is_sentence(value: object) -> bool:
+    return isinstance(value, str) and " " in value.strip() and "||" not in value
 
 
 def _strings(value: Any, where: str) -> Iterator[tuple[str, str]]:

@@ -89,10 +89,12 @@ def learners_ticket(grader: Grader) -> int:
             try:
                 return int(found.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                raise CheckNotRun(f"{found.name} holds no number: delete it, run the job again, answer anew") from None
+                raise CheckNotRun(
+                    f"{found.name} holds no number: delete it, run the job again, and answer again"
+                ) from None
     home = grader.course.exercises / "clinic"
     if original.parent != home:
-        raise CheckNotRun("there is no ticket.txt with the submission, so nobody knows which job it was")
+        raise CheckNotRun("there is no ticket.txt with the submission, so it isn't known which job it was")
     ticket = secrets.randbelow(1_000_000)
     (home / "ticket.txt").write_text(f"{ticket}\n", encoding="utf-8")
     return ticket
@@ -121,7 +123,7 @@ def judge_diagnosis(grader: Grader, case: Case, refuted: dict[str, str] | None =
     if cause in (None, UNANSWERED) or rank in (None, UNANSWERED):
         grader.fail(
             "not-diagnosed",
-            f"CAUSE is {cause!r} and RANK is {rank!r}: say what is wrong before you mend it. Run {command} and read what it shows.",
+            f"CAUSE is {cause!r} and RANK is {rank!r}: say what is wrong before you fix it. Run {command} and read what it shows.",
             at=r"^CAUSE || ^RANK",
         )
     ticket = learners_ticket(grader)
@@ -142,7 +144,7 @@ def judge_diagnosis(grader: Grader, case: Case, refuted: dict[str, str] | None =
     if rank != right:
         what = "and no single rank is to blame" if right == "all" else "and another is to blame"
         if rank == "all":
-            what = 'but "all" is for what every rank does alike: one alone is to blame'
+            what = 'but "all" is for what every rank does in the same way: one rank alone is at fault'
         grader.fail("wrong-rank", f"RANK is {rank!r}, {what} under your ticket, {ticket}.", at=r"^RANK")
 
 

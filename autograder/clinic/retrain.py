@@ -12,7 +12,7 @@ from lockstep.grading import Run
 
 State = dict[str, torch.Tensor]
 CLOSE = 1e-4
-"""Sums in another order differ by less than this after a few steps; another training differs by more."""
+"""Sums in a different order differ by less than this after a few steps; a different training differs by more."""
 
 
 def start(seed: int = 0) -> torch.nn.Linear:

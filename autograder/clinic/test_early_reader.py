@@ -13,7 +13,7 @@ READING = r"except || suppress || exists || if not text || sleep || read_text ||
 REFUTED = {
     "failing-rank": "All ranks fail, and all over the file of one. That one does not fail by itself: it fails when it reads, like the rest.",
     "network-fault": "No connection was lost. The error is a ValueError, raised by the file's own check.",
-    "collective-on-some-ranks": "All ranks come by the barrier, and all pass it.",
+    "collective-on-some-ranks": "All ranks call the barrier, and all leave it.",
     "slow-rank": "Time does not help: however long the readers wait after the barrier, the file stays empty.",
     "different-settings": "The setting may differ between hosts; what must hold on each is that a file is written before others read it.",
 }

@@ -14,8 +14,8 @@ GOOD_ENOUGH, EPOCHS, BATCH, RECORDS, PART = 0.7, 30, 8, 48, 24
 STOP = r"GOOD_ENOUGH:|< GOOD_ENOUGH || break || validation_loss\(model || for epoch || def main"
 REFUTED = {
     "uneven-data": "The sampler gives every rank two batches an epoch. Count the epochs.",
-    "collective-on-some-ranks": "Every rank comes by every collective in an epoch. Ask how many epochs each has, and who says so.",
-    "slow-rank": "Nobody is slow: the rank that the others wait for says itself that it is done.",
+    "collective-on-some-ranks": "Every rank reaches every collective of an epoch. Ask how many epochs each has, and who says so.",
+    "slow-rank": "No rank is slow: the rank that the others wait for says itself that it is done.",
     "metric-of-one-rank": "No number of one rank is reported as that of all; each keeps its own, and acts on it.",
 }
 

@@ -19,7 +19,7 @@ SWALLOWED = r"except || suppress || continue || isdigit || re\. || " + READING
 REFUTED = {
     "network-fault": "The connections were closed by the other end, whose process had died by then. Read its log, not theirs.",
     "uneven-data": "Each rank has 12 measurements, 3 batches. One of them does not get through its second.",
-    "slow-rank": "Nobody waits for long: the connections break as soon as one process has died. Which died first, of what?",
+    "slow-rank": "No rank waits for long: the connections break as soon as one process has died. Which died first, of what?",
     "different-shapes": "No rank was killed by SIGABRT, and all bring the same gradients. One stops before it brings its second.",
 }
 
@@ -36,7 +36,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     fewest = [rank for rank, taken in enumerate(steps) if taken == min(steps)]
     return grader.diagnosis(
         "symptom-hidden",
-        f"{names(fewest).capitalize()} took {min(steps)} steps of backward where others began {max(steps)}: what raised before is "
+        f"{names(fewest).capitalize()} took {min(steps)} steps of backward where others started {max(steps)}: what raised before is "
         "left out now, and the steps of the ranks no longer fit.",
         of=fewest,
         at=SWALLOWED,

@@ -25,7 +25,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if "EADDRINUSE" in said:
         return grader.diagnosis(
             "symptom-hidden",
-            f"{names(cause.ranks).capitalize()} tried to open a meeting place of its own, and its port was taken: {cause.headline}",
+            f"{names(cause.ranks).capitalize()} tried to open its own store, and the port was taken: {cause.headline}",
             of=cause.ranks,
             at=ADDRESS,
         )

@@ -18,9 +18,9 @@ LOADING = r"load_state_dict || copy_ || broadcast || found_on_disk\( || DDP\("
 REFUTED = {
     "different-settings": "All ranks train with the same rate and the same number of steps. Compare the models before the first of them.",
     "wrapper-bypassed": "The forward goes through the wrapper, and DDP averages gradients in every step. Of which models?",
-    "same-data-everywhere": "The sampler gives each rank records of its own.",
-    "metric-of-one-rank": "Each rank prints its own loss, and says so. That they begin so far apart is the finding.",
-    "read-before-written": "Nobody writes while the ranks run.",
+    "same-data-everywhere": "The sampler gives each rank different records.",
+    "metric-of-one-rank": "Each rank prints its own loss, and says so. The finding is that they start so far apart.",
+    "read-before-written": "No file is written while the ranks run.",
 }
 
 
@@ -93,7 +93,7 @@ def test_starts_from_them(grader: Grader) -> None:
             continue
         owner = draw(ticket, CASE.name, run.world_size)
         if same(state, trained(run.world_size, False)):
-            got = "all ranks are equal now because nobody starts from the good weights: they are lost, and the random ones are trained"
+            got = "all ranks are equal now because none starts from the good weights: they are lost, and the random ones are trained"
         else:
             right = trained(run.world_size, True)["weight"].flatten()[0].item()
             value = state["weight"].flatten()[0].item() if "weight" in state else float("nan")

@@ -11,10 +11,10 @@ CASE = cases()["lonely_validation"]
 MEASURING = r"accuracy\(model[,.] || accuracies\.append || DDP\( || def main"
 STEPS = 8
 REFUTED = {
-    "collective-on-some-ranks": "Nobody wrote a collective into that branch. Near, though: which call in it communicates all the same, and why?",
+    "collective-on-some-ranks": "You are near, but there is no collective in that branch's code. Which call in it communicates even so, and why?",
     "different-settings": "The hosts' settings do differ, and may: one is meant to measure.",
     "buffers-of-one-rank": "That would give a wrong number, not none at all.",
-    "slow-rank": "The measuring takes a millisecond; the rank that measures has not even begun.",
+    "slow-rank": "The measuring takes a millisecond; the rank that measures hasn't even started.",
 }
 
 
@@ -27,7 +27,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     few = [rank for rank, count in enumerate(calls) if count == min(calls)]
     many = [rank for rank, count in enumerate(calls) if count == max(calls)]
     seen = (
-        f"{names(many).capitalize()} called {max(calls)} broadcasts, {names(few)} only {min(calls)}, and nobody wrote one: "
+        f"{names(many).capitalize()} called {max(calls)} broadcasts, {names(few)} only {min(calls)}, and the job's code has none: "
         f"{run.cause.headline}"
     )
     return unmended(grader, run, seen, MEASURING, many)

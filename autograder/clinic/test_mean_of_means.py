@@ -13,7 +13,7 @@ CASE = cases()["mean_of_means"]
 LR, COUNT, BATCH, FEW = 0.5, 32, 8, 2
 LOSS = r"cross_entropy || loss = || backward"
 REFUTED = {
-    "uneven-data": "Every rank has 4 batches and takes 4 steps; nobody waits for anybody.",
+    "uneven-data": "Every rank has 4 batches and takes 4 steps; no rank waits for another.",
     "different-settings": "All ranks have the same learning rate; by what is a rank's loss divided?",
     "missed-synchronisation": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
     "different-shapes": "What the ranks send each other is gradients, and these have the model's shapes everywhere.",
@@ -63,7 +63,7 @@ def test_weights(grader: Grader) -> None:
         }
         for what, weight in known.items():
             if apart(state, _trained(counts, [weight] * world_size)) <= CLOSE:
-                grader.fail("another-illness", f"{told} Now all records weigh alike, but {what}.", at=LOSS)
+                grader.fail("another-illness", f"{told} Now all records have the same weight, but {what}.", at=LOSS)
         whole = [BATCH] * world_size
         if apart(state, _trained([FEW] * world_size, [1 / FEW / world_size] * world_size)) <= CLOSE:
             grader.fail(

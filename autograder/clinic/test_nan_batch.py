@@ -24,8 +24,8 @@ FEWEST = BATCHES - 1
 REFUTED = {
     "uneven-data": "Every rank has 32 records and 8 batches; count the steps that each takes instead, which the job prints.",
     "network-fault": "Every connection is alive; a rank that waits says in which call.",
-    "slow-rank": "Nobody is slow: the rank that the others wait for has finished its epoch and stands in the barrier.",
-    "own-decision": "Near: a rank does decide by itself. But nobody stops or takes another branch for good; ask what is left out once.",
+    "slow-rank": "No rank is slow: the rank that the others wait for has finished its epoch and waits in the barrier.",
+    "own-decision": "You are near: a rank does decide alone. But no rank stops or takes a different branch for good; ask what is left out once.",
 }
 
 
@@ -38,7 +38,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     fewest = [rank for rank, count in enumerate(took) if count == min(took)]
     most = [rank for rank, count in enumerate(took) if count == max(took)]
     seen = (
-        f"{names(fewest).capitalize()} brought gradients of {min(took)} batches, {names(most)} began on number {max(took)}: "
+        f"{names(fewest).capitalize()} brought gradients of {min(took)} batches, {names(most)} started on number {max(took)}: "
         "from the first batch that was left out, the average was one of different batches."
     )
     return unmended(grader, run, seen, SKIP, fewest)
@@ -71,7 +71,7 @@ def test_it_ends(grader: Grader) -> None:
     if bad:
         grader.fail(
             "mended-halfway",
-            f"It is mended for your ticket's batch. Where the sensor fails at another moment, {bad}.",
+            f"It is fixed for your ticket's batch. If the sensor fails at a different moment, {bad}.",
             at=SKIP,
         )
 

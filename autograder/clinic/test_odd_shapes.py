@@ -12,8 +12,8 @@ from lockstep.grading import Diagnosis, Grader, Run, names
 CASE = cases()["odd_shapes"]
 GATHER = r"all_gather || all_reduce || gather || def from_all_ranks || def main"
 REFUTED = {
-    "uneven-data": "There are no batches here, and every rank makes the same calls, equally many. Compare what they bring to them.",
-    "failing-rank": "No rank had an error of its own before it met the others; and it dies inside all_gather.",
+    "uneven-data": "There are no batches here, and every rank makes the same number of calls. Compare what they pass to them.",
+    "failing-rank": "No rank had an error before the collective; the error is raised inside all_gather.",
     "network-fault": "The network delivered what was sent. The receiver had made room for something else.",
     "different-order": "All ranks make the same two calls in the same order. Compare the tensors.",
 }

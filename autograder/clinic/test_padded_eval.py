@@ -19,8 +19,8 @@ SHARING = r"Sampler\( || Subset\( || range\( || drop_last || counts \+= || count
 REFUTED = {
     "metric-of-one-rank": "The counts of all ranks are added before the division: three numbers go in, one comes out.",
     "mean-of-means": "Counts are added and divided once; no average of averages is taken.",
-    "same-data-everywhere": "The sampler gives each rank a part of its own, nearly.",
-    "uneven-data": "Every rank has equally many records: 49 on 3 ranks. Think about that.",
+    "same-data-everywhere": "The sampler gives each rank a different part, nearly.",
+    "uneven-data": "Every rank has the same number of records: 49 on 3 ranks. Think about that.",
 }
 
 

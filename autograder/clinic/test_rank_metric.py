@@ -58,7 +58,7 @@ def _judge(grader: Grader, run: Run, rank: int, tracker: int, own: list[int], ev
         grader.fail(
             "another-illness",
             f"Rank {rank} has {accuracy:.4f}, the mean of the ranks' accuracies; {truth}. The parts are not equal ({counted}), "
-            "so their shares may not weigh alike.",
+            "so their shares may not have the same weight.",
             at=r"/ *world_size || AVG || mean || " + WHERE,
         )
     if whose:

@@ -14,7 +14,7 @@ REFUTED = {
     "different-settings": "The hosts' settings do differ, and may: one is meant to log. Ask what the one that logs calls, and who answers.",
     "uneven-data": "Every rank has 32 records and 8 batches.",
     "different-order": "What one rank waits in, the others never call at all: it is not a matter of order.",
-    "slow-rank": "Nobody is slow: the ranks stand in different calls, and will stand there tomorrow.",
+    "slow-rank": "No rank is slow: the ranks wait in different calls, and will still wait there tomorrow.",
 }
 
 
@@ -63,7 +63,7 @@ def test_log(grader: Grader) -> None:
         if not log:
             grader.fail(
                 "symptom-hidden",
-                f"It ends because nobody logs any more: the log of rank {host}, whose settings ask for one, is {log!r}.",
+                f"It ends because no rank logs any more: the log of rank {host}, whose settings ask for one, is {log!r}.",
                 of=[host],
                 at=LOG,
             )

@@ -45,7 +45,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if "mark a variable ready only once" in said:
         return grader.diagnosis(
             "symptom-hidden",
-            f"{who} failed in another way: DDP looked for unused parameters, and the recomputing's own backward passes then gave it "
+            f"{who} failed differently: DDP looked for unused parameters, and the recomputing's own backward passes then gave it "
             "gradients that it had already crossed off.",
             of=cause.ranks,
             at=FLAG + RECOMPUTED,

@@ -37,8 +37,8 @@ def test_equal(grader: Grader) -> None:
             keys = list(states[odd])
             grader.fail(
                 "still-broken" if ticket == mine else "mended-halfway",
-                f"After training, {tensor} of {names(ranks)} is not that of rank 0; rank {odd} begins with {keys[0] if keys else 'nothing'}, "
-                "in another order than the rest, and DDP pairs by order."
+                f"After training, {tensor} of {names(ranks)} is not that of rank 0; rank {odd} starts with {keys[0] if keys else 'nothing'}, "
+                "in a different order from the rest, and DDP pairs by order."
                 + ("" if ticket == mine else " Under your own ticket all is well."),
                 of=[odd],
                 at=ORDER,

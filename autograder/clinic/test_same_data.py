@@ -13,9 +13,9 @@ RECORDS, EPOCHS = 48, 2
 DATA = r"Sampler\( || DataLoader\("
 REFUTED = {
     "wrapper-bypassed": "DDP averages the gradients in every step; the ranks have nothing different to bring.",
-    "same-randomness": "The only random thing is the shuffling, and all ranks have to shuffle alike, to take different parts of one order.",
-    "stale-shuffle": "set_epoch is called, and epoch 1 has another order than epoch 0: on every rank the same one.",
-    "slow-rank": "Nobody waits for anybody. Count the steps of an epoch, and multiply by the batch.",
+    "same-randomness": "The only random thing is the shuffling, and all ranks have to shuffle in the same way, to take different parts of one order.",
+    "stale-shuffle": "set_epoch is called, and epoch 1 has a different order from epoch 0: on every rank the same one.",
+    "slow-rank": "No rank waits for another. Count the steps of an epoch, and multiply by the batch.",
 }
 
 
@@ -49,13 +49,13 @@ def test_parts(grader: Grader) -> None:
             grader.fail(
                 "mended-halfway",
                 f"With {world_size} ranks instead of {CASE.ranks}, {twice} records of epoch 0 are read more than once and "
-                f"{RECORDS - len(read)} by nobody.",
+                f"{RECORDS - len(read)} by no rank.",
                 at=r"num_replicas= || " + DATA,
             )
         if len(read) < RECORDS:
             grader.fail(
                 "symptom-hidden",
-                f"The epoch is shorter because {RECORDS - len(read)} of {RECORDS} records are read by nobody.",
+                f"The epoch is shorter because {RECORDS - len(read)} of {RECORDS} records are read by no rank.",
                 at=r"islice || break || Subset || " + DATA,
             )
         same = [rank for rank, seen in enumerate(first) if seen == first[0]]

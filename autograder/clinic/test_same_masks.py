@@ -68,7 +68,7 @@ def test_masks(grader: Grader) -> None:
         if again:
             grader.fail(
                 "another-illness",
-                f"Rank {rank} dropped the same units in step {again[0] + 1} as in step 1: it is seeded anew in every step.",
+                f"Rank {rank} dropped the same units in step {again[0] + 1} as in step 1: it is seeded again in every step.",
                 of=[rank],
                 at=SEEDING,
             )

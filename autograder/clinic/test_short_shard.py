@@ -11,8 +11,8 @@ CASE = cases()["short_shard"]
 STEPS = r"for .* in .*loader || while || def main"
 LABELLED = 32 * CASE.ranks - 8
 REFUTED = {
-    "slow-rank": "Nobody is slow: the rank that the others wait for has left the loop and stands in the barrier.",
-    "collective-on-some-ranks": "Every rank comes by every line of the loop; count how often.",
+    "slow-rank": "No rank is slow: the rank that the others wait for has left the loop and waits in the barrier.",
+    "collective-on-some-ranks": "Every rank reaches every line of the loop; count how often.",
     "network-fault": "Every connection is alive; a rank that waits says in which call.",
 }
 
@@ -27,7 +27,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if len(set(took)) == 1:
         return None
     fewest = [rank for rank, steps in enumerate(took) if steps == min(took)]
-    counted = f"{names(fewest).capitalize()} left the loop after {min(took)} steps, and {names(_rest(fewest, took))} began step {max(took)}"
+    counted = f"{names(fewest).capitalize()} left the loop after {min(took)} steps, and {names(_rest(fewest, took))} started step {max(took)}"
     longer = max(timeouts(run))
     if longer:
         return grader.diagnosis(

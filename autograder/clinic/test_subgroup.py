@@ -102,7 +102,7 @@ def _teams(grader: Grader, run: Run, world_size: int) -> None:
         if torch.allclose(weight, alone[rank], atol=1e-5):
             grader.fail(
                 "symptom-hidden",
-                f"Nobody waits any more because rank {rank} of {world_size} trains alone: "
+                f"No rank waits any more, because rank {rank} of {world_size} trains alone: "
                 f"it has not the model of its team mate, rank {mate}.",
                 of=[rank],
                 at=r"if .*(get_rank|rank in) || all_reduce || " + TEAM,

@@ -17,7 +17,7 @@ REPORT = r"all_reduce || all_gather || reduce || for name in || def main"
 NAMES = ("loss", "accuracy")
 REFUTED = {
     "metric-of-one-rank": "Both numbers are all-reduced, and yet no mean. What is added to what?",
-    "mean-of-means": "Averaging averages is right here: all ranks have equally many records.",
+    "mean-of-means": "Averaging averages is right here: all ranks have the same number of records.",
     "padding-counted": "48 records come out even on 3 ranks, and no sampler adds any.",
     "different-settings": "True as far as it goes. Which setting, and what does it change in what the ranks send each other?",
     "different-shapes": "Each rank brings one float32 to each call: that is why nothing complains.",

@@ -79,7 +79,7 @@ def test_all_layers(grader: Grader) -> None:
             for key in ("find_unused_parameters", "static_graph")
             if wrapped_with(run)[:1] and wrapped_with(run)[0].get(key)
         )
-        because = f"DDP no longer minds ({flags})" if flags else "nobody minds any more"
+        because = f"DDP no longer minds ({flags})" if flags else "DDP doesn't look any more"
         grader.fail(
             "symptom-hidden",
             f"It ends because {because}, and {', '.join(idle)} {'has' if len(idle) == 1 else 'have'} still the values of "

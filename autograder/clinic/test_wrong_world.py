@@ -14,8 +14,8 @@ REFUTED = {
     "hard-coded-address": "Nothing in the file says where to meet: that comes from the launcher, and all ranks find it.",
     "different-settings": "True as far as it goes. Which setting, and what does init_process_group do with it?",
     "failing-rank": "No rank has failed. All live, and wait.",
-    "collective-on-some-ranks": "Every rank comes by every line. Some wait in init_process_group, the others in the first collective after it.",
-    "slow-rank": "Nobody is slow: there is one who waits for a rank that does not exist.",
+    "collective-on-some-ranks": "Every rank reaches every line. Some wait in init_process_group, the others in the first collective after it.",
+    "slow-rank": "No rank is slow: one waits for a rank that does not exist.",
 }
 
 
@@ -28,7 +28,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     told = {report.rank: report.stack.detail.get("world_size") for report in waiting if report.stack}
     odd = {rank: size for rank, size in told.items() if isinstance(size, int) and 0 < size != run.world_size}
     if odd:
-        headline = f"{names(odd).capitalize()} of {run.world_size} ranks asked for a group of {min(odd.values())}, which never comes together."
+        headline = f"{names(odd).capitalize()} of {run.world_size} ranks asked for a group of {min(odd.values())}, which is never complete."
     elif cause.kind not in ("hang", "raised", "timed out", "exited"):
         return None
     longest = max(timeouts(run))

@@ -93,7 +93,7 @@ def places(case: Case, rank: int) -> Iterator[Hypothesis]:
     if epoch:
         yield Hypothesis("starts-over", "It is step 1 of the whole training.", step(0), LOADING)
     if place:
-        twice = f"With these epoch {epoch} had begun {place} steps before: they are learned from twice."
+        twice = f"With these epoch {epoch} had started {place} steps before: they are learned from twice."
         yield Hypothesis("epoch-restarted", twice, step(epoch * STEPS), ORDER)
         never = (
             f"They are the first of the next epoch: the last {STEPS - place} batches of epoch {epoch} are never seen."

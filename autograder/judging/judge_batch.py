@@ -97,7 +97,7 @@ class Judge:
             self.fail(
                 "meets-at-itself", f"The torchruns were told to meet at {what}. They never met.", MEETING, one.said
             )
-        self.stopped_early(one, "No rank began to train.")
+        self.stopped_early(one, "No rank started to train.")
 
     def stopped_early(self, one: OneJob, what: str) -> NoReturn:
         """It came to no good end, and none of the usual mistakes explains it."""
@@ -115,7 +115,7 @@ class Judge:
         tasks = "Tasks 0 and 1 of the array"
         port = [one.meeting.rpartition(":")[2] for one in (first, second)]
         if port[0] and port[0] == port[1]:
-            state = "" if first.under_way and second.under_way else " They did not begin to train."
+            state = "" if first.under_way and second.under_way else " They did not start to train."
             self.fail("fixed-port", f"{tasks} both met at port {port[0]} of the same node.{state}", PORT, second.said)
         for one in (first, second):
             self.started(one, ["node2", "node3"])
@@ -161,26 +161,24 @@ class Judge:
             what = f"{what} Without B: it goes to what srun has started, and not to this script. The job did not go back into "
             self.fail("signal-past-the-script", f"{what}the queue; it ended as {one.job.state}.", ASKING, one.said)
         if one.job.restarts == 0 and one.job.signal:
-            died = f"{what} The script died of {signal.Signals(one.job.signal).name} ({one.job.state})."
+            died = f"{what} The script was killed by {signal.Signals(one.job.signal).name} ({one.job.state})."
             self.fail("script-dies-of-the-signal", died, r"\btrap\b || " + ASKING, one.said)
         if not asked:
             came = "went back into the queue" if one.job.restarts else f"ended as {one.job.state}"
             what = f"{what} The job {came}, and no rank was asked to save."
             self.fail("ends-before-the-save", what, REQUEUE, one.said)
         stopped = one.of("stopped", 0)
-        what = (
-            f"{what} The ranks were asked by {signal.Signals(asked[0]['signal']).name} behind step {asked[0]['step']}"
-        )
+        what = f"{what} The ranks were asked by {signal.Signals(asked[0]['signal']).name} after step {asked[0]['step']}"
         if not stopped:
             self.fail("ends-before-the-save", f"{what}, and ended before they had saved.", REQUEUE, one.said)
-        what = f"{what} and saved behind step {stopped[0]['step']}."
+        what = f"{what} and saved after step {stopped[0]['step']}."
         self._went_on(one, what, stopped[0]["step"])
 
     def died(self, one: OneJob) -> None:
         """A node died; the job went back into the queue and went on."""
         saved = one.of("saved", 0)
         self._went_on(
-            one, f"One of its nodes died. The last save was behind step {saved[-1]['step']}.", saved[-1]["step"]
+            one, f"One of its nodes died. The last save was after step {saved[-1]['step']}.", saved[-1]["step"]
         )
 
     def cancelled(self, one: OneJob) -> None:
@@ -202,7 +200,7 @@ class Judge:
                 one.said,
             )
         if not again:
-            self.stopped_early(one, f"{what} Started again, no rank began to train.")
+            self.stopped_early(one, f"{what} Started again, no rank started to train.")
         before = one.of("begins", 0)[0]
         if again[0]["folder"] != before["folder"]:
             self.fail(
@@ -212,9 +210,9 @@ class Judge:
                 one.said,
             )
         if again[0]["step"] < step:
-            self.fail("starts-over", f"{what} The next start began at step {again[0]['step']}.", FOLDER, one.said)
+            self.fail("starts-over", f"{what} The next start was at step {again[0]['step']}.", FOLDER, one.said)
         if not one.of("complete") or one.job.state != "COMPLETED":
-            self.stopped_early(one, f"{what} The next start went on, and the job was not completed.")
+            self.stopped_early(one, f"{what} The next start continued, and the job was not completed.")
         lines = [int(start) for start in re.findall(r"^start (\d+) of job", one.job.output, re.MULTILINE)]
         if 0 not in lines:
             self.fail(

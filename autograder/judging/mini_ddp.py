@@ -88,10 +88,10 @@ def loss_of(weights: Tensors, tokens: torch.Tensor, side: bool) -> torch.Tensor:
     return cross_entropy((x + layer("side", x) if side else x) @ weights["embedding.weight"].T, tokens.flip(0))
 
 
-def train(grader: Grader, purpose: str, sides: list[list[bool]], micro: int = 1) -> Trained:
-    """Train beside DDP; `sides[step][rank]` says who goes through the side branch."""
+def inputs(grader: Grader, purpose: str, steps: int) -> tuple[list[Tensors], torch.Tensor]:
+    """Each rank's initial values, and the batches `tokens[step, rank]`."""
     generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
-    tokens = torch.randint(0, 11, (len(sides), WORLD, BATCH), generator=generator)
+    tokens = torch.randint(0, 11, (steps, WORLD, BATCH), generator=generator)
     initial: list[Tensors] = []
     for rank in range(WORLD):
         parameters = {
@@ -99,11 +99,18 @@ def train(grader: Grader, purpose: str, sides: list[list[bool]], micro: int = 1)
         }
         offset, unsaved = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
         initial.append(parameters | {"offset": offset, "unsaved": unsaved, "count": torch.tensor(rank)})
+    return initial, tokens
+
+
+def train(grader: Grader, purpose: str, sides: list[list[bool]], micro: int = 1, *, idle: bool = False) -> Trained:
+    """Train beside DDP; `sides[step][rank]` says who goes through the side branch, `idle` makes `never` trainable."""
+    initial, tokens = inputs(grader, purpose, len(sides))
     each = [
         {"initial": own, "tokens": tokens[:, rank], "sides": [step[rank] for step in sides]}
         for rank, own in enumerate(initial)
     ]
-    return Trained(grader.run("trains", WORLD, each=each, cap=CAP, micro=micro), initial, tokens, sides, micro)
+    run = grader.run("trains", WORLD, each=each, cap=CAP, micro=micro, idle=idle)
+    return Trained(run, initial, tokens, sides, micro)
 
 
 def events(run: Run, rank: int, ending: str = "finished", step: int = -1) -> list[Mark | Collective]:

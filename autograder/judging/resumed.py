@@ -89,7 +89,7 @@ class Job:
                 fail("loses-its-place", what, of=everyone, at=at)
             if orders[-1] in orders[:-1]:
                 what = (
-                    f"Epoch {epoch} had the order of epoch {orders.index(orders[-1])}: it began with {orders[-1][0]}."
+                    f"Epoch {epoch} had the order of epoch {orders.index(orders[-1])}: it started with {orders[-1][0]}."
                 )
                 fail("missing-set-epoch", what, of=everyone, at=at)
 
@@ -112,18 +112,21 @@ class Job:
         if began == wanted and len(steps[0]) <= self.total - wanted:
             return
         lost, at = ("stops-without-saving", lines.stopping) if stopped else ("saves-too-seldom", lines.saving)
-        anew = "It began with step 1."
+        anew = "It started with step 1."
         of_both = [
-            *([Hypothesis(lost, "It began with step 1: nothing had been saved.", (0, 0), at)] if not left else []),
+            *([Hypothesis(lost, "It started with step 1: nothing had been saved.", (0, 0), at)] if not left else []),
             Hypothesis("starts-over", anew, (0, 0), lines.loading),
             Hypothesis("starts-over", anew, (0, None), lines.loading),
             *(
-                Hypothesis(lost, f"It went on after step {n}: nothing newer had been saved.", (n, n), at)
+                Hypothesis(lost, f"It continued after step {n}: nothing newer had been saved.", (n, n), at)
                 for n in range(wanted)
             ),
             *(
                 Hypothesis(
-                    "saves-too-often", f"It went on after step {n}: a save that nobody asked for.", (n, n), lines.saving
+                    "saves-too-often",
+                    f"It continued after step {n}: a save that was not asked for.",
+                    (n, n),
+                    lines.saving,
                 )
                 for n in range(wanted + 1, self.total)
             ),
@@ -132,7 +135,7 @@ class Job:
             Hypothesis("trains-on-after-the-end", f"It did, and then made {len(steps[0])} steps.", wanted, lines.counting),
             Hypothesis("off-by-one-step", f"It trained on the samples of step {wanted} again.", wanted - 1, lines.counting),
             Hypothesis("off-by-one-step", f"It left out the samples of step {wanted + 1}.", wanted + 1, lines.counting),
-            Hypothesis("epoch-restarted", "It began with the first samples of the epoch.", wanted // self.epoch * self.epoch, lines.order),
+            Hypothesis("epoch-restarted", "It started with the first samples of the epoch.", wanted // self.epoch * self.epoch, lines.order),
         ]  # fmt: skip
         known = f"those of step {began + 1}" if began is not None else "those of no step of the undisturbed job"
         elsewhere = f"The samples of its first step were {first}, {known}; it made {len(steps[0])} steps."
@@ -159,7 +162,7 @@ class Job:
                 if one and (wrong := difference(seen, same)):
                     zero = " All were zero again." if what == "moments" and not seen.any() else ""
                     where = (
-                        f"In step {began + 1} rank {rank} did not begin where it had been: {label} had {wrong}.{zero}"
+                        f"In step {began + 1} rank {rank} did not start where it had been: {label} had {wrong}.{zero}"
                     )
                     at = f"{at}load_state_dict || {lines.loading}"
                     self.grader.fail(id, f"{after} {where} {drift}", of=[rank], at=at)
@@ -190,7 +193,7 @@ class Job:
             wrote = one.observations.get("wrote in the handler")
             for so, id, says, at in (
                 (one.outcome is Outcome.CRASHED and one.code == -number, "dies-of-the-signal",
-                 "It died of it: no handler had been set.", lines.handler),
+                 "The signal killed it: no handler had been set.", lines.handler),
                 (inside and left, "exits-on-the-signal",
                  f"It {how} at once, in the middle of the step, and the others waited for it.", exits),
                 (inside and not left, "works-in-the-handler",
@@ -209,7 +212,7 @@ class Job:
         ended = already + counts[0]
         for so, id, says in (
             (len(set(counts)) > 1, "stops-alone", f"The ranks stopped at different steps: they made {counts}."),
-            (ended == self.total > step + 2, "ignores-the-signal", f"The job went on to the end, step {ended}."),
+            (ended == self.total > step + 2, "ignores-the-signal", f"The job continued to the end, step {ended}."),
             (ended not in (step + 1, step + 2), "stops-late",
              f"The job stopped after step {ended}: it should have been {step + 1}, or {step + 2} at the latest."),
         ):  # fmt: skip

@@ -68,7 +68,7 @@ def device_mistakes(gpus: int, world: int) -> list[Hypothesis]:
     """Which device each rank takes."""
     everywhere = Each([f"cuda:{rank}" for rank in range(world)])
     return [
-        Hypothesis("device-by-global-rank", f"Its node has {gpus} GPUs, for ranks of its own.", everywhere),
+        Hypothesis("device-by-global-rank", f"Its node has {gpus} GPUs, one for each of its ranks.", everywhere),
         Hypothesis("no-device", "No device was chosen.", "cpu"),
     ]
 

@@ -155,7 +155,7 @@ class Batch:
         if self.grader.submission.script is None:
             raise CheckNotRun("there is no train.sbatch beside train.py (./lockstep reset train brings its stub back)")
         if self.grader.tier is not None and self.grader.tier.keeps_apart:
-            raise Lacking("a stranger's batch script is not run: the SLURM cluster stands outside of the sandbox")
+            raise Lacking("a stranger's batch script is not run: the SLURM cluster is outside the sandbox")
         missing = cluster.available("slurm")
         if missing is not None:
             raise Lacking(str(missing))

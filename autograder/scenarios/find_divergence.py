@@ -115,9 +115,9 @@ def change(model: nn.Module, optimizer: torch.optim.Optimizer, what: dict[str, A
             flat[one] = ~flat[one]
         case "turn":
             flat[one] += 0.5j
-        case "same bytes, another type":
+        case "same bytes, a different type":
             setattr(model, name, tensor.view(torch.int64))
-        case "same bytes, another shape":
+        case "same bytes, a different shape":
             setattr(model, name, tensor.unsqueeze(1))
 
 

@@ -81,20 +81,36 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, side:
     return nn.functional.cross_entropy(model(tokens, side=side), targets)
 
 
+def wraps(submission, initial: dict[str, torch.Tensor], tokens: torch.Tensor, cap: float) -> None:
+    """What MiniDDP makes of a module, and what it and the module return for the same batch."""
+    device = join()
+    wrapped = submission.MiniDDP(Awkward(initial).to(device), bucket_cap_mb=cap)
+    observe("constructed", state(wrapped.module))
+    with torch.no_grad():
+        observe("output", wrapped(tokens.to(device), side=True))
+        observe("plain", wrapped.module(tokens.to(device), side=True))
+
+
 def trains(
-    submission, initial: dict[str, torch.Tensor], tokens: torch.Tensor, sides: list[bool], cap: float, micro: int
+    submission,
+    initial: dict[str, torch.Tensor],
+    tokens: torch.Tensor,
+    sides: list[bool],
+    cap: float,
+    micro: int,
+    idle: bool,
 ) -> None:
     """Some steps with MiniDDP and with torch's DDP, from the same start, on the same batches.
 
     `initial` are other weights on every rank; only rank 0's may count. `tokens[step]` is a batch of this rank;
-    `sides[step]` says whether it uses the side branch. A step has `micro` micro-batches, and all but the last are in
-    no_sync.
+    `sides[step]` says whether it uses the side branch. The layer that no rank uses is trainable if `idle`. A step has
+    `micro` micro-batches, and all but the last are in no_sync.
     """
     device = join()
     model = Awkward(initial).to(device)
+    model.never.requires_grad_(idle)
     wrapped = submission.MiniDDP(copy.deepcopy(model), bucket_cap_mb=cap)
     inner = wrapped.module
-    observe("constructed", state(inner))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = DistributedDataParallel(model, find_unused_parameters=True)

@@ -747,7 +747,11 @@ for step in range(2):
 # ### What bucket_cap_mb does
 #
 # `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. The next cells try `None`, 25, 1 and 0.5.
-# **Predict** how many buckets the third step has for each. A layer has 263168 bytes, all twelve have 3158016.
+# **Predict** how many buckets the third step has for each. A layer has 263168 bytes, all twelve have 3158016. Replace
+# each `None`.
+
+# %%
+predicted = {"None": None, "25": None, "1": None, "0.5": None}  # buckets in the third step
 
 # %%
 # %%writefile overlap.py
@@ -764,11 +768,12 @@ for _ in range(3):
 
 # %%
 by_cap = {}
-for cap in ("None", "25", "1", "0.5"):
+for cap, guess in predicted.items():
     by_cap[cap] = ranks.run(ranks.Script("overlap.py", (cap,)), world_size=2, timeline=True)
     picture = timeline(by_cap[cap], step=-1)
     buckets = picture.panels[0].steps[0][0].buckets  # rank 0's, in the last step
-    print(f"bucket_cap_mb={cap:<5}", *[bucket.nbytes for bucket in buckets])
+    said = f"predicted {'?' if guess is None else guess}, measured {len(buckets)}:"
+    print(f"bucket_cap_mb={cap:<5}", said, *[bucket.nbytes for bucket in buckets])
 
 # %% [markdown]
 # **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB
@@ -975,20 +980,25 @@ quiz("01_internals/copied")
 # ### Exercise: implement mini_ddp
 #
 # *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module, bucket_cap_mb=25)`. The check
-# compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and the
-# same order of events.
+# compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and
+# communication that starts as early.
 #
-# Take it in stages, and run the check after each:
+# You have met every part in this chapter. Put them together in seven stages:
 #
-# 1. **Broadcast** parameters and buffers in the constructor, call the module in `forward`, and return the module's
-#    own `state_dict`. In `finish_gradient_synchronization`, which the training loop calls after backward, use the
-#    loop of `average_gradients`.
-# 2. **Launch in a hook** for each parameter, with `async_op`; wait in `finish_gradient_synchronization`.
-# 3. **Fill buckets**: flat buffers of at most `bucket_cap_mb` MiB, the last parameters first.
-# 4. **Launch a bucket when it is complete**: in the hook, count down the gradients that it still needs. Launch
-#    buckets in order.
-# 5. **Launch what is left** in `finish_gradient_synchronization`: buckets in which this rank lacks a gradient.
-# 6. **`no_sync`**: inside it, the hooks do nothing.
+# 1. **Copy.** The constructor broadcasts parameters and buffers; `forward` calls the module; `state_dict` and
+#    `load_state_dict` are the module's own.
+# 2. **Average after backward.** The training loop calls `finish_gradient_synchronization` after backward: put the loop
+#    from "The mean" there.
+# 3. **Launch in a hook.** Move the two lines of the loop into a hook for each parameter.
+# 4. **Wait after backward.** Launch with `async_op=True`, and wait in `finish_gradient_synchronization`.
+# 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. In the hook, count
+#    down the gradients that a bucket still needs, and launch it at zero.
+# 6. **Launch what a rank lacks.** Launch all buckets on all ranks, in one order: those that lack a gradient here
+#    leave from `finish_gradient_synchronization`.
+# 7. **Exchange nothing in `no_sync`.** Inside it, the hooks do nothing.
+#
+# Each stage adds at most 40 lines. Its checks pass before you write the next one, and the report names that one.
+# Before you run a new stage below, predict what the picture will show.
 
 # %%
 contract("mini_ddp", "MiniDDP")
@@ -997,7 +1007,7 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# <details><summary>It hangs after a few steps</summary>
+# <details><summary>It hangs in stage 6</summary>
 # The ranks launched their buckets in different orders, or one rank launched a bucket that another didn't, because a
 # parameter got no gradient there. Launch in one order that all ranks know, and launch all buckets in every step.
 # </details>
@@ -1011,9 +1021,9 @@ contract("mini_ddp", "MiniDDP")
 # Multiply by <code>1 / N</code> first, then sum, as in "Scale first, then sum".
 # </details>
 #
-# The solution is `solutions/mini_ddp.py`. The next cells run your class, at any stage, and draw it below PyTorch's
+# The solution is `solutions/mini_ddp.py`. The next cells run your class, from stage 2 on, and draw it below PyTorch's
 # DDP with buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds
-# *at most* the cap.) **Predict** again.
+# *at most* the cap.) **Predict** at every stage.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient

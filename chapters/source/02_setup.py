@@ -163,7 +163,7 @@ local_rank = int(os.environ.get("LOCAL_RANK", 0))  # BUG: the default hides that
 print(f"my device is cuda:{local_rank}")
 
 # %% [markdown]
-# All four ranks chose GPU 0, and nothing has failed yet. On GPUs the job would fail later, in another place: it would
+# All four ranks chose GPU 0, and nothing has failed yet. On GPUs the job would fail later, in a different place: it would
 # run out of memory, or NCCL would refuse two ranks on one device. `os.environ["LOCAL_RANK"]` fails on the line at
 # fault.
 #

@@ -474,7 +474,7 @@ for step in range(2):
 # 3. Each rank decides for itself: to stop early, to skip a batch, to take a branch.
 # 4. One rank has died, or works alone for a long time.
 # 5. The ranks never connected ("The network").
-# 6. One rank caught an exception and went on with other code.
+# 6. One rank caught an exception and continued with other code.
 #
 # All fixes follow one rule: **whether a rank calls a collective must not depend on anything that differs between
 # ranks.** If a rank must decide, let all ranks agree first, with one small all-reduce:
@@ -617,7 +617,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 a, b = torch.tensor(1.0), torch.tensor(10.0)
-tensors = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: another order, say from iterating over a set
+tensors = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: a different order, say from iterating over a set
 for tensor in tensors:
     dist.all_reduce(tensor)
 print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")

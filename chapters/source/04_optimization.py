@@ -256,8 +256,8 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
 # *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed
-# communication from all ranks' traces. The number from `measure` is larger than that: even *hidden* communication slows
-# backward down, because NCCL's kernels use some of the GPU's cores and memory bandwidth.
+# communication from all ranks' traces. `measure` reports more than HTA, because even *hidden* communication slows
+# backward down: NCCL's kernels use some of the GPU's cores and memory bandwidth.
 #
 # ### An all-reduce contains waiting
 #
@@ -298,7 +298,7 @@ if dist.get_rank() == 0:
 # ```
 #
 # Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
-# `work.wait()` makes the *current stream* wait; the CPU goes on to the next line. With gloo, `wait()` blocks the CPU.
+# `work.wait()` makes the *current stream* wait; the CPU continues to the next line. With gloo, `wait()` blocks the CPU.
 #
 # ### Leave out the start
 #
@@ -324,8 +324,9 @@ quiz("04_optimization/long_all_reduce")
 # ## The roofline
 #
 # How fast could the step be? With *P* parameters and *T* tokens per rank it needs 6·*P*·*T* operations, and each of *N*
-# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). The step takes at least the longer of the two times, and
-# at most about their sum. First check the factor 6:
+# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). Divide the operations by the processor's speed and the
+# bytes by the link's: the step takes at least the longer of these two times, and at most about their sum. First check
+# the factor 6:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -411,7 +412,7 @@ for count in (8, 32, 128):
 #   computes 16 times less.
 # - Below 1, overlap can hide nearly everything. Above 1, you have to send less, or less often.
 #
-# Our step needs 1.3 billion operations per rank, and 56 ms to send 7 MB through the shared link.
+# Our step needs 1.3 billion operations per rank. Sending takes 56 ms: 3.5 MB from each rank, through one link.
 
 # %%
 quiz("04_optimization/roofline")
@@ -424,7 +425,11 @@ quiz("04_optimization/roofline")
 # ![A step without overlap takes 53 % longer, with overlap 13 %, and 57 % over a link half as fast](pictures/exposed.svg)
 #
 # **Lever 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes smaller
-# ones. Predict: how many will leave before backward ends?
+# ones. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready? Replace each
+# `None`.
+
+# %%
+guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --timeline --into small --quiet
@@ -433,6 +438,9 @@ from gpt_trace import traced
 traced(bucket_cap_mb=0.5)
 
 # %% tags=["needs-bandwidth"]
+from measured import measured
+
+measured(small, guess)
 timeline(defaults, small, titles=("defaults", "buckets of 0.5 MiB"), step=2) if small else None
 
 # %% tags=["needs-bandwidth"]
@@ -446,11 +454,11 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# All buckets but the last, which is always exposed, now leave during backward. But the link is busy for longer than
-# backward takes, so more communication stays exposed.
+# All buckets but the last now leave during backward. But the link is busy for longer than backward takes, so more than
+# the last bucket stays exposed.
 #
-# Each bucket also costs latency, so if latency is high, use fewer (chapter 1, "What it costs"). On a fast link there is
-# little to gain. So measure.
+# Each bucket also costs latency: on a link with high latency, use fewer (chapter 1, "What it costs"). On a fast link
+# there is little to gain.
 #
 # ### The default
 #
@@ -564,8 +572,8 @@ for number, x in enumerate(micro_batches):
 print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
-# **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` is false for the last two. Here each
-# contributes a quarter, so a full step has gradient 1:
+# **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` is false for the last two. Each
+# micro-batch below adds a quarter to the gradient, so a step from four prints 1:
 
 # %%
 # %%ranks 2
@@ -922,7 +930,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's bfloat16 hook requires NCCL. Yours won't:
+# PyTorch's bfloat16 hook requires NCCL. The one that you write won't:
 
 # %%
 # %%ranks 1 --expect raised
@@ -936,8 +944,8 @@ DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_
 # %% [markdown]
 # ### Error feedback
 #
-# Each cast loses a little, and if the gradient stays the same, always in the same direction. **Error feedback** keeps
-# what was lost, the *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
+# Each cast rounds. If the gradient stays the same, it rounds in the same direction every time, and the error adds up.
+# **Error feedback** keeps what a cast lost, the *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
 
 # %%
 gradient, residual, plain_sum, fed_sum = 1.001, 0.0, 0.0, 0.0
@@ -972,9 +980,9 @@ contract("compress_gradients", "compress_hook", "register")
 #
 # ## Memory
 #
-# **Lever 5: make room for a larger batch.** More tokens per rank mean more computing for the same bytes, but memory
+# **Lever 5: make room for a larger batch.** More tokens per rank mean more computing for the same bytes sent, but memory
 # sets a limit. Besides parameters, gradients and optimizer state, it holds **activations**: what forward keeps for
-# backward. They grow with the batch:
+# backward. Only activations grow with the batch:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -997,9 +1005,9 @@ print(f"autocast to bfloat16                {training(16, half=True):6.1f} MB")
 print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} MB")
 
 # %% [markdown]
-# These are the usual remedies for "out of memory": a smaller batch, accumulation, mixed precision, and **activation
-# checkpointing**. The last keeps only each layer's input and computes the layer again in backward, about a third more
-# computing. Always pass `use_reentrant=False` (the appendix shows why):
+# The usual remedies for "out of memory" are a smaller batch, accumulation, mixed precision, and **activation
+# checkpointing**. Checkpointing keeps only each layer's input and computes the layer again in backward, which costs about
+# a third more computing. Always pass `use_reentrant=False` (the appendix shows why):
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1015,7 +1023,7 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# Recomputing pays off only if you use the memory for a larger batch. Two savings are free:
+# Recomputing pays off only if you use the memory that it frees, for a larger batch. Two savings are free:
 # `gradient_as_bucket_view=True` avoids a second copy of the gradients (chapter 1, "Memory"), and `zero_grad()` frees
 # them by setting them to `None`.
 #
@@ -1101,8 +1109,8 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
 # %% [markdown]
 # Four ranks take a quarter of the steps, and their loss stays high. Four times the learning rate brings it down: the
 # **linear scaling rule**. It holds if the batch is not too large, and needs a warm-up, because a large rate can ruin
-# the first steps. With Adam, scaling by the square root of N is common. Neither is a law. When you compare runs, say
-# whether the *global* batch was the same.
+# the first steps. With Adam, scaling by the square root of N is common. Try both. When you compare runs, say whether the
+# *global* batch was the same.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1451,8 +1459,8 @@ for event in in_order(orders.ranks[0]):
         print(f"[{event.tensor}]", end=" ")
 
 # %% [markdown]
-# With `find_unused_parameters`, buckets leave early, but each step has an extra all-reduce: one int32 per parameter,
-# which says who used it. And the buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at the end
+# With `find_unused_parameters`, buckets leave early, but each step has an extra all-reduce: one int32 per parameter, the
+# number of ranks that used it. And the buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at the end
 # of the first two steps, while it learns the graph. After that, it works like plain DDP.
 #
 # If a step uses a layer that was unused before, DDP raises an error. If a layer stops being used, DDP notices one step
@@ -1515,8 +1523,8 @@ print(run.ranks[0].stdout)
 
 # %% [markdown]
 # Four layers of 1 MiB make four buckets and four graphs. One large bucket still makes two graphs, because the compiler
-# assumes a first bucket of 1 MiB. Every rank compiles for itself, again for each new shape, while the others wait. So
-# keep shapes constant, and make the group's timeout longer than compiling takes.
+# assumes a first bucket of 1 MiB. Each rank compiles its own copy, and compiles again for each new shape; meanwhile the
+# other ranks wait. So keep shapes constant, and make the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #

@@ -128,8 +128,8 @@ for forgotten in parts:
 # With nothing forgotten, the weights are the same, bit for bit. The other runs are off by 0.1 to 0.2, without an error
 # or a warning. So test a resume by comparing bits, not by looking at a curve.
 #
-# Two rows are about the position in the data. The sampler shuffles with seed + epoch, so tell a new sampler the epoch.
-# And save the number of *finished* epochs: if you start at the last epoch's number, you train that epoch twice.
+# Two of these mistakes lose the position in the data. The sampler shuffles with seed + epoch, so tell a new sampler the
+# epoch. And save the number of *finished* epochs: if you start at the last epoch's number, you train that epoch twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
@@ -264,7 +264,7 @@ else:
     torch.load("saved/slow.pt")  # BUG: it exists, and is incomplete
 
 # %% [markdown]
-# `failed finding central directory` means an incomplete file, since a zip archive ends with its directory: the writer
+# `failed finding central directory` means that the file is incomplete: a zip archive ends with its directory. The writer
 # is still writing, or was killed. Within one job, a `barrier` after the save fixes it:
 
 # %%
@@ -303,7 +303,7 @@ else:
 dist.all_reduce(torch.ones(1))  # the next step
 
 # %% [markdown]
-# Rank 0 skipped the barrier and went on to the next step. Note the error's type: `torch.save` reports a full disk as a
+# Rank 0 skipped the barrier and continued to the next step. Note the error's type: `torch.save` reports a full disk as a
 # `RuntimeError`, not as an `OSError`.
 #
 # **All ranks must learn the outcome of the save**, through one collective that every rank always calls. It replaces the
@@ -367,8 +367,8 @@ print("all load", chosen[0])
 #
 # ### Loading: where, and on which ranks
 #
-# DDP copies rank 0's weights to all ranks once, when it wraps the model. So rank 0 alone may load *before* wrapping,
-# but not *after*:
+# DDP copies rank 0's weights to all ranks once, when it wraps the model. So if only rank 0 loads, does it matter whether
+# that happens before or after wrapping?
 
 # %%
 # %%ranks 2
@@ -393,7 +393,7 @@ for when in ("before", "after"):
     print(f"loaded on rank 0 {when} wrapping: after one step the ranks are {same}")
 
 # %% [markdown]
-# And DDP never copies the optimizer's state. **Let every rank load everything.**
+# It does, and DDP never copies the optimizer's state. So **let every rank load everything.**
 #
 # A file records the device of each tensor. The next cell writes a file that says "GPU 0", and loads it on a machine
 # without GPUs:
@@ -516,7 +516,8 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
 # Checkpoint 2 is **torn** (cut short), and checkpoint 1 is gone: opening the file for writing emptied it. The error
 # depends on the length of the torn file, so code that falls back to an older checkpoint has to catch `Exception`.
 #
-# Next, each of the three ways is killed at ten instants, and once not at all. Which step can be loaded afterwards?
+# Now save ten times in each of the three ways, and get killed at a different byte each time; the eleventh save survives.
+# Which step can be loaded afterwards?
 
 # %%
 def survivor(way, instant):
@@ -553,8 +554,8 @@ quiz("05_checkpointing/two_files")
 # ### Durable: power failures
 #
 # When a process is killed, the kernel still writes the data that it has received. In a power failure the kernel stops
-# too. It does not write in order, so the disk may have the new name without the bytes. `os.fsync` returns when the data
-# are on the disk. Two things must get there in order: the file's bytes, then its name, which is an entry in the folder.
+# too. The kernel doesn't write in order, so the disk may have the new name without the bytes. `os.fsync` returns when the
+# data are on the disk. Two things must get there in order: the file's bytes, then its name, which is an entry in the folder.
 
 # %%
 def durable(state, name):
@@ -952,8 +953,8 @@ for name, after in ways.items():
 # rest = list(sampler)[done * batch_size :]
 # ```
 #
-# Then use `DataLoader(data, batch_size, sampler=rest)`. Fetching and dropping the finished batches takes longer, and
-# draws random numbers if the dataset augments. Count a step only when its update is *in the weights*.
+# Then use `DataLoader(data, batch_size, sampler=rest)`. You could also fetch the finished batches and drop them, but that
+# takes longer, and draws random numbers if the dataset augments. Count a step only when its update is *in the weights*.
 #
 # ### The loader is ahead of you
 #
@@ -1049,9 +1050,9 @@ print("iter(DataLoader):                 ", moves(iter, DataLoader(range(4))))
 print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
-# A job that resumes mid-epoch creates one iterator more than the uninterrupted run. Created after you restored the
-# states, it changes all later dropout masks. So give the loader its own generator. Python, NumPy, torch and each GPU
-# have separate generators.
+# A job that resumes mid-epoch creates one iterator more than the uninterrupted run. If it does so after you restored the
+# states, all later dropout masks change. So give the loader its own generator. Python, NumPy, torch and each GPU have
+# separate generators.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1090,7 +1091,7 @@ for name, seed in (("one seed", 0), ("seed + rank", rank)):
 # ### Restarts change the bits
 #
 # Three ranks train two steps. A second run restarts after the first step with everything restored: same ranks, same
-# samples. Do all 4801 weights keep their bits?
+# samples. Are all 4801 weights the same, bit for bit?
 
 # %%
 # %%ranks 3 --into run --quiet
@@ -1132,8 +1133,8 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
 # the order in which the ranks' values are added. With two, a + b is b + a.
 #
 # With `find_unused_parameters=True` DDP never rebuilds its buckets. That costs a walk over the graph and one more
-# all-reduce per step (chapter 4, "A static graph"). Alternatively, let DDP take one step and discard it before you
-# restore anything.
+# all-reduce per step (chapter 4, "A static graph"). Alternatively, let DDP take one step right after the restart; then
+# restore everything, which undoes the step.
 #
 # Training does not need equal bits; *testing* a resume does, because "nearly equal" can hide a forgotten scheduler.
 # Test on two ranks, or with `find_unused_parameters=True`.
@@ -1389,7 +1390,7 @@ else:
 # | may change `RANK` and `WORLD_SIZE` | reads them again; state belongs to the job, not to a rank |
 # | runs the set-up code again | makes it repeatable: an existing folder is fine, and the log is not truncated |
 # | restarts after every failure | sets a low limit: with `--max-restarts=100`, a bug fails 101 times |
-# | counts exit status 0 as success | exits with another status on failure, and returns at once if nothing is left to do |
+# | counts exit status 0 as success | exits with a nonzero status on failure, and returns at once if nothing is left to do |
 # | restarts only after a process ends | sets a timeout, so that a hang ends |
 #
 # ### How often to save
@@ -1417,8 +1418,8 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
     print(f"every {hours:4.1f} h   {overhead(hours):.0%} more time")
 
 # %% [markdown]
-# The formula gives 1.4 hours. The optimum is flat: a third of that interval, or three times it, costs only 3 to 4
-# points more.
+# The formula gives 1.4 hours. You needn't be exact: a third of that interval, or three times it, costs only 3 to 4
+# percentage points more.
 
 # %%
 quiz("05_checkpointing/restart")
@@ -1450,7 +1451,7 @@ for step in range(10):
 dist.barrier()  # before the save
 
 # %% [markdown]
-# Rank 1 wants to save, the others train on, and the job hangs in its last minute. With one small all-reduce per step,
+# Rank 1 wants to save, the others keep training, and the job hangs in its last minute. With one small all-reduce per step,
 # they decide together:
 
 # %%
@@ -1624,7 +1625,7 @@ contract("elastic_training", "train")
 # A step's samples must follow from seed and step alone. Take the global batch first, then this rank's part.
 # </details>
 #
-# <details><summary>A finished job trains on</summary>
+# <details><summary>A finished job keeps training</summary>
 # A launcher may start it once more. Check the step before the loop.
 # </details>
 #
@@ -1692,9 +1693,12 @@ else:
 # | resume on a different number of ranks, if you ever will | the loss curve continues | "Determinism" |
 # | start the finished job again | it exits at once with status 0 | "Elastic restarts" |
 #
-# Write down three numbers: the seconds per save (less than the timeout and the grace period); the bytes of all
-# checkpoints that you keep plus one, because the new one is written first (less than the quota); and the steps that a
-# kill costs at most.
+# Write down three numbers:
+#
+# - the seconds per save: fewer than the timeout and the grace period;
+# - the bytes of all checkpoints that you keep, and of one more, because the new one is written before an old one is
+#   deleted: fewer than the quota;
+# - the steps that a kill costs at most.
 
 # %%
 quiz("05_checkpointing/rehearsal")

@@ -216,7 +216,7 @@ contract("shard_optimizer", "ShardedOptimizer")
 # ## Shard the parameters
 #
 # With ZeRO-1, every rank still holds all parameters and gradients. **FSDP** divides these too: each rank keeps its
-# **shard**, some rows of each weight. But a rank's inputs need every row. So the ranks **all-gather** a layer's weight
+# **shard**, some rows of each weight. But to compute its output, a rank needs every row. So the ranks **all-gather** a layer's weight
 # just before it computes, and free it right afterwards. They gather it again for backward.
 #
 # The smallest such layer multiplies by one weight per feature. Each of two ranks keeps two of four weights. A
@@ -419,7 +419,7 @@ for way in WAYS:
 
 # %% [markdown]
 # FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it
-# sends as much as DDP. If it frees them, it sends about half as much again, but never holds the whole model. In
+# sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model. In
 # bfloat16 it is back at DDP's traffic: `param_dtype` halves the gathers; the gradients are summed in float32
 # (`reduce_dtype`).
 #
@@ -506,8 +506,8 @@ for parameters in (125e6, 1.5e9, 13e9):
 # - **DDP** while it fits. It is the simplest, and in float32 none of the others sends less.
 # - **ZeRO-1** if only the optimizer's state is too large.
 # - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
-# - **Tensor parallelism** if one layer is too large for a GPU, within a node; **pipelines** across nodes. These two
-#   divide the computation of one batch; the ways above do not.
+# - **Tensor parallelism**, within a node, if one layer is too large for a GPU; **pipelines** to span several nodes. These
+#   two divide the computation of one batch; the ways above do not.
 
 # %%
 quiz("06_beyond_ddp/which")
@@ -530,7 +530,7 @@ quiz("06_beyond_ddp/which")
 # - Parameters, gradients and AdamW's state take 4, 4 and 8 bytes per parameter; activations grow with the batch.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
-# - An all-reduce is a reduce-scatter and an all-gather, so sharding gradients and state need cost no traffic.
+# - An all-reduce is a reduce-scatter and an all-gather, so sharding gradients and state needs no extra traffic.
 # - Sharding does not divide the activations.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask which

@@ -5,8 +5,8 @@ one rank's share of the records makes it.”
 
     ./lockstep run -n 2 exercises/clinic/cast_late.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: it stays a
-run in float64. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: it stays a
+run in float64. `main()` must still return the same things.
 """
 
 import os

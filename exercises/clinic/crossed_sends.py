@@ -5,8 +5,8 @@ settings came from the host beside it.”
 
     ./lockstep run -n 4 exercises/clinic/crossed_sends.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that it ends
-whatever a host's settings say. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job, so that it
+ends whatever a host's settings say. `main()` must still return the same things.
 """
 
 import os

@@ -1,12 +1,12 @@
 """Case: the vocabulary that cannot be read.
 
-“Each rank writes down the words of its own texts, and then everybody reads what all have written. There is a barrier in
-between! It works at home, where everything lies on one disk. Here every rank dies while it reads.”
+“Each rank writes down the words of its own texts, and then every rank reads what all have written. There is a barrier
+in between! It works at home, where everything lies on one disk. Here every rank dies while it reads.”
 
     ./lockstep run -n 4 exercises/clinic/early_reader.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: the vocabulary
-holds the words of all ranks. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: the
+vocabulary holds the words of all ranks. `main()` must still return the same things.
 """
 
 import json
@@ -32,7 +32,7 @@ def shared_folder() -> Path:
 
 
 def words(rank: int) -> list[str]:
-    """The words of this rank's texts. Some of them stand in the neighbour's too."""
+    """The words of this rank's texts. Some of them are in the neighbour's texts too."""
     return [f"word{number}" for number in range(5 * rank, 5 * rank + 8)]
 
 

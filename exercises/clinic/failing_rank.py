@@ -5,8 +5,8 @@ have looked twice and find nothing.”
 
     ./lockstep run -n 4 exercises/clinic/failing_rank.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: all 48
-measurements are good, and each is trained on, in this order. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: all 48
+measurements are good, and each is trained on, in this order. `main()` must still return the same things.
 """
 
 import os

@@ -5,8 +5,8 @@ line of output.”
 
     ./lockstep run -n 3 exercises/clinic/fixed_address.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()` goes
-on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job. `main()`
+must still return the same things.
 """
 
 import os

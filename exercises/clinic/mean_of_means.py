@@ -5,8 +5,8 @@ as hard as all those of another site. One process that takes the same batches to
 
     ./lockstep run -n 2 exercises/clinic/mean_of_means.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: every
-labelled record weighs the same, as on one process. `main()` goes on starting from seed 0 and returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: every
+labelled record weighs the same, as on one process. `main()` must still start from seed 0 and return the same things.
 """
 
 import os

@@ -1,11 +1,11 @@
 """Case: three machines learn less than one.
 
-“On one machine it trains and ends. On three the curve is worse, and at the end of the epoch everybody waits.”
+“On one machine it trains and ends. On three the curve is worse, and at the end of the epoch all ranks wait.”
 
     ./lockstep run -n 3 exercises/clinic/nan_batch.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: one epoch, to
-its end, in which nothing that is not a number gets into the weights. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: one epoch,
+to its end, in which nothing that is not a number gets into the weights. `main()` must still return the same things.
 """
 
 import math

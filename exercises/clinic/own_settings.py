@@ -1,12 +1,12 @@
 """Case: two checkpoints of one training.
 
-“Same script, same records, same seed on every host, and the losses look alike. Then somebody compared the checkpoints
-of two hosts, and they were not the same model. We want to start this job on any hosts and get one model.”
+“Same script, same records, same seed on every host, and the losses look alike. Then we compared the checkpoints of two
+hosts, and they were not the same model. We want to start this job on any hosts and get one model.”
 
     ./lockstep run -n 3 exercises/clinic/own_settings.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that it
-trains to the end whichever hosts it is given. `main()` goes on starting from seed 0 and returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job, so that it
+trains to the end whichever hosts it is given. `main()` must still start from seed 0 and return the same things.
 """
 
 import os

@@ -4,8 +4,8 @@
 
     ./lockstep run -n 3 exercises/clinic/padded_eval.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job; the ranks
-go on sharing the work. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job; the ranks
+still share the work. `main()` must still return the same things.
 """
 
 import os

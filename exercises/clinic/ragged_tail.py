@@ -5,8 +5,8 @@ not answer as that of rank 0 does. Without the accumulation they were the same.â
 
     ./lockstep run -n 2 exercises/clinic/ragged_tail.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job; five stay
-five, and every record counts. `main()` goes on starting from seed 0 and returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job; five stay
+five, and every record counts. `main()` must still start from seed 0 and return the same things.
 """
 
 import contextlib

@@ -4,8 +4,8 @@
 
     ./lockstep run -n 2 exercises/clinic/same_data.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()`
-goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job. `main()`
+must still return the same things.
 """
 
 import os

@@ -5,8 +5,8 @@ on eight. The run has to stay repeatable, so please leave it a seed.”
 
     ./lockstep run -n 2 exercises/clinic/same_masks.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: started
-twice, it gives the same model twice. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: started
+twice, it gives the same model twice. `main()` must still return the same things.
 """
 
 import os

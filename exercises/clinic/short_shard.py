@@ -1,11 +1,11 @@
 """Case: it trains, and then never ends.
 
-“One shard a rank, as they came from the labeller. The loss goes down nicely. Then nothing, until somebody kills it.”
+“One shard a rank, as they came from the labeller. The loss goes down nicely. Then nothing, until you kill it.”
 
     ./lockstep run -n 3 exercises/clinic/short_shard.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that every
-record that was labelled is still trained on. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job, so that
+every record that was labelled is still trained on. `main()` must still return the same things.
 """
 
 import os

@@ -1,11 +1,11 @@
 """Case: two teams, no result.
 
-“An ensemble: two teams, each of neighbouring ranks, train a model each. Half of the ranks come to the end. The others don't.”
+“An ensemble: two teams, each of neighbouring ranks, train a model each. Half of the ranks finish. The others don't.”
 
     ./lockstep run -n 4 exercises/clinic/subgroup.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: the first half
-of the ranks trains one model together, the second half another. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: the first
+half of the ranks trains one model together, the second half another. `main()` must still return the same things.
 """
 
 import os

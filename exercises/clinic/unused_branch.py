@@ -5,8 +5,8 @@ does not.”
 
     ./lockstep run -n 3 exercises/clinic/unused_branch.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: both hidden
-layers are meant to be trained. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: both hidden
+layers are meant to be trained. `main()` must still return the same things.
 """
 
 import os

@@ -4,8 +4,8 @@
 
     ./lockstep run -n 4 exercises/clinic/wrong_world.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, so that the
-next change of machines does not stop it. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job, so that the
+next change of machines does not stop it. `main()` must still return the same things.
 """
 
 import os
@@ -23,7 +23,7 @@ RANK = "?"  # its number, or "all"
 
 
 def settings(rank: int) -> dict[str, Any]:
-    """The settings file of this rank's host. How many machines there are stands in it, and one rank runs on each."""
+    """The settings file of this rank's host. It says how many machines there are; one rank runs on each."""
     machines = int(os.environ["WORLD_SIZE"])
     usual = {"machines": machines, "ranks_each": 1}
     return clinic_data.settings("wrong_world", rank, machines, usual, odd={"machines": machines + 1})

@@ -5,8 +5,8 @@ low enough. The sooner one rank prints that it is done, the longer I wait for th
 
     ./lockstep run -n 3 exercises/clinic/early_stop.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: it still stops
-when the model is good enough on the validation records. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: it still
+stops when the model is good enough on the validation records. `main()` must still return the same things.
 """
 
 import os

@@ -1,12 +1,12 @@
 """Case: it starts from good weights, and gets worse.
 
-“One of our disks holds weights that are already good, so training starts from them. One rank's loss begins low. The model
-that comes out is worse than the one that we put in.”
+“One of our disks holds weights that are already good, so training starts from them. One rank's loss starts low. The
+model that comes out is worse than the one that we put in.”
 
     ./lockstep run -n 3 exercises/clinic/late_load.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: the training
-starts from those weights. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: the training
+starts from those weights. `main()` must still return the same things.
 """
 
 import os

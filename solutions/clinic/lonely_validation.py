@@ -5,8 +5,8 @@
 
     ./lockstep run -n 3 exercises/clinic/lonely_validation.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: it trains as
-before, and the host that measures returns two accuracies. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: it trains as
+before, and the host that measures returns two accuracies. `main()` must still return the same things.
 """
 
 import os

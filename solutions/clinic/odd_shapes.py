@@ -5,8 +5,8 @@ set this worked. The new one kills the job, and there is not even a Python trace
 
     ./lockstep run -n 3 exercises/clinic/odd_shapes.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: every record
-is counted, once. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: every record
+is counted, once. `main()` must still return the same things.
 """
 
 import os
@@ -30,7 +30,7 @@ def part(rank: int, world_size: int) -> clinic_data.Records:
 
 
 def classify(features: torch.Tensor) -> torch.Tensor:
-    """(N, 8) float32 to N classes as int64. Stands for the trained model."""
+    """(N, 8) float32 to N classes as int64. A stand-in for the trained model."""
     weights = (
         torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES)
         .reshape(clinic_data.FEATURES, clinic_data.CLASSES)

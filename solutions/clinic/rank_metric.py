@@ -5,8 +5,8 @@ another. Neither of them rounds.”
 
     ./lockstep run -n 3 exercises/clinic/rank_metric.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: what the
-tracker shows is what the auditor counts. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: what the
+tracker shows is what the auditor counts. `main()` must still return the same things.
 """
 
 import os

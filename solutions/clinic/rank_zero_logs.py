@@ -4,8 +4,9 @@
 
     ./lockstep run -n 3 exercises/clinic/rank_zero_logs.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: the host that
-logs goes on printing and returning the losses of all ranks, every fourth step. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: the host
+that logs still prints and returns the losses of all ranks, every fourth step. `main()` must still return the same
+things.
 """
 
 import os

@@ -5,8 +5,8 @@ PyTorch tells us to look for unused parameters. There are none!”
 
     ./lockstep run -n 3 exercises/clinic/reentrant.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job: it goes on
-recomputing, and it trains all layers. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: it still
+recomputes, and it trains all layers. `main()` must still return the same things.
 """
 
 import os

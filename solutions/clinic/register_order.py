@@ -5,8 +5,8 @@ settings, and is of no matter. Since we train on three hosts, one host's model h
 
     ./lockstep run -n 3 exercises/clinic/register_order.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job, whichever
-hosts it is given. `main()` goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job, whichever
+hosts it is given. `main()` must still return the same things.
 """
 
 import os
@@ -28,7 +28,7 @@ RANK = 0
 
 
 class Ears(nn.Module):
-    """One tower for each name; each hears the features in a way of its own."""
+    """One tower for each name; each hears the features in its own way."""
 
     def __init__(self, towers: list[str]) -> None:
         super().__init__()

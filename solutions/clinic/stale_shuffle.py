@@ -5,8 +5,8 @@ fourth. Shuffling is on.”
 
     ./lockstep run -n 2 exercises/clinic/stale_shuffle.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()`
-goes on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job. `main()`
+must still return the same things.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""Case: two numbers that nobody can reproduce.
+"""Case: two numbers that can't be reproduced.
 
 “The evaluation reports a loss and an accuracy over all ranks. It runs through, and it looks like a result. With the same
 model and the same records, one process computes something else.”
 
     ./lockstep run -n 3 exercises/clinic/swapped_order.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then mend the job. `main()` goes
-on returning the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job. `main()`
+must still return the same things.
 """
 
 import os
@@ -28,7 +28,7 @@ COUNT = 48
 
 
 def classify(features: torch.Tensor) -> torch.Tensor:
-    """(N, 8) float32 to scores, (N, 3). Stands for the trained model."""
+    """(N, 8) float32 to scores, (N, 3). A stand-in for the trained model."""
     weights = (
         torch.linspace(-1, 1, clinic_data.FEATURES * clinic_data.CLASSES)
         .reshape(clinic_data.FEATURES, clinic_data.CLASSES)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..course import Course, progress
 from ..course.standing import CourseStanding, next_up, standing
-from ..grading.text import WIDTH, check_text, is_unwritten
+from ..grading.text import WIDTH, check_text, is_unwritten, stage_text
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
 from .console import console, painted, width
@@ -31,6 +31,8 @@ def show_score(result: ExerciseResult) -> None:
     style = "bold green" if result.passed else "bold"
     line = f"{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s"
     console().print(Text(line, style=style))
+    if result.stage:
+        console().print(painted(stage_text(result)))
 
 
 def show_next(course: Course, report: Report) -> None:

@@ -97,6 +97,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Open the grading. Its checks are in the order of their files, whatever shuffles other tests."""
     config.option.randomly_reorganize = False
     config.addinivalue_line("markers", "needs(check, ...): not run unless these checks of the same file have passed")
+    config.addinivalue_line(
+        "markers", "stage(what, where): what a learner writes in this stage, and where it is explained"
+    )
     request = config.stash.get(REQUEST, None) or _request(config)
     session = Session(find(config.rootpath), request)
     config.stash[SESSION] = session
@@ -158,7 +161,7 @@ def pytest_runtest_makereport(
     result = _conclude(item, call, session, exercise)
     if result is None:
         session.faults.append(f"{item.nodeid}: {report.longreprtext}")
-        result = CheckResult(title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN)
+        result = CheckResult(title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN, stage=stage(item))
     session.results.setdefault(exercise, []).append(result)
     if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
         report.longrepr = check_text(result)
@@ -176,7 +179,7 @@ def _conclude(item: pytest.Item, call: pytest.CallInfo[Any], session: Session, e
     name = title(item)
 
     def result(outcome: CheckOutcome, **more: Any) -> CheckResult:
-        return CheckResult(name, item.name, outcome, output=output, seconds=seconds, **more)
+        return CheckResult(name, item.name, outcome, output=output, seconds=seconds, stage=stage(item), **more)
 
     error = call.excinfo.value if call.excinfo is not None else None
     if error is None:
@@ -227,6 +230,12 @@ def title(item: pytest.Item) -> str:
     """The check's name in the learner's words."""
     said = item.obj.__doc__ if isinstance(item, pytest.Function) else None
     return (said or item.name).strip().splitlines()[0].rstrip(".")
+
+
+def stage(item: pytest.Item) -> str:
+    """What the check's stage has a learner do; empty if its exercise has no stages."""
+    marker = item.get_closest_marker("stage")
+    return "{} ({})".format(*marker.args) if marker is not None else ""
 
 
 def exercise_of(of: pytest.Item | pytest.FixtureRequest) -> str:

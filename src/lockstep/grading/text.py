@@ -64,7 +64,13 @@ def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
     lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
     worth = Worth()
     lines += [check_text(check, exercise.name, hint=hint) for check in exercise.checks if worth(check)]
+    lines += _wrapped(stage_text(exercise), WIDTH)
     return "\n".join(lines)
+
+
+def stage_text(exercise: ExerciseResult) -> str:
+    """The stage to write next; empty if there is none."""
+    return f"Next: {exercise.stage}" if exercise.stage else ""
 
 
 def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint: str = HINT) -> str:

@@ -52,6 +52,7 @@ class CheckResult:
     """One check: its name in the learner's words, how it went, and what the ranks printed meanwhile.
 
     `reason` says why it was not run. `lacking` is set when the grading machine lacks something: no grade counts it.
+    `stage` is what its stage has the learner do, for an exercise that is written in stages.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CheckResult:
     output: str = ""
     seconds: float = 0.0
     lacking: bool = False
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,14 @@ class ExerciseResult:
     def max_score(self) -> int:
         """How many checks there are."""
         return len(self.checks)
+
+    @property
+    def stage(self) -> str:
+        """The first stage that is not passed: `stage 3 of 7, …`. Empty after the last one, and if there are none."""
+        stages = list(dict.fromkeys(check.stage for check in self.checks if check.stage))
+        missing = {check.stage for check in self.checks if check.outcome is not CheckOutcome.PASSED}
+        ahead = ((number, name) for number, name in enumerate(stages, 1) if name in missing)
+        return next((f"stage {number} of {len(stages)}, {name}" for number, name in ahead), "")
 
     @property
     def lacking(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from ..course import CourseError, find
 from ..course.course import leaf
 from ..course.runs import READ_ON
-from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text
+from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
 from ..ranks.cards import card, said
@@ -92,6 +92,7 @@ def _exercise(result: ExerciseResult) -> str:
         if some:
             listed = "".join(f"<li>{escape(_reasoned(check))}</li>" for check in some)
             parts.append(f"<details><summary>{mark} {len(some)} {words}</summary><ul>{listed}</ul></details>")
+    parts += [f"<p>{_linked(stage_text(result))}</p>"] if result.stage else []
     return f'<div class="ls-card {state}">{"".join(parts)}</div>'
 
 
