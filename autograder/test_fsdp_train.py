@@ -264,6 +264,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             ("should not be applied", "fsdp-order", SHARD),
             ("mixed torch.Tensor and DTensor", "fsdp-clips-own-rows", CLIP),
             ("got mixed", "fsdp-clips-own-rows", CLIP),
+            ("must have the same dtype", "fsdp-dtypes-meet", POLICY),
             ("Missing key in checkpoint", "fsdp-load-fails", LOAD),
             ("size mismatch", "fsdp-load-fails", LOAD),
         ):
@@ -283,6 +284,10 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 def judge_steps(grader: Grader, played: Played, tolerance: Tolerance = CLOSE, more: Sequence[Hypothesis] = ()) -> None:
     """All parameters after each step on every rank, against one process and what the usual mistakes give."""
     world = played.world_size
+    for rank, states in enumerate(played.states):
+        if more_names := sorted(set(states[0]) - set(played.state)):
+            said = f"Two modules share a weight. After sharding, rank {rank} has it twice: {', '.join(more_names)} is a parameter of its own."
+            grader.fail("fsdp-shared-apart", said, of=[rank], at=SHARD)
 
     def hypothesis(id: str, says: str, at: str, *args: Any, **how: Any) -> Hypothesis:
         return Hypothesis(id, says, lambda: Plain(played, *args, **how).states, at)
@@ -337,11 +342,8 @@ def judge_forward_gathers(grader: Grader, played: Played, itemsize: int = 4) -> 
             said = f"Forward on rank {rank} called {listed(seen)}. The {LAYERS} layers and all other parameters need {listed(expected)}."
             if sorted(seen) == sorted(expected):
                 continue
-            if len(seen) < len(expected) and sum(seen) == sum(expected):
-                grader.fail("fsdp-gathered-at-once", said, of=[rank], at=SHARD)
-            if len(seen) > len(expected):
-                grader.fail("fsdp-gathered-in-pieces", said, of=[rank], at=SHARD)
-            grader.fail("fsdp-wrong-gathers", said, of=[rank], at=SHARD)
+            together = len(seen) <= len(expected)
+            grader.fail("fsdp-gathered-at-once" if together else "fsdp-gathered-in-pieces", said, of=[rank], at=SHARD)
 
 
 def judge_rows(grader: Grader, played: Played) -> None:
