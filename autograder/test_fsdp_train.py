@@ -32,11 +32,15 @@ from lockstep.grading import (
 
 VOCABULARY, WIDTH, HIDDEN, LAYERS = 61, 96, 50, 3  # neither two ranks nor three can divide all of it
 FROZEN = "layers.1.first.weight"
-SIZES = {2: [[5, 2], [1, 6], [4, 3]], 3: [[4, 1, 2], [4, 0, 3], [1, 5, 1]], 4: [[3, 1, 2, 1], [3, 2, 0, 2], [1, 1, 1, 4]]}
+SIZES = {
+    2: [[5, 2], [1, 6], [4, 3]],
+    3: [[4, 1, 2], [4, 0, 3], [1, 5, 1]],
+    4: [[3, 1, 2, 1], [3, 2, 0, 2], [1, 1, 1, 4]],
+}
 """By the number of ranks: how many samples each rank has in each step."""
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 ADAMW = {"lr": 0.02, "weight_decay": 0.05, "eps": 1e-3}  # so large an eps that a gradient's rounding stays rounding
-UNCLIPPED, CLIPPED = [1e6, 1e6, 1e6], [0.8, 1e6, 0.3]
+UNCLIPPED, CLIPPED = [1e6, 1e6, 1e6], [0.05, 1e6, 0.03]  # the norm is about 0.7, the largest element 0.13 or more
 CLOSE = Tolerance(relative=1e-4, absolute=1e-5)
 COARSE = Tolerance(relative=0.1, absolute=0.02, norm=0.02)  # bfloat16 has three digits
 STEPS = 3
@@ -134,7 +138,9 @@ def batches(grader: Grader, world_size: int) -> list[list[list[torch.Tensor]]]:
     """`batches[step][rank]`: inputs and targets. The joined batches are the same for every number of ranks."""
     generator = torch.Generator().manual_seed(grader.random("batches").randrange(1 << 30))
     drawn = [torch.randint(VOCABULARY, (2, 7), generator=generator) for _ in range(STEPS)]
-    return [[list(part) for part in joined.split(sizes, 1)] for joined, sizes in zip(drawn, SIZES[world_size], strict=True)]
+    return [
+        [list(part) for part in joined.split(sizes, 1)] for joined, sizes in zip(drawn, SIZES[world_size], strict=True)
+    ]
 
 
 # What one process makes of it ---------------------------------------------------------------------------------------
@@ -224,6 +230,7 @@ class Plain:
         self.norms: list[float] = []
         self.sums: list[list[float]] = []
         self.states = [self._copy(own)]
+        before: State = {}
         for step, most in enumerate(played.norms):
             if step == renewed:
                 optimizer = getattr(torch.optim, played.optimizer)(trained, **(options or played.options))
@@ -238,7 +245,7 @@ class Plain:
                 gradients.append({name: one for name, one in zip(own, found, strict=True) if name != FROZEN})
                 self.sums[-1].append(loss.item())
             gradient = combine(gradients, counts)
-            if not forgets and step:
+            if not forgets and before:
                 gradient = {name: one + before[name] for name, one in gradient.items()}
             before = clip(played, gradient, most)
             self.losses.append(sum(self.sums[-1]) / sum(counts))
@@ -259,14 +266,10 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     error = cause.error
     if error is not None:
         for said, id, at in (
-            ("FSDP parameters should be materialized", "fsdp-wrong-step", SHARD),
-            ("has already been applied", "fsdp-order", SHARD),
-            ("should not be applied", "fsdp-order", SHARD),
-            ("mixed torch.Tensor and DTensor", "fsdp-clips-own-rows", CLIP),
-            ("got mixed", "fsdp-clips-own-rows", CLIP),
+            ("overlapping meshes", "fsdp-order", SHARD),
+            ("shared with a parameter already", "fsdp-shared-apart", SHARD),
+            ("got mixed torch.Tensor and DTensor", "fsdp-not-sharded", SHARD),
             ("must have the same dtype", "fsdp-dtypes-meet", POLICY),
-            ("Missing key in checkpoint", "fsdp-load-fails", LOAD),
-            ("size mismatch", "fsdp-load-fails", LOAD),
         ):
             if said.lower() in error.message.lower():
                 told = f"{names(cause.ranks).capitalize()} raised {error}"
@@ -284,10 +287,6 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 def judge_steps(grader: Grader, played: Played, tolerance: Tolerance = CLOSE, more: Sequence[Hypothesis] = ()) -> None:
     """All parameters after each step on every rank, against one process and what the usual mistakes give."""
     world = played.world_size
-    for rank, states in enumerate(played.states):
-        if more_names := sorted(set(states[0]) - set(played.state)):
-            said = f"Two modules share a weight. After sharding, rank {rank} has it twice: {', '.join(more_names)} is a parameter of its own."
-            grader.fail("fsdp-shared-apart", said, of=[rank], at=SHARD)
 
     def hypothesis(id: str, says: str, at: str, *args: Any, **how: Any) -> Hypothesis:
         return Hypothesis(id, says, lambda: Plain(played, *args, **how).states, at)
@@ -393,7 +392,10 @@ def test_loss(grader: Grader) -> None:
     played = main_run(grader)
     plain = Plain(played)
     counts = SIZES[3]
-    own = [[total / max(n, 1) for total, n in zip(sums, sizes, strict=True)] for sums, sizes in zip(plain.sums, counts, strict=True)]
+    own = [
+        [total / max(n, 1) for total, n in zip(sums, sizes, strict=True)]
+        for sums, sizes in zip(plain.sums, counts, strict=True)
+    ]
     ranks, steps = range(3), range(STEPS)
     mistakes = [
         Hypothesis("fsdp-own-loss", "That is the mean over the rank's own samples.", Each([[own[s][r] for s in steps] for r in ranks])),
@@ -405,7 +407,9 @@ def test_loss(grader: Grader) -> None:
         Hypothesis("fsdp-own-loss", "That is a third of the loss.", [loss / 3 for loss in plain.losses]),
     ]  # fmt: skip
     seen = played.run.observed("losses")
-    grader.explain("[step] of the loss", seen, plain.losses, mistakes, otherwise="fsdp-own-loss", at=LOSS, tolerance=CLOSE)
+    grader.explain(
+        "[step] of the loss", seen, plain.losses, mistakes, otherwise="fsdp-own-loss", at=LOSS, tolerance=CLOSE
+    )
 
 
 @pytest.mark.needs("test_steps")
@@ -429,7 +433,9 @@ def test_clipping(grader: Grader) -> None:
         Hypothesis("fsdp-wrong-norm", "That is twice the norm.", [2 * norm for norm in plain.norms]),
     ]
     seen = played.run.observed("norms")
-    grader.explain("[step] of the norm", seen, plain.norms, wrong, otherwise="fsdp-wrong-norm", at=NORM, tolerance=CLOSE)
+    grader.explain(
+        "[step] of the norm", seen, plain.norms, wrong, otherwise="fsdp-wrong-norm", at=NORM, tolerance=CLOSE
+    )
 
 
 @pytest.mark.needs("test_steps")
@@ -522,9 +528,7 @@ def test_saving(grader: Grader) -> None:
     numbers = sum(one.numel() for one in played.state.values())
     trained = numbers - played.state[FROZEN].numel()
     needed, total = 4 * (numbers + 2 * trained), sum(files.values())
-    said = (
-        f"save wrote {total} bytes into {len(files)} file{'s' if len(files) != 1 else ''}. Model and optimizer are {needed} bytes."
-    )
+    said = f"save wrote {total} bytes into {len(files)} file{'s' if len(files) != 1 else ''}. Model and optimizer are {needed} bytes."
     if total < 0.9 * needed:
         grader.fail("fsdp-save-incomplete", said, at=SAVE)
     if total > 2 * needed:
@@ -554,7 +558,9 @@ def test_resuming(grader: Grader) -> None:
                    at_save[left] | {FROZEN: state[FROZEN].double()}),
     ]  # fmt: skip
     seen = [states[1] for states in run.observed("states")]
-    grader.explain("After load, parameter", seen, at_save[left], mistakes, otherwise="fsdp-weights-lost", at=LOAD, tolerance=CLOSE)
+    grader.explain(
+        "After load, parameter", seen, at_save[left], mistakes, otherwise="fsdp-weights-lost", at=LOAD, tolerance=CLOSE
+    )
     grader.explain("What load returned", run.observed("loaded"), left, otherwise="fsdp-step-lost", at=LOAD)
 
     def after(**how: Any) -> State:
@@ -569,4 +575,12 @@ def test_resuming(grader: Grader) -> None:
                    lambda: after(altered=left, options=loading)),
     ]  # fmt: skip
     seen = [states[-1] for states in run.observed("states")]
-    grader.explain("One step after load, parameter", seen, after(), mistakes, otherwise="fsdp-moments-lost", at=LOAD, tolerance=CLOSE)
+    grader.explain(
+        "One step after load, parameter",
+        seen,
+        after(),
+        mistakes,
+        otherwise="fsdp-moments-lost",
+        at=LOAD,
+        tolerance=CLOSE,
+    )

@@ -158,9 +158,7 @@ def saves(submission, batches: list[list[torch.Tensor]], norms: list[float], ste
     played.report()
 
 
-def loads(
-    submission, content: State, batches: list[list[torch.Tensor]], norms: list[float], **job: Any
-) -> None:
+def loads(submission, content: State, batches: list[list[torch.Tensor]], norms: list[float], **job: Any) -> None:
     """What `saves` wrote, loaded before the first of these steps."""
     played = Job(submission, **job)
     for name, values in content.items() if rank() == 0 else ():
