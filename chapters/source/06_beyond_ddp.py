@@ -466,7 +466,7 @@ for way, mesh in meshes.items():
 
 # %%
 def sent(way, across):
-    """MB that ranks 0 and 1 send in the step: to the other node, or to each other. Each ring is in order of rank."""
+    """MB that ranks 0 and 1 send in the step, across nodes or not. Rings are in order of rank."""
     total = 0
     for rank in (0, 1):
         at = {mark.name: mark.number for mark in run.ranks[rank].marks}
@@ -487,9 +487,9 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# HSDP sends less than half as much across, for twice the memory per rank. On two nodes of eight GPUs, it would be P instead
-# of 2.8P; on many nodes, 2P instead of 3P. And with FSDP2 each layer waits for its part of that before it computes. So use
-# HSDP if a node has room for the whole model.
+# As above, FSDP2 gathers the outermost module once, not twice. HSDP sends less than half as much across, for twice the
+# memory per rank. On two nodes of eight GPUs, it would be P instead of 2.8P; on many nodes, 2P instead of 3P. And with FSDP2
+# each layer waits for its part of that before it computes. So use HSDP if a node has room for the whole model.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -584,7 +584,8 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
     (model(x).sum() * factor).backward()
     row = model.weight.grad.to_local()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=100.0)
-    print(f"{way:17} row {row.item():.2f}  its norm {row.norm():.2f}  of all rows {norm.full_tensor():.2f}")
+    print(f"{way:17} row {row.item():.2f}  its norm {row.norm():.2f}", end="  ")
+    print(f"of all rows {norm.full_tensor():.2f}")
 
 # %% [markdown]
 # The mean of all four samples is 3, but the mean of the two means is 5. So divide the sum of your losses by the number of
