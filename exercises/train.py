@@ -8,8 +8,9 @@ or a small GPT on the characters of Python's own library, for which you want a G
 
     torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
 
-Kill it and start it again with the same `--folder`: it continues after the last saved step. The file needs only torch
-and, for the digits, scikit-learn. Take it with you.
+Kill it and start it again with the same `--folder`: it continues after the last saved step. `--exact` makes that bit for
+bit the same on any number of ranks, for some speed. The file needs only torch and, for the digits, scikit-learn. Take it
+with you.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
     parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
     parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
+    parser.add_argument("--exact", action="store_true", help="a restarted job ends with the same bits, on any ranks")
+    parser.add_argument("--compile", action="store_true", help="compile the model; the first step takes longer")
+    parser.add_argument("--workers", type=int, default=0, help="processes on each rank that load its data")
     return parser.parse_args(arguments)
 
 
@@ -105,6 +109,7 @@ class GPT(nn.Module):
         length = x.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
         hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
+        # With is_causal the layers compute attention in one kernel (scaled_dot_product_attention).
         return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
 
 
@@ -150,8 +155,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
 
     One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
-    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`.
-    Raises RuntimeError on every rank if the file could not be written.
+    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`, and
+    the one before it as `checkpoint.older`. Raises RuntimeError on every rank if the file could not be written.
     """
     raise NotImplementedError("train: save, atomically and durably")
 
@@ -159,17 +164,19 @@ def save(path: Path, state: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
-    Read it with `weights_only=True`. In the solution rank 0 reads it and sends it to the others: not every node needs
-    to see the folder. That suits checkpoints of a few GB, which under nccl pass through GPU memory; every rank should
-    read larger ones itself (chapter 5, "Who writes, who reads").
+    Read it with `weights_only=True`. In the solution rank 0 reads it and sends it to the others, not through GPU memory:
+    not every node needs to see the folder. That suits checkpoints of a few GB; every rank should read larger ones itself
+    (chapter 5, "Who writes, who reads"), or each its part, with `torch.distributed.checkpoint` (chapter 6).
 
-    The solution skips a damaged file, says so on rank 0, and returns the one before it. If no file is intact it raises
+    The solution skips damaged files, says so on rank 0, and returns the newest intact one. If no file is intact it raises
     RuntimeError on every rank rather than start over. The check doesn't ask for that.
     """
     raise NotImplementedError("train: load the same on every rank")
 
 
-def batches(dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int) -> Iterator[Any]:
+def batches(
+    dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int, workers: int = 0
+) -> Iterator[Any]:
     """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
 
     A step uses `batch_size` samples over all ranks, an equal share on each, in `accumulate` micro-batches of equal
@@ -219,11 +226,14 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
       the learning rate `rate(step, …)`.
     - A checkpoint (`checkpoint.pt` in the folder) holds the number of steps done, the weights and the optimizer's
       state. Save it every `save_every` steps, after the last step, and when the job is asked to stop.
-    - After each step one small collective tells every rank whether any rank was asked to stop (`StopRequest`), and the
-      step's loss over all ranks. If one was, all stop after the same step and save.
+    - After each step one small collective tells every rank whether any rank was asked to stop (`StopRequest`). If one was,
+      all stop after the same step and save.
     - Interrupted anywhere and restarted on the same number of ranks, it ends with the same weights.
     - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
       and accuracy on the test set.
+
+    The check asks for no `--exact`, `--compile` or `--workers`. In the solution, only `--exact` keeps the order of sums on
+    more than two ranks. Its checkpoints also have each rank's random states.
 
     Raises:
         ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
@@ -241,14 +251,16 @@ def main(arguments: list[str] | None = None) -> Result:
     """Run the script, from the command line to the end of the process group."""
     parsed = parse(arguments)
     device = join()
-    try:
-        return train(parsed, device)
-    finally:
-        dist.destroy_process_group()
+    result = train(parsed, device)
+    # Only after success: after an error the other ranks may be gone, and nccl would wait for them before the error is printed.
+    dist.destroy_process_group()
+    return result
 
 
 if __name__ == "__main__":
     main()
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
-    sys.stdout.flush()
-    os._exit(0)
+    if not torch.cuda.is_available():
+        # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that. It also
+        # leaves out what waits for the end (atexit): with nccl there is no need for it.
+        sys.stdout.flush()
+        os._exit(0)

@@ -148,8 +148,10 @@ def gradients(run: Run, number: int, of: Pairs, accumulate: int, clip: float) ->
     ]  # fmt: skip
 
 
-def optimizers(weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> tuple[torch.Tensor, list[Hypothesis]]:
-    """The weights after the first step, and after the first step of other optimizers."""
+def optimizers(
+    weights: torch.Tensor, gradient: torch.Tensor, rate: float
+) -> tuple[torch.Tensor, torch.Tensor, list[Hypothesis]]:
+    """The weights after the first step; the same if biases don't decay; and after the first step of other optimizers."""
 
     def after(kind: Any, **options: Any) -> torch.Tensor:
         value = weights.clone().requires_grad_()
@@ -175,7 +177,11 @@ def optimizers(weights: torch.Tensor, gradient: torch.Tensor, rate: float) -> tu
         at,
     )
     still = Hypothesis("wrong-optimizer", "No weight has moved.", weights, at)
-    return after(torch.optim.AdamW), [*named, plain, still]
+    right, undecayed = after(torch.optim.AdamW), after(torch.optim.AdamW, weight_decay=0.0)
+    grouped = right.clone()
+    for bias in (slice(60, 70), slice(100, 103)):  # of `initial`'s two layers
+        grouped[bias] = undecayed[bias]
+    return right, grouped, [*named, plain, still]
 
 
 def metrics(run: Run, of: Pairs) -> tuple[list[float], str, list[Hypothesis]]:

@@ -80,8 +80,9 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Note what the step is made of."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    """Note what the step is made of, in the order of the model, whatever groups the optimizer has."""
+    given = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = next((own for model in models if {*given} == {*(own := list(model.parameters()))}), given)
     moments = [optimizer.state.get(p, {}).get("exp_avg") for p in parameters]
     steps.append({
         "samples": [list(one) for one in seen],

@@ -20,12 +20,13 @@
 # - **measure** a training step's memory by kind: parameters, gradients, optimizer state, activations;
 # - **write** an optimizer whose state is divided among the ranks (ZeRO stage 1);
 # - **write** a layer whose weights are divided among the ranks (FSDP) and gathered only while it computes;
-# - **shard** a model with `fully_shard` and say which collectives it adds, and when;
+# - **shard** a model with `fully_shard`, and **train** it so that the result is that of one process;
 # - **predict** memory and traffic for N ranks, and check both against a run;
+# - **place** sharding, replicas and tensor parallelism within nodes and across nodes;
 # - **resume** a sharded checkpoint on a different number of ranks;
-# - **choose** between DDP, ZeRO and FSDP2.
+# - **choose** between DDP, ZeRO, FSDP2, HSDP and tensor parallelism.
 #
-# About 95 minutes: 25 to read and run, 70 for two exercises. You need chapters 1 and 4, and no GPU.
+# About 140 minutes: 25 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
 #
 # **What a CPU shows here.** Everything below runs over gloo, with the bytes and collectives that NCCL would get. Only
 # overlapping gathers with computing needs streams, and so a GPU. That was not run here.
@@ -423,11 +424,179 @@ for way in WAYS:
 # bfloat16 it is back at DDP's traffic: `param_dtype` halves the gathers; the gradients are summed in float32
 # (`reduce_dtype`).
 #
-# *GPU.* FSDP2 gathers the next layer while this one computes. With a slow network between nodes, a two-dimensional mesh
-# shards within a node and replicates across nodes (HSDP; chapter 4, "Beyond DDP").
+# *GPU.* FSDP2 gathers the next layer while this one computes.
 
 # %%
 quiz("06_beyond_ddp/traffic")
+
+# %% [markdown]
+# ## Shard within a node, replicate across
+#
+# Within a node, GPUs exchange hundreds of gigabytes per second; between nodes, often a tenth of that. FSDP2 on all ranks
+# sends every gather across. **HSDP** (hybrid sharding) keeps the gathers inside: each node has a whole model, divided
+# among its own ranks. Across nodes, only gradients are averaged, as with DDP.
+#
+# A **DeviceMesh** arranges the ranks in a grid. `fully_shard` replicates over its first dimension and shards over the
+# second. Here the ranks 0 and 1 stand for one node, 2 and 3 for another:
+
+# %%
+# %%ranks 4 --into run --quiet
+from kinds import *
+from ways import *
+from lockstep.ranks import mark, observe
+from torch.distributed.device_mesh import init_device_mesh
+
+dist.init_process_group("gloo")
+meshes = {"FSDP2": init_device_mesh("cpu", (4,)),
+          "HSDP": init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "within"))}  # +
+for way, mesh in meshes.items():
+    torch.manual_seed(0)
+    model = GPT()
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh)  # +
+    optimizer = torch.optim.AdamW(model.parameters())
+    mark(way)
+    observe(way, step_by_kind(model, optimizer, torch.randint(256, (2, 129))))
+    mark(f"{way}, end")
+
+# %% [markdown]
+# **Predict** what one node holds, and what it sends to the other in a step. In a ring of four ranks, one link leaves each
+# node, and it carries ¾ of the size for each of FSDP2's three collectives. With HSDP, each rank all-reduces its half of
+# the gradients with its counterpart: P/2 per rank, P per node.
+
+# %%
+def sent(way, across):
+    """MB that ranks 0 and 1 send in the step, across nodes or not. Rings are in order of rank."""
+    total = 0
+    for rank in (0, 1):
+        at = {mark.name: mark.number for mark in run.ranks[rank].marks}
+        for call in run.collectives[rank][at[way]:at[f"{way}, end"] - 1]:
+            n = len(call.members)
+            next_rank = call.members[(call.members.index(rank) + 1) % n]
+            kind = call.kind.replace("_into_tensor", "").replace("_tensor", "")
+            if (next_rank > 1) == across:
+                times = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": n}[kind]
+                total += times * call.nbytes * (n - 1) / n
+    return total / 1e6
+
+for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P / 2, P)):
+    kinds = run.observed(way)[0]
+    held = kinds["parameters"] + kinds["gradients"] + kinds["optimizer state"]
+    print(f"{way:6} a rank holds {held:4.2f} MB (predicted {here:4.2f})", end="   ")
+    print(f"across nodes {sent(way, True):4.2f} MB (predicted {between:4.2f})", end="   ")
+    print(f"within {sent(way, False):5.2f} MB")
+
+# %% [markdown]
+# As above, FSDP2 gathers the outermost module once, not twice. HSDP sends less than half as much across, for twice the
+# memory per rank. On two nodes of eight GPUs, it would be P instead of 2.8P; on many nodes, 2P instead of 3P. And with FSDP2
+# each layer waits for its part of that before it computes. So use HSDP if a node has room for the whole model.
+
+# %%
+quiz("06_beyond_ddp/hybrid")
+
+# %% [markdown]
+# ## Divide a layer's computation
+#
+# FSDP2 still gathers one whole layer. If even that is too large, or if a batch of one sample per rank is too much,
+# divide the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each computes some of a
+# layer's outputs with its own part of the weight. In a pair of linear layers, the first is cut by outputs
+# (`ColwiseParallel`) and the second by inputs (`RowwiseParallel`). Then only the pair's results must be added up.
+#
+# **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
+
+# %%
+# %%ranks 2 --into run
+import copy, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from lockstep.ranks import mark
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)  # the same weights and the same inputs on both ranks
+pair = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+whole, inputs = copy.deepcopy(pair), torch.randn(16, 128, requires_grad=True)
+mesh = init_device_mesh("cpu", (2,))
+parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})  # +
+
+mark("forward")
+outputs = pair(inputs)
+mark("backward")
+outputs.sum().backward()
+mark("end")
+for name, one in (("first", pair[0].weight), ("second", pair[2].weight)):
+    print(name, tuple(one.shape), "of which here", tuple(one.to_local().shape), end="   ")
+print("as the whole:", torch.allclose(outputs, whole(inputs), atol=1e-5))
+
+# %%
+marks = {mark.number: mark.name for mark in run.ranks[0].marks}
+for call in run.collectives[0]:
+    phase = [name for number, name in marks.items() if number < call.number]
+    if phase and phase[-1] != "end":
+        print(f"{phase[-1]:9} {call.kind}  {call.nbytes} bytes, for 16 × 128 × 4 = {16 * 128 * 4}")
+
+# %% [markdown]
+# One all-reduce in forward and one in backward, each of the size of the *activations*, and none of the weights. Also, each
+# rank has only half of the 512 values between the layers. But nothing can hide this traffic: the next layer needs the sum.
+# A transformer layer has two such pairs (attention and MLP), so four all-reduces per layer and step. That is why tensor
+# parallelism stays **within a node**, over NVLink. Across nodes, combine it with FSDP2 on the mesh's other dimension:
+
+# %%
+# %%ranks 4
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "within"))
+pair = nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128))
+parallelize_module(pair, mesh["within"], {"0": ColwiseParallel(), "2": RowwiseParallel()})  # +
+fully_shard(pair, mesh=mesh["nodes"])  # +
+
+weight = pair[0].weight
+print(f"rank {dist.get_rank()} has", tuple(weight.to_local().shape), "of", tuple(weight.shape))
+
+# %%
+quiz("06_beyond_ddp/tensor")
+
+# %% [markdown]
+# ## Train with FSDP2
+#
+# `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have different numbers of samples, the mean of
+# their means is not the mean of all samples. And a rank that wants to clip sees only its rows of the gradient.
+#
+# In this cell, rank 0 has three samples, all 1, and rank 1 has one, a 9. The weight has two rows, one on each rank. The
+# gradient of each row is the mean of the samples. **Predict** both lines:
+
+# %%
+# %%ranks 2
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+x = [torch.ones(3, 1), torch.tensor([[9.0]])][dist.get_rank()]
+world, samples = 2, 4
+
+for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / samples)):
+    model = fully_shard(torch.nn.Linear(1, 2, bias=False))
+    (model(x).sum() * factor).backward()
+    row = model.weight.grad.to_local()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=100.0)
+    print(f"{way:17} row {row.item():.2f}  its norm {row.norm():.2f}", end="  ")
+    print(f"of all rows {norm.full_tensor():.2f}")
+
+# %% [markdown]
+# The mean of all four samples is 3, but the mean of the two means is 5. So divide the sum of your losses by the number of
+# *all* samples, which costs an all-reduce of one number, and multiply by the number of ranks, because `fully_shard` divides.
+#
+# The norm of one row is 3, that of the whole gradient 3·√2. The gradients are **DTensors**: tensors that know how they are
+# divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` returns the result as a plain tensor. If
+# each rank clipped by its own norm, each would scale its rows by a different factor, without an error.
+
+# %%
+quiz("06_beyond_ddp/clip")
 
 # %% [markdown]
 # ## Save, and resume on a different number of ranks
@@ -489,6 +658,33 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 quiz("06_beyond_ddp/resume")
 
 # %% [markdown]
+# ## Exercise: implement fsdp_train
+#
+# *Hard, 45 minutes.* Open `exercises/fsdp_train.py`. Everything of the last sections in one class: it trains as one process
+# would with all batches joined, on a mesh of one or two dimensions, and resumes on a different number of ranks.
+
+# %%
+contract("fsdp_train", "ShardedTraining")
+
+# %%
+# %check fsdp_train
+
+# %% [markdown]
+# <details><summary>No step changes the model</summary>
+# The optimizer was made before `fully_shard`, which replaces the parameters.
+# </details>
+#
+# <details><summary>"mat1 and mat2 must have the same dtype"</summary>
+# A policy's `output_dtype` holds for the module that has it. Only the model should return float32, not its layers.
+# </details>
+#
+# <details><summary>It hangs with an empty batch</summary>
+# Every rank calls forward, backward and clipping, which contain collectives, even without samples. The sum of no losses is 0.
+# </details>
+#
+# The solution is `solutions/fsdp_train.py`.
+
+# %% [markdown]
 # ## Which way
 #
 # Use the same formula for larger models, on 8 ranks with float32 and AdamW:
@@ -506,6 +702,7 @@ for parameters in (125e6, 1.5e9, 13e9):
 # - **DDP** while it fits. It is the simplest, and in float32 none of the others sends less.
 # - **ZeRO-1** if only the optimizer's state is too large.
 # - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
+# - **HSDP** if FSDP2's shards fit one node and the network between nodes is slow.
 # - **Tensor parallelism**, within a node, if one layer is too large for a GPU; **pipelines** to span several nodes. These
 #   two divide the computation of one batch; the ways above do not.
 
@@ -521,6 +718,8 @@ quiz("06_beyond_ddp/which")
 #
 # **Shard the layers first, then the model**, and make the optimizer afterwards.
 #
+# **Divide by the samples of all ranks**, and clip by the norm of all ranks' rows.
+#
 # **Every rank calls** the forward, the step and the save. If one rank skips one, the others hang in a collective.
 #
 # **Save with DCP**, and test once that a different number of ranks can load it.
@@ -531,7 +730,8 @@ quiz("06_beyond_ddp/which")
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so sharding gradients and state needs no extra traffic.
-# - Sharding does not divide the activations.
+# - Sharding does not divide the activations. Tensor parallelism does, for two all-reduces per pair of layers.
+# - What must wait for the network stays within a node; what can overlap or is small goes across.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask which
 # kind of memory it is, and say what your choice sends.

@@ -20,7 +20,6 @@ from .chapters import ROOT, length, read_source
 NO_QUIZ = ("Exercise:", "Capstone:", "Checklist", "Take it with you", "What to read next")
 """Sections without a question at the end: they are tasks or lists themselves."""
 GOALS, EXERCISES, KEPT = 5, 3, 5
-FEWER_EXERCISES = {"06_beyond_ddp": 2}
 MINUTES_OFF = 8
 MINUTES_SPARE = 20
 LONGEST_CELL, LONGEST_PROGRAM, LONGEST_BUG = 25, 36, 12
@@ -71,8 +70,8 @@ def _sections(name: str, notebook: NotebookNode, root: Path) -> Iterator[str]:
             yield f"the section “{heading}” has no question"
         yield from (f"there is no question {key!r}" for key in asked if key not in questions)
     tasks = [body for body in sections.values() if "%check " in body and "minutes" in body]
-    if len(tasks) < (wanted := FEWER_EXERCISES.get(name, EXERCISES)):
-        yield f"it has {len(tasks)} exercises with a check and their minutes, and {wanted} are needed"
+    if len(tasks) < EXERCISES:
+        yield f"it has {len(tasks)} exercises with a check and their minutes, and {EXERCISES} are needed"
     if list(sections)[-2:] != ["Take it with you", "What to read next"]:
         yield "it does not end with “Take it with you” and “What to read next”"
         return

@@ -1,0 +1,176 @@
+"""Exercise fsdp_train: train with FSDP2, and resume on a different number of ranks.
+
+Chapter 6, "Train with FSDP2". To see it at work on two ranks:
+
+    torchrun --nproc-per-node=2 exercises/fsdp_train.py
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any  # solution-only
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp  # solution-only
+import torch.nn as nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict  # solution-only
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # solution-only
+from torch.nn.functional import mse_loss
+
+
+class ShardedTraining:
+    """A model whose parameters, gradients and optimizer state are divided among the ranks by `fully_shard`.
+
+        training = ShardedTraining(model, model.layers, mesh, lambda parameters: AdamW(parameters, lr=1e-3))
+        loss, norm = training.step(inputs, targets, sum_of_losses, max_norm=1.0)
+        training.save("checkpoints/100", 100)
+
+    All ranks call every method together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Iterable[nn.Module],
+        mesh: DeviceMesh,
+        make_optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        compute_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        """Shard `model` in place and make its optimizer.
+
+        - Each of `layers` is gathered by one all-gather just before it computes. One more gathers all other parameters.
+        - A rank keeps its rows of each parameter, and the optimizer keeps state for these rows only.
+        - With `compute_dtype`, layers are gathered and compute in this dtype. The outputs of `model`, the rows that a rank
+          keeps and the sums of the gradients are float32 even then.
+        - Parameters may be shared between modules outside `layers`. Those that don't require a gradient never change.
+
+        Args:
+            model: in float32, the same on all ranks.
+            layers: the modules of `model` that are gathered one at a time.
+            mesh: of all ranks. If it has two dimensions, replicate over the first and shard over the second.
+            make_optimizer: makes an optimizer of parameters.
+            compute_dtype: None for the model's own.
+            reshard_after_forward: True to free each layer after forward and gather it again in backward; False to keep
+                it until backward, which then gathers none of `layers`.
+        """
+        # --- solution: shard the layers, then the model, and only then make the optimizer ---
+        for layer in layers:
+            policy = MixedPrecisionPolicy(compute_dtype, torch.float32)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+        # Only the model returns float32: what follows the last layer in it computes in `compute_dtype`, too.
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(compute_dtype, torch.float32, torch.float32))
+        self.model = model
+        self.optimizer = make_optimizer(one for one in model.parameters() if one.requires_grad)
+        # --- end ---
+
+    def step(
+        self,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        sum_of_losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        max_norm: float,
+    ) -> tuple[float, float]:
+        """One step of the optimizer.
+
+        - The loss is the mean over the samples of all ranks. The ranks may have different numbers of samples; some may
+          have none.
+        - Up to rounding, the parameters are those of one process with the batches of all ranks joined.
+        - If the norm of the gradient exceeds `max_norm`, the gradient is scaled down to `max_norm`. That is the norm of
+          all ranks' rows together.
+        - A later step doesn't add to this step's gradients.
+
+        Args:
+            inputs: this rank's batch, for `model`.
+            targets: as many as there are samples.
+            sum_of_losses: called with the outputs and the targets. It returns the sum of the samples' losses, not the mean.
+            max_norm: the largest norm of the gradient.
+        Returns:
+            The loss before the step and the norm before clipping. They are the same on all ranks.
+        """
+        # --- solution: weight each sample alike, clip by the norm over all ranks, step ---
+        samples = torch.tensor(float(len(targets)), device=inputs.device)
+        dist.all_reduce(samples)
+        loss = sum_of_losses(self.model(inputs), targets) / samples
+        # fully_shard divides the sum of the ranks' gradients by the number of ranks.
+        (loss * dist.get_world_size()).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = loss.detach()
+        dist.all_reduce(total)
+        return total.item(), norm.full_tensor().item() if hasattr(norm, "full_tensor") else norm.item()
+        # --- end ---
+
+    def save(self, folder: str | Path, step: int) -> None:
+        """Write model, optimizer and `step` into `folder` with `torch.distributed.checkpoint`.
+
+        - Every rank writes its own rows. Together, the ranks write each number once.
+        """
+        # --- solution: the state with the names of the model's parameters, and the step ---
+        dcp.save({**self._state(), "step": step}, checkpoint_id=folder)
+        # --- end ---
+
+    def load(self, folder: str | Path) -> int:
+        """Continue as if training had never stopped, from what any number of ranks saved, on a mesh of any shape.
+
+        - Every parameter is loaded, and with the optimizer's state its learning rate.
+
+        Returns:
+            The `step` that was saved.
+        """
+        # --- solution: each rank reads what it keeps now ---
+        state = {**self._state(), "step": 0}
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        return int(state["step"])
+        # --- end ---
+
+    # --- solution-only ---
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    # --- end ---
+
+
+if __name__ == "__main__":
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", **alone)
+    rank = dist.get_rank()
+
+    def fresh() -> ShardedTraining:
+        """The same model everywhere, before any step."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        return ShardedTraining(model, [model[0]], mesh, lambda those: torch.optim.AdamW(those, lr=0.01))
+
+    def step(training: ShardedTraining) -> str:
+        """One step with two samples a rank, in words."""
+        inputs = torch.linspace(-1, 1, 16).reshape(2, 8) + rank
+        loss, norm = training.step(inputs, inputs[:, :1], lambda a, b: mse_loss(a, b, reduction="sum"), max_norm=1.0)
+        return f"loss {loss:.6f}, norm {norm:.6f}"
+
+    shared = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(shared)
+    training = fresh()
+    step(training)
+    training.save(shared[0], 1)
+    print(f"rank {rank}: step 2: {step(training)}", flush=True)
+    resumed = fresh()
+    after = resumed.load(shared[0])
+    print(f"rank {rank}: resumed after step {after}: {step(resumed)}", flush=True)
+    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+# lockstep-canary: dd263ebec5805694
