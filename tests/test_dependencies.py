@@ -35,6 +35,7 @@ COMMANDS = (
     "project",
     "run",
     "run_options",
+    "run_report",
     "teacher",
     "terminal",
 )

@@ -406,6 +406,25 @@ def test_lockstep_python_is_used_as_it_is(checkout: Checkout) -> None:
     assert not checkout.venv.exists() and checkout.started() == []
 
 
+def test_run_uses_the_active_environment_of_another_project(checkout: Checkout, tmp_path: Path) -> None:
+    theirs = tmp_path / "project"
+    (theirs / "bin").mkdir(parents=True)
+    python = theirs / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        seen = checkout.run("run", "a b", **{variable: str(theirs)}).seen
+        assert seen["arguments"] == ["run", "a b"] and str(checkout.root / "src") in seen["path"]
+    assert not checkout.venv.exists() and checkout.started() == []
+    python.write_text("#!/bin/sh\necho msgspec and typer\n")  # what the probe finds lacking
+    ended = checkout.run("run", "x", VIRTUAL_ENV=str(theirs))
+    assert (
+        f"lacks msgspec and typer, so this runs with the packages of Lockstep's own. To use yours: {python} -m pip"
+        in ended.errors
+    )
+    assert checkout.venv.exists()
+
+
 CPU, PLAIN, CUDA = "torch==2.13.0+cpu", "torch==2.13.0", "torch==2.13.0,!=2.13.0+cpu"
 NO_GPU, FETCHING = "no NVIDIA GPU: CPU build of torch 2.13.0", "CUDA build of torch 2.13.0, 3 to 4 GB"
 WHEEL = "/of mine/torch-2.9.1.whl"

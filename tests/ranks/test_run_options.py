@@ -8,7 +8,7 @@ import pytest
 from support import ROOT
 
 from lockstep.commands import run
-from lockstep.commands.run_options import REFUSED, nodes_of, parser, remarks
+from lockstep.commands.run_options import REFUSED, are_elsewhere, meeting_of, nodes_of, parser, remarks
 
 ENVIRONMENT = """
 import os
@@ -41,15 +41,19 @@ def test_every_option_of_torchrun_is_documented() -> None:
 
 
 REFUSALS = [
-    ["--nnodes=2", "--node-rank=0"],
-    ["--nnodes", "2", "--node_rank", "1"],
     ["--node-rank=1"],
-    ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29500"],
+    ["--nnodes=2", "--node-rank=2"],
+    ["--nnodes=2", "--rdzv-backend=c10d"],
+    ["--nnodes=2", "--rdzv-endpoint=node0:port"],
+    ["--nnodes=2", "--rdzv-endpoint=node0:29500", "--rdzv-backend=etcd-v2"],
+    ["--nnodes=1:2", "--rdzv-endpoint=node0:29500"],
     ["--nnodes=1:2", "--rdzv-id=job"],
+    ["--nnodes=2", "--node-rank=0", "--max-restarts=1"],
+    ["--nnodes=2", "--node-rank=0", "--hosts"],
+    ["--nnodes=2", "--node-rank=0", "--timeline=steps.html"],
     ["--rdzv-endpoint", "node0:29500"],
     ["--rdzv-backend=etcd-v2"],
     ["--master-addr=10.0.0.7"],
-    ["--nnodes=2", "--master-port=29501"],
     ["--local-addr=10.0.0.7"],
     ["--rdzv-conf=timeout=3"],
     ["--log-dir=/tmp/logs"],
@@ -245,3 +249,41 @@ def test_each_refused_option_says_what_to_do() -> None:
     for name, why in REFUSED.items():
         assert "leave" in why, name
     assert isinstance(parser("x"), argparse.ArgumentParser)
+
+
+MEETINGS = {
+    "--node-rank 1 --rdzv-endpoint alpha:29500": ("alpha", 29500, 1),
+    "--rdzv-backend c10d --rdzv-endpoint alpha": ("alpha", 29400, None),
+    "--node-rank 0 --master-addr alpha": ("alpha", 29500, 0),
+    "--node-rank 0 --master-port 1234": ("127.0.0.1", 1234, 0),
+    "--rdzv-endpoint [fe80::1]:7": ("fe80::1", 7, None),
+}
+
+
+@pytest.mark.parametrize("options", MEETINGS)
+def test_where_nodes_meet(options: str, script: str) -> None:
+    given = parser("lockstep run").parse_args(["--nnodes", "2", *options.split(), script])
+    meeting = meeting_of(given)
+    assert are_elsewhere(given) and (meeting.host, meeting.port, meeting.node) == MEETINGS[options]
+
+
+STARTS = {
+    "import multiprocessing\nmultiprocessing.get_context('fork').Process(target=print)": 2,
+    "from subprocess import Popen\n\nPopen(['true'])": 3,
+    "import os\nif os.fork():\n    pass": 2,
+    "import subprocess\nsubprocess.run(['git', 'log'])": None,
+    "1 +": None,
+}
+
+
+@pytest.mark.parametrize("text", STARTS)
+def test_with_one_rank_a_script_that_starts_processes_is_told_what_watches_them(text: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    for count in ("1", "2"):
+        given = parser("lockstep run").parse_args(["-n", count, str(script)])
+        said = [
+            remark for remark in remarks(given, nodes_of("1")) if f"train.py:{STARTS[text]} starts processes" in remark
+        ]
+        assert len(said) == (count == "1" and STARTS[text] is not None)
+        assert all("--spawns" in remark and "lockstep attach" in remark for remark in said)

@@ -48,12 +48,24 @@ def _run() -> int:
             return int(error.exit_code)
         if os.environ.get("LOCKSTEP_DEBUG"):
             raise
+        if isinstance(error, ModuleNotFoundError) and not _in_checkout():
+            print(
+                f"lockstep: this command belongs to the course and needs {error.name}. Go to a checkout of Lockstep "
+                "and type ./lockstep there; what pip has installed is run, attach and explain.",
+                file=sys.stderr,
+            )
+            return 2
         print(f"lockstep: {type(error).__name__}: {error}", file=sys.stderr)
         print(
             "This is Lockstep's fault. LOCKSTEP_DEBUG=1 shows where; ./lockstep doctor looks at this machine.",
             file=sys.stderr,
         )
         return 3
+
+
+def _in_checkout() -> bool:
+    """False for a tool that was installed with pip, without the course."""
+    return (Path(__file__).resolve().parents[3] / "pyproject.toml").is_file()
 
 
 def _keep_hidden(error: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -16,8 +17,9 @@ from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
+from . import run_report
 from .console import console, show_text, width
-from .run_options import Nodes, filtered, nodes_of, parser, refusal, remarks
+from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
 MOST_STEPS = 4
@@ -55,28 +57,60 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         print(f"As torchrun: {torchrun(options, per_node, nodes.count)}", file=sys.stderr)
     for remark in remarks(options, nodes):
         print(remark, file=sys.stderr)
+    try:
+        result, status = _runs(options, per_node, nodes, network, shown, read_on)
+    except ranks.NotRun as missing:
+        print(f"not run: {missing}", file=sys.stderr)
+        if options.json:
+            print(json.dumps({"outcome": "not run", "exit_status": NOT_RUN, "headline": str(missing)}))
+        return NOT_RUN
+    except KeyboardInterrupt:  # before a rank was started
+        print("interrupted: the other nodes had not come.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    for line in run_report.workflow_commands(result):
+        print(line, file=sys.stderr)
+    if options.report:
+        print(_write_report(result, options, read_on), file=sys.stderr)
+    if options.json:
+        print(json.dumps(run_report.to_json(result, status, read_on)))
+    return status
+
+
+def _runs(
+    options: argparse.Namespace,
+    per_node: int,
+    nodes: Nodes,
+    network: ranks.Function | None,
+    shown: frozenset[int] | None,
+    read_on: text.ReadOn,
+) -> tuple[ranks.Run, int]:
+    """Run, once or until it ends well or has been started again as often as it may be; the last run and the exit status."""
     for restart in range(options.max_restarts + 1):
-        try:
-            result = _once(options, per_node, nodes, network, restart, shown)
-        except ranks.NotRun as missing:
-            print(f"not run: {missing}", file=sys.stderr)
-            return NOT_RUN
+        result = _once(options, per_node, nodes, network, restart, shown)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
-        if result.cause is None and not options.watch_replicas:
-            return 0
+        if result.node:
+            result.replicas = None  # node 0 has them
         sys.stdout.flush()
-        if options.watch_replicas:
+        if options.watch_replicas and not result.node:
             show_text("\n" + text.replicas(result, min(width(stderr=True), text.WIDTH)), stderr=True)
         if result.cause is None:
-            return 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
+            return result, 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
         room = width(stderr=True) if console(stderr=True).is_terminal else None
         show_text("\n" + text.describe(result, read_on, room), stderr=True)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
-            return 128 + (result.signal or signal.SIGINT)
+            return result, 128 + (result.signal or signal.SIGINT)
         if restart < options.max_restarts:
             print(f"\nRestart {restart + 1} of {options.max_restarts}: all ranks begin again.", file=sys.stderr)
-    return 1
+    return result, 1
+
+
+def _write_report(result: ranks.Run, options: argparse.Namespace, read_on: text.ReadOn) -> str:
+    try:
+        Path(options.report).write_text(run_report.page(result, options.script, read_on), encoding="utf-8")
+    except OSError as error:
+        return f"No report: {error}"
+    return f"Report: {options.report}"
 
 
 def _once(
@@ -87,7 +121,7 @@ def _once(
     restart: int,
     shown: frozenset[int] | None,
 ) -> ranks.Run:
-    printer = Printer(prefix=not options.no_prefix and not options.spawns, shown=shown, per_node=per_node)
+    printer = Printer(not options.no_prefix and not options.spawns, shown, per_node, all_to_stderr=options.json)
     target: ranks.Target = ranks.Script(options.script, tuple(options.arguments), module=options.module)
     if options.no_python and not options.run_path:
         target = ranks.Program(options.script, tuple(options.arguments))
@@ -113,6 +147,7 @@ def _once(
         grace=_grace(options),
         own_temporary=False,
         late_after=LATE_SECONDS,
+        meeting=meeting_of(options) if nodes.count > 1 and are_elsewhere(options) else None,
         on_output=printer.take,
         on_notice=printer.say,
     )
@@ -162,9 +197,20 @@ def _network(options: argparse.Namespace) -> ranks.Function | None:
 def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
     """The command that does the same without Lockstep."""
     parts = ["torchrun", f"--nproc-per-node={per_node}"]
-    parts[1:1] = (
-        ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
-    )
+    alone = nodes == 1 or not are_elsewhere(options)
+    if nodes == 1:
+        parts[1:1] = ["--standalone"]
+    elif alone:
+        parts[1:1] = [f"--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint=HOST:29500"]
+    else:
+        given = {
+            name: getattr(options, name)
+            for name in ("node_rank", "rdzv_backend", "rdzv_endpoint", "master_addr", "master_port")
+        }
+        parts[1:1] = [
+            f"--nnodes={nodes}",
+            *(f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value),
+        ]
     if options.max_restarts:
         parts.append(f"--max-restarts={options.max_restarts}")
     parts += [f"--role={options.role}"] if options.role != "default" else []
@@ -174,7 +220,7 @@ def torchrun(options: argparse.Namespace, per_node: int, nodes: int) -> str:
     parts += ["--no-python"] if options.no_python and not options.run_path else []
     parts += ["-m"] if options.module else []
     command = shlex.join([*parts, options.script, *options.arguments])
-    return command + ("   (on every node)" if nodes > 1 else "")
+    return command + ("   (on every node)" if nodes > 1 and alone else "")
 
 
 class Printer:
@@ -184,8 +230,11 @@ class Printer:
     the terminal, as they do under torchrun; a whole line puts them aside.
     """
 
-    def __init__(self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1) -> None:
+    def __init__(
+        self, prefix: bool, shown: frozenset[int] | None = None, per_node: int = 1, all_to_stderr: bool = False
+    ) -> None:
         """`shown` are the local ranks, of `per_node` on each node, that are shown; None is all."""
+        self.all_to_stderr = all_to_stderr
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
         self.coloured = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
         self.lines: dict[tuple[int, str], _Line] = {}
@@ -196,6 +245,7 @@ class Printer:
         """Called with each piece of text."""
         if self.shown is not None and rank % self.per_node not in self.shown:
             return
+        stream = "stderr" if self.all_to_stderr else stream
         line = self.lines.setdefault((rank, stream), _Line())
         for piece, end in _PIECE.findall(chunk):
             if piece:

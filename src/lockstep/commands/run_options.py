@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-ELSEWHERE = (
-    "{given} is for a job on several machines, and lockstep run starts every rank on this one: use torchrun on each machine, "
-    "or leave the option out"
-)
+from ..ranks import Meeting
+
+ELSEWHERE = "{given} is for a job on several machines: say with --nnodes how many, or leave the option out"
+WHERE_TO_MEET = "{given}: the nodes need an address to meet at: add --rdzv-endpoint HOST:PORT, or --master-addr HOST; or leave the option out"
 LOGS = "{given}: lockstep run writes no log files; leave the option out and redirect the output, as in 2>&1 | tee log"
 REFUSED = {
     "log_dir": LOGS,
@@ -30,8 +30,8 @@ REFUSED = {
     "event_log_handler": "{given}: there is no elastic agent here whose events could be logged; leave the option out",
     "numa_binding": "{given}: lockstep run binds no rank to a processor; leave the option out, or use torchrun",
     "monitor_interval": "{given}: ranks are watched all the time, without an interval; leave the option out",
-    "rdzv_conf": "{given}: on one machine nobody has to be waited for; leave the option out",
-    "local_addr": ELSEWHERE,
+    "rdzv_conf": "{given}: nodes wait 10 minutes for each other, as with torchrun; leave the option out",
+    "local_addr": "{given}: the system chooses the address; leave the option out, or set GLOO_SOCKET_IFNAME",
 }
 """Options of torchrun that can have no effect here, and what to do."""
 HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}
@@ -45,6 +45,20 @@ RANKS_OF_OURS = (
     "hosts", "watch_replicas",
 )  # fmt: skip
 """Options for ranks that Lockstep starts: a script that starts its own has use for none of them."""
+ADDRESS = ("node_rank", "rdzv_endpoint", "master_addr", "master_port")
+"""Of these, one at least says that the nodes are machines of their own."""
+ALONE = {
+    "hosts": "it makes hosts of its own, on this machine",
+    "bandwidth": "it is for ranks on this machine",
+    "timeline": "the clocks of several machines differ by more than a bar is long",
+    "max_restarts": "the nodes do not meet again after a failure",
+    "standalone": "it means one machine",
+}
+"""Options that have no effect beside nodes on other machines, and why."""
+PORT = 29500
+"""Where nodes meet when the command line has no port, as with torchrun's --master-port."""
+ENDPOINT_PORT = 29400
+"""... for --rdzv-endpoint."""
 BACKENDS = ("static", "c10d")
 SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 
@@ -74,7 +88,9 @@ def parser(program: str) -> argparse.ArgumentParser:
     _add(options, "-n", "--nproc-per-node", metavar="N",
          help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")  # fmt: skip
     _add(options, "--nnodes", default="1", metavar="K",
-         help="tell the ranks that they are on K nodes of N ranks each; all are on this machine")  # fmt: skip
+         help="K nodes of N ranks each: on this machine, or, with --rdzv-endpoint or --node-rank, each on its own")  # fmt: skip
+    _add(options, "--node-rank", metavar="K", help="this machine's number, if the nodes are machines of their own")
+    _add(options, "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: an address of node 0")
     _add(options, "--max-restarts", type=int, default=0, metavar="R",
          help="start all ranks again after a failure, at most R times")  # fmt: skip
     _add(options, "--shutdown-timeout", type=int, metavar="SECONDS",
@@ -94,7 +110,7 @@ def parser(program: str) -> argparse.ArgumentParser:
     _add(options, "-r", "--redirects", help=argparse.SUPPRESS)
     _add(options, "-t", "--tee", help=argparse.SUPPRESS)
     for name in (*REFUSED, *MEETING):
-        if name not in ("redirects", "tee", "rdzv_id"):
+        if name not in ("redirects", "tee", "rdzv_id", "node_rank", "rdzv_endpoint"):
             _add(options, "--" + name.replace("_", "-"), help=argparse.SUPPRESS)
     options.add_argument("--spawns", action="store_true",
                          help="the script starts its ranks itself, with mp.spawn: it is started once, and they are watched")  # fmt: skip
@@ -110,6 +126,9 @@ def parser(program: str) -> argparse.ArgumentParser:
                          help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
     options.add_argument("--timeline", metavar="FILE", default=None,
                          help="draw what each rank computed and sent: FILE.html is a page, FILE.json a trace for ui.perfetto.dev")  # fmt: skip
+    options.add_argument("--json", action="store_true",
+                         help="print one JSON object on stdout, and all that the ranks print on stderr")  # fmt: skip
+    options.add_argument("--report", metavar="FILE.html", default=None, help="write the explanation as a page")
     options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
     options.add_argument("script", help="the Python file to run")
     options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
@@ -139,10 +158,8 @@ def refusal(options: argparse.Namespace, nodes: Nodes) -> str:
         value = getattr(options, name)
         if value is not None and value not in HARMLESS.get(name, ()):
             return why.format(given=_given(name, value))
-    for name in MEETING:
-        value = getattr(options, name)
-        if value is not None and not _is_here(name, str(value), nodes, options.standalone):
-            return ELSEWHERE.format(given=_given(name, value))
+    if why := _refused_meeting(options, nodes):
+        return why
     if options.signals_to_handle and set(options.signals_to_handle.split(",")) != SIGNALS:
         return (
             f"{_given('signals_to_handle', options.signals_to_handle)}: lockstep run passes on SIGTERM, SIGINT, SIGHUP and "
@@ -160,21 +177,79 @@ def refusal(options: argparse.Namespace, nodes: Nodes) -> str:
             return f"--timeline {options.timeline}: there is no folder {Path(options.timeline).resolve().parent}"
         if options.no_python:
             return "--timeline: of a program that is started with --no-python nothing is seen; leave one of them out"
+    if options.report is not None:
+        if Path(options.report).suffix != ".html":
+            return f"--report {options.report}: the name must be that of a page, such as report.html"
+        if not Path(options.report).resolve().parent.is_dir():
+            return f"--report {options.report}: there is no folder {Path(options.report).resolve().parent}"
     if options.no_python and options.module:
         return "--no-python and --module exclude each other: leave one of them out"
     return ""
+
+
+def _refused_meeting(options: argparse.Namespace, nodes: Nodes) -> str:
+    """Why nodes on several machines can't meet as these options say."""
+    given = {name: getattr(options, name) for name in MEETING if getattr(options, name) is not None}
+    if nodes.most == 1 or options.standalone:
+        for name, value in given.items():
+            if not _is_here(name, str(value), options.standalone):
+                return ELSEWHERE.format(given=_given(name, value))
+        return ""
+    if not given:
+        return ""
+    if options.rdzv_backend not in (None, *BACKENDS):
+        return f"{_given('rdzv_backend', options.rdzv_backend)}: it must be c10d or static, or leave the option out"
+    if not are_elsewhere(options):
+        return (
+            ""
+            if set(given) == {"rdzv_id"} and nodes.most == nodes.count
+            else WHERE_TO_MEET.format(given=_given(*next(iter(given.items()))))
+        )
+    if nodes.most != nodes.count:
+        return f"--nnodes {options.nnodes}: nodes that come and go are torchrun's; it must be one number"
+    for name, why in ALONE.items():
+        if getattr(options, name):
+            return f"--{name.replace('_', '-')}: with nodes on several machines, {why}; leave the option out"
+    node = options.node_rank
+    if node is not None and not (node.isdigit() and int(node) < nodes.count):
+        return f"{_given('node_rank', node)}: it must be a number from 0 to {nodes.count - 1}"
+    try:
+        meeting_of(options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def are_elsewhere(options: argparse.Namespace) -> bool:
+    """True when each node is a machine of its own."""
+    return any(getattr(options, name) is not None for name in ADDRESS)
+
+
+def meeting_of(options: argparse.Namespace) -> Meeting:
+    """Where the nodes meet. Raises ValueError for what is no address."""
+    endpoint = options.rdzv_endpoint
+    if endpoint:
+        host, colon, port = endpoint.rpartition(":")
+        if not colon or endpoint.endswith("]"):
+            host, port = endpoint, ""
+        name, port = "--rdzv-endpoint", port or str(ENDPOINT_PORT)
+    else:
+        host, port, name = options.master_addr or "127.0.0.1", options.master_port or str(PORT), "--master-port"
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{name}: {port!r} is no port; it must be a number from 1 to 65535")
+    node = None if options.node_rank is None else int(options.node_rank)
+    secret = os.environ.get("LOCKSTEP_SECRET", "") + (options.rdzv_id or "")
+    return Meeting(host.strip("[]"), int(port), node, secret)
 
 
 def _given(name: str, value: object) -> str:
     return f"--{name.replace('_', '-')} {value}"
 
 
-def _is_here(name: str, value: str, nodes: Nodes, standalone: bool) -> bool:
+def _is_here(name: str, value: str, standalone: bool) -> bool:
     """True when the option asks for nothing but one node on this machine."""
     if standalone and name.startswith("rdzv"):  # torchrun does not look at it then
         return True
-    if nodes.most > 1:
-        return False
     if name == "node_rank":
         return value == "0"
     if name == "rdzv_backend":
@@ -188,6 +263,8 @@ def _is_here(name: str, value: str, nodes: Nodes, standalone: bool) -> bool:
 def remarks(options: argparse.Namespace, nodes: Nodes) -> list[str]:
     """What the user should know of how the command line is read."""
     said = []
+    if nodes.count > 1 and are_elsewhere(options):
+        return _no_python(options)
     endpoint = "" if options.standalone else options.rdzv_endpoint or ""
     if options.master_port is not None or endpoint.rpartition(":")[2] not in ("", "0"):
         said.append(
@@ -200,17 +277,28 @@ def remarks(options: argparse.Namespace, nodes: Nodes) -> list[str]:
     if not options.spawns and not options.module and (line := _spawning_line(options.script)):
         said.append(f"{options.script}:{line} calls mp.spawn. If the script starts its ranks itself, use --spawns: it is "
                     "started once, and the ranks that it starts are watched.")  # fmt: skip
-    if options.no_python:
-        said.append(f"{options.script} runs as it is: its collectives are not seen, only how it ends.")
-    return said
+    elif (
+        options.nproc_per_node == "1"
+        and not options.spawns
+        and not options.module
+        and (line := _starting_line(options.script))
+    ):
+        said.append(f"{options.script}:{line} starts processes. If they are ranks: with multiprocessing's spawn method, use --spawns and they "
+                    "are watched; with fork, forkserver or subprocess they are not, and lockstep attach explains them while they hang.")  # fmt: skip
+    return said + _no_python(options)
+
+
+def _no_python(options: argparse.Namespace) -> list[str]:
+    return (
+        [f"{options.script} runs as it is: its collectives are not seen, only how it ends."]
+        if options.no_python
+        else []
+    )
 
 
 def _spawning_line(script: str) -> int | None:
     """The first line of this script, if it is one that can be read, that calls `spawn` of torch.multiprocessing."""
-    try:
-        nodes = list(ast.walk(ast.parse(Path(script).read_bytes())))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
+    nodes = _parsed(script)
     modules, functions = {"torch.multiprocessing"}, set()
     for node in nodes:
         for name in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
@@ -223,6 +311,21 @@ def _spawning_line(script: str) -> int | None:
     functions |= {f"{module}.{name}" for module in modules for name in SPAWNS}
     calls = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in functions)
     return min((call.lineno for call in calls), default=None)
+
+
+def _starting_line(script: str) -> int | None:
+    """The first line of this script that starts a process in some other way."""
+    calls = ((node.lineno, ast.unparse(node.func)) for node in _parsed(script) if isinstance(node, ast.Call))
+    return min(
+        (line for line, name in calls if name == "os.fork" or name.split(".")[-1] in ("Process", "Popen")), default=None
+    )
+
+
+def _parsed(script: str) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(Path(script).read_bytes())))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
 
 
 def nodes_of(text: str) -> Nodes:

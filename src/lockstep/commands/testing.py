@@ -1,6 +1,6 @@
 """`lockstep test`: the course's tests in minutes, and with `--all` everything that proves the course.
 
-The tests run in one process more than there are cores, because many of them wait, and in an order that is shuffled each
+The tests run in more processes than there are cores, because most of them wait, and in an order that is shuffled each
 time (pytest prints the seed). The chapters come last, with no other tests beside them, because some of their cells
 compare what they measure.
 
@@ -25,6 +25,8 @@ from ..ranks.processes import cores
 PYTEST = [sys.executable, "-m", "pytest"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
+WAITING = 3
+"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise."""
 SECOND_TRIES = 6
 """How many tests, or chapters, may be run once more."""
 
@@ -42,7 +44,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     if not (root / "tests").is_dir():
         print("This is a learner's copy, without the course's own tests. ./lockstep check --all grades your exercises.")
         return 2
-    spread = ["-q", f"--numprocesses={cores() + 1}"]
+    spread = ["-q", f"--numprocesses={cores() + WAITING}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
         options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]

@@ -169,7 +169,10 @@ def find(start: Path | None = None) -> Course:
     for place in places:
         if (place / "autograder" / "course.toml").is_file():
             return Course(place.resolve())
-    raise CourseError("this is not a Lockstep course: go to the folder that has autograder/ and exercises/")
+    raise CourseError(
+        "this is not a Lockstep course: go to the folder that has autograder/ and exercises/ (a checkout of Lockstep), "
+        "and type ./lockstep there"
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

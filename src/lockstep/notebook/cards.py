@@ -6,10 +6,8 @@ JupyterLab's colours, VS Code's or the book's.
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,10 @@ from ..course.runs import READ_ON
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
-from ..ranks.report import Cause, Waiting
-from ..ranks.words import names
+from ..ranks.cards import card, said
 
 HINT = "%hint"
-MOST_LINES = 14
 REFERENCE = re.compile(r'chapter (\d+), "([^"]+)"')
-STYLE = Path(__file__).with_name("cards.css")
 
 
 class Card:
@@ -42,82 +37,12 @@ class Card:
         return {"text/plain": self.plain, "text/html": said(self.body)}
 
 
-def said(body: str) -> str:
-    """The HTML with the cards' style."""
-    return f'<div class="lockstep-said"><style>{_style()}</style>{body}</div>'
-
-
-@cache
-def _style() -> str:
-    return " ".join(STYLE.read_text(encoding="utf-8").split())
-
-
 # A run that did not end well ------------------------------------------------------------------------------------------
 
 
 def run_card(run: Run) -> Card:
     """Why a run did not end well: headline, ranks, the code around the branch, what to know and to read."""
-    cause = run.cause
-    assert cause is not None
-    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', _ranks(cause.rows), _code(cause)]
-    if cause.error is not None and cause.error.traceback:
-        parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
-    elif cause.frame is not None and not cause.rows:
-        parts.append(f"<p><code>{escape(text.place(cause.frame))}</code></p>")
-    parts += [f"<p>{escape(note)}</p>" for note in cause.notes]
-    if cause.topic in READ_ON:
-        parts.append(f"<p>Read: {_linked(READ_ON[cause.topic])}</p>")
-    return Card(f'<div class="ls-card ls-bad">{"".join(parts)}</div>', text.describe(run, READ_ON))
-
-
-def _ranks(rows: tuple[Waiting, ...]) -> str:
-    """The ranks of a hang, one a row; those that differ are tinted."""
-    if not rows:
-        return ""
-    cells = {
-        "rank": [str(row.rank) for row in rows],
-        "waits in": [row.what for row in rows],
-        "tensor": [row.tensor for row in rows],
-        "since": [f"{row.since:.1f} s" if row.since is not None else "" for row in rows],
-        "at": [row.frame.short if row.frame else "" for row in rows],
-    }
-    used = {name: column for name, column in cells.items() if any(column)}
-    head = "".join(f'<th scope="col">{name}</th>' for name in used)
-    lines = []
-    for number, row in enumerate(rows):
-        line = "".join(f"<td>{escape(column[number])}</td>" for column in used.values())
-        lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _code(cause: Cause) -> str:
-    """The lines where the ranks of a hang stand, with the branch that parted them marked."""
-    standing = [row for row in cause.rows if not row.what.startswith("finished")]  # the frame of others is a last call
-    frames = [(row, row.frame) for row in standing if row.frame is not None]
-    if not frames or len({frame.file for _, frame in frames}) > 1:
-        return ""
-    file = frames[0][1].file
-    at: dict[int, list[int]] = {}
-    for row, frame in frames:
-        at.setdefault(frame.line, []).append(row.rank)
-    odd = {frame.line for row, frame in frames if row.differs}
-    known = sorted({*at, *([cause.branch] if cause.branch else [])})
-    first, last = max(1, known[0] - 1), known[-1] + 1
-    wanted = range(first, last + 1)
-    if len(wanted) > MOST_LINES:  # too far apart: only the lines themselves, with a gap between them
-        wanted = known  # type: ignore[assignment]
-    shown = []
-    for number in wanted:
-        source = linecache.getline(file, number).rstrip()
-        if not source and number in (first, last):
-            continue
-        here = f"← {names(at[number])}" if number in at else "the ranks part here" if number == cause.branch else ""
-        style = "ls-red" if number in odd else "ls-soft"
-        shown.append(
-            f'<div{" class=ls-branch" if number == cause.branch else ""}><span class="ls-no">{number}</span>'
-            f'<span>{escape(source)}</span><span class="{style}">{here}</span></div>'
-        )
-    return f'<div class="ls-code">{"".join(shown)}</div>'
+    return Card(card(run, READ_ON, _linked), text.describe(run, READ_ON))
 
 
 def unwritten_card(run: Run) -> Card | None:
@@ -159,14 +84,14 @@ def _exercise(result: ExerciseResult) -> str:
     head = f'<span class="ls-name">{escape(result.name)}</span>'
     score = f'<span class="ls-soft">{result.score} of {result.max_score} · {result.seconds:.1f} s</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
-    for outcome, mark, said in (
+    for outcome, mark, words in (
         (CheckOutcome.PASSED, '<span class="ls-green">✓</span>', "passed"),
         (CheckOutcome.NOT_RUN, "–", "not run"),
     ):
         some = [check for check in checks if check.outcome is outcome]
         if some:
             listed = "".join(f"<li>{escape(_reasoned(check))}</li>" for check in some)
-            parts.append(f"<details><summary>{mark} {len(some)} {said}</summary><ul>{listed}</ul></details>")
+            parts.append(f"<details><summary>{mark} {len(some)} {words}</summary><ul>{listed}</ul></details>")
     return f'<div class="ls-card {state}">{"".join(parts)}</div>'
 
 

@@ -16,7 +16,7 @@ from ..course import Course, CourseError, progress
 from ..course import course as courses
 from ..course.outline import Outline, Section
 from ..course.standing import ChapterStanding, CourseStanding, Standing, mark, standing
-from .cards import said
+from ..ranks.cards import said
 from .stored import Stored
 
 FEW = 3

@@ -13,7 +13,7 @@ from typing import Any
 from IPython.display import display
 from ipywidgets import VBox
 
-from .cards import said
+from ..ranks.cards import said
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 

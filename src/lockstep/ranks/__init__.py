@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 from .client import RanksError, run, served_by, start_method, stop, warm
-from .job import Function, Job, Program, Script, Source, Target
+from .job import Function, Job, Meeting, Program, Script, Source, Target
 from .network import Network, NotRun
 from .report import Cause, Collective, Error, Frame, Kind, Mark, Outcome, RankReport, Stack, Waiting
 from .result import Run
 
 __all__ = [
-    "Cause", "Collective", "Error", "Frame", "Function", "Job", "Kind", "Mark", "Network", "NotRun", "Outcome", "Program",
+    "Cause", "Collective", "Error", "Frame", "Function", "Job", "Kind", "Mark", "Meeting", "Network", "NotRun", "Outcome", "Program",
     "RankReport", "RanksError", "Run", "Script", "Source", "Stack", "Target", "Waiting", "mark", "observe", "run", "served_by", "start_method",
     "stop", "warm",
 ]  # fmt: skip

@@ -164,6 +164,10 @@ class Channel:
         """The socket's file descriptor, so that `selectors` can wait on the channel."""
         return self.socket.fileno()
 
+    def pending(self) -> int:
+        """How many bytes of an unfinished message have come."""
+        return len(self._buffer)
+
     def send(self, message: Any, blob: bytes = b"") -> None:
         """Send one of `messages`, or a dictionary; raises OSError when the other end is gone."""
         header = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()

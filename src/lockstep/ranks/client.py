@@ -21,13 +21,14 @@ from typing import Any
 from . import drift, explain, messages, processes
 from .channel import Channel, ChannelError, decode, encode
 from .folder import remove_left_folders
-from .job import Function, Job, NetworkMaker, Source, Target, describe
+from .job import Function, Job, Meeting, NetworkMaker, Source, Target, describe
 from .messages import (
     Alive,
     Arguments,
     Begin,
     End,
     Events,
+    Explained,
     Finished,
     MemberReport,
     Notice,
@@ -42,8 +43,9 @@ from .messages import (
     read,
 )  # fmt: skip
 from .network import NotRun
-from .report import Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Wait, only_places_below
+from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Wait, only_places_below
 from .result import Run
+from .words import names
 
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
@@ -259,6 +261,7 @@ def run(
     grace: float = Job.grace,
     own_temporary: bool = Job.own_temporary,
     late_after: float | None = Job.late_after,
+    meeting: Meeting | None = Job.meeting,
     on_output: OnOutput | None = None,
     on_notice: OnNotice | None = None,
     on_interrupt: str = "report",
@@ -297,7 +300,7 @@ def run(
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, mark_steps=mark_steps, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
         role=role, run_id=run_id, virtual_local_rank=virtual_local_rank, grace=grace,
-        own_temporary=own_temporary, late_after=late_after,
+        own_temporary=own_temporary, late_after=late_after, meeting=meeting,
     )  # fmt: skip
     channel = Channel(_connect())
     try:
@@ -404,6 +407,8 @@ class _Listener:
             case Events(member, events):
                 self.events.setdefault(member, []).extend(events)
             case Refused(why):
+                if self.interrupts:
+                    raise KeyboardInterrupt
                 raise NotRun(why)
 
     def _result(self, told: Finished) -> Run:
@@ -418,7 +423,21 @@ class _Listener:
         if told.replicas is not None:
             with contextlib.suppress(TypeError, ValueError, LookupError):
                 run.replicas = drift.read(told.replicas, ranks)
-        run.cause = explain.cause(run, self.job, told.end)
+        run.node, run.hosts = told.node, tuple(told.hosts)
+        if told.explained is not None:
+            run.cause = _told_by_node_zero(run, told.explained)
+        else:
+            run.cause = explain.cause(run, self.job, told.end)
+        if run.hosts and not run.node:
+            run.cause = _with_nodes(run, self.job.per_node)
+            found = run.cause
+            said = (
+                Explained()
+                if found is None
+                else Explained(found.kind, found.headline, _raw(found.frame), list(found.ranks))
+            )
+            with contextlib.suppress(OSError):
+                self.channel.send(said)
         return run
 
     def _report(self, index: int, member: MemberReport, began: float) -> RankReport:
@@ -438,6 +457,32 @@ class _Listener:
             report.stack = _stack(member.stack)
         _place_events(report, self.events.get(index, []), began)
         return report
+
+
+def _raw(frame: Frame | None) -> tuple[str, int, str] | None:
+    return None if frame is None else (frame.file, frame.line, frame.function)
+
+
+def _told_by_node_zero(run: Run, told: Explained) -> Cause | None:
+    if told.kind is None:
+        return None
+    note = f"The terminal of node 0 ({run.hosts[0]}) shows the evidence."
+    return Cause(told.kind, told.headline, tuple(told.ranks), Frame.of(told.frame), notes=(note,))
+
+
+def _with_nodes(run: Run, per_node: int) -> Cause | None:
+    """The cause, with each rank's node named."""
+    cause = run.cause
+    if cause is None:
+        return None
+    named = [f"{node} ({host})" for node, host in enumerate(run.hosts)]
+    rows = tuple(replace(row, node=named[row.rank // per_node]) for row in cause.rows)
+    notes = cause.notes
+    if not rows and cause.ranks:
+        there = {rank // per_node for rank in cause.ranks}
+        notes = (*(f"{names(r for r in cause.ranks if r // per_node == node).capitalize()}: node {named[node]}."
+                   for node in sorted(there)), *notes)  # fmt: skip
+    return replace(cause, rows=rows, notes=notes)
 
 
 # What follows reads what a rank has said: it has the right types, and may say anything.

@@ -54,7 +54,9 @@ HELP = (
 def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     """Why `run` did not end well, or None when it did."""
     if end.why is Why.INTERRUPTED:
-        return _interrupted(run, job)
+        return _interrupted(run, job, end)
+    if end.why is Why.NODE_LOST:
+        return _node_lost(run, end)
     if end.why is Why.HANG:
         return hang(run, job)
     if end.why in (Why.DEADLINE, Why.CPU, Why.IDLE):
@@ -94,7 +96,7 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
 def _is_bad(report: RankReport, job: Job) -> bool:
     if report.outcome is Outcome.EXITED:
         return report.code != 0 or job.is_function
-    return report.outcome not in (Outcome.RETURNED, Outcome.STOPPED)
+    return report.outcome not in (Outcome.RETURNED, Outcome.STOPPED, Outcome.LOST)
 
 
 def _is_echo(report: RankReport) -> bool:
@@ -397,9 +399,15 @@ def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:
     return names(report.rank for report in reports)
 
 
-def _interrupted(run: Run, job: Job) -> Cause:
+def _interrupted(run: Run, job: Job, end: RunEnd) -> Cause:
     members = _members(run, job)
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
     who = still if alive else "nobody was running any more"
-    return Cause(Kind.INTERRUPTED, f"interrupted: {who}.", tuple(alive), None, rows(members))
+    where = f" on {end.node}" if end.node else ""
+    return Cause(Kind.INTERRUPTED, f"interrupted{where}: {who}.", tuple(alive), None, rows(members))
+
+
+def _node_lost(run: Run, end: RunEnd) -> Cause:
+    lost = tuple(report.rank for report in run.ranks if report.outcome is Outcome.LOST)
+    return Cause(Kind.NODE_LOST, f"{end.node}.", lost, None, rows(run.ranks, lost), topic=Topic.FAILURES)

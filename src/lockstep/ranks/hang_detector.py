@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from . import processes
 from .member import Member, RunState, others
-from .messages import Begin, Role, StackReport
+from .messages import Begin, Pulse, Role, StackReport
 
 TICK = 0.1
 LAUNCHER_STILL = 1.0
@@ -29,6 +29,10 @@ UNPROVEN_STILL = 15.0
 """... where the system does not tell whether a process moves: no /proc, or the work is on an accelerator."""
 RENDEZVOUS_SECONDS = 1.5
 """... in a rendezvous, whose host asks its own store for the others again and again, and so never stands still."""
+BETWEEN_MACHINES_STILL = 2.0
+"""... where ranks are on several machines: what is on its way between two of them, neither shows."""
+FRESH_SECONDS = 1.0
+"""A machine that has not told for so long how still it is may be anything."""
 STARVED = 0.2
 """A rank that spent this share of a time in the queue for a processor has not had that time."""
 
@@ -110,6 +114,29 @@ class HangDetector:
         """For how long nothing at all has moved in this run, as far as is known."""
         return self.everyone.seconds()
 
+    def still_for(self) -> float:
+        """For how long nothing has moved on any machine; 0 when one has not told lately."""
+        here, now = self.clock.seconds(), time.monotonic()
+        pulses = [self.run.pulses.get(one.node or 0, (0.0, Pulse())) for one in self.run.elsewhere]
+        return min([here, *(0.0 if now - at > FRESH_SECONDS else pulse.seconds for at, pulse in pulses)])
+
+    def pulse(self) -> Pulse | None:
+        """On a node whose run is watched by another: how still it is here, at most once every TICK."""
+        now = time.monotonic()
+        if now - self.looked < TICK:
+            return None
+        self.looked = now
+        if now - self.run.last_word < TICK or any(member.channel is None for member in self.run.ranks):
+            self.clock.reset()
+            self.everyone.reset()
+        still = self._nothing_moves()
+        meeting = any(not one.operations for one in self.run.members)
+        queued = [(one.rank or 0, processes.seconds_in_queue(one.pid)) for one in self.run.members if meeting]
+        return Pulse(
+            self.clock.seconds() if still else 0.0, still and self.clock.settled, self._needed() if still else 0.0,
+            self.clock.before is not None, queued, meeting and self._strangers(),
+        )  # fmt: skip
+
     def look(self) -> Hang | None:
         """Observe, at most once every TICK: the hang, when the run hangs."""
         now = time.monotonic()
@@ -121,10 +148,10 @@ class HangDetector:
             self.stacks = None
             return None
         self.looked = now
-        if not self._nothing_moves():
+        if not self._nothing_moves() or (self.run.elsewhere and not self.still_for()):
             self.stacks = None
             return self._look_at_rendezvous(now)
-        if self.clock.seconds() < 2 * TICK or now < self.ask_again:
+        if self.still_for() < 2 * TICK or now < self.ask_again:
             return None
         self.ask_again = now + 2 * TICK
         waiting = self._waiting()
@@ -136,11 +163,14 @@ class HangDetector:
         if self.stacks != stacks:
             self.stacks = stacks
             return None
-        if not self.clock.settled or self.clock.seconds() < self._needed():
+        pulses = [pulse for _, pulse in self.run.pulses.values()]
+        settled = self.clock.settled and all(pulse.settled for pulse in pulses)
+        if not settled or self.still_for() < max([self._needed(), *(pulse.needed for pulse in pulses)]):
             return None
-        if self.clock.before is None and not each_waits_for_another(waiting, self.run.members):
+        proven = self.clock.before is not None and all(pulse.proven for pulse in pulses)
+        if not proven and not each_waits_for_another(waiting, self.run.everyone):
             return None
-        return Hang(waiting, self.clock.seconds())
+        return Hang(waiting, self.still_for())
 
     def _look_at_rendezvous(self, now: float) -> Hang | None:
         """The hang, when all wait for each other in a rendezvous and have had every chance to get on."""
@@ -153,15 +183,23 @@ class HangDetector:
         if stacks is None or not meeting or not self._all_communicate(waiting) or self._strangers():
             self.rendezvous = None
             return None
-        later = Rendezvous(stacks, now, [processes.seconds_in_queue(member.pid) for member in waiting])
+        later = Rendezvous(stacks, now, [self._in_queue(member) for member in waiting])
         if self.rendezvous is None or not self.rendezvous.same(later):
             self.rendezvous = later
             return None
         stood = now - self.rendezvous.since
         return None if stood < RENDEZVOUS_SECONDS else Hang(waiting, stood)
 
+    def _in_queue(self, member: Member) -> float:
+        if member.node is None:
+            return processes.seconds_in_queue(member.pid)
+        _, pulse = self.run.pulses.get(member.node, (0.0, Pulse()))
+        return dict(pulse.queued).get(member.rank or 0, 0.0)
+
     def _strangers(self) -> bool:
         """True when there are processes that have not said who they are: ranks on their way, perhaps."""
+        if any(pulse.strangers for _, pulse in self.run.pulses.values()):
+            return True
         known = {member.pid for member in self.run.members}
         found = [pid for pid in processes.descendants(os.getpid()) if pid not in known]
         return any(not processes.is_helper(pid) and not processes.is_janitor(pid) for pid in found)
@@ -175,7 +213,7 @@ class HangDetector:
 
     def for_now(self) -> bool:
         """True when nothing has moved between the last two looks."""
-        return self._nothing_moves() and self.clock.settled and self.clock.seconds() > TICK / 2
+        return self._nothing_moves() and self.clock.settled and self.still_for() > TICK / 2
 
     def _waiting(self) -> list[Member]:
         """The ranks whose code has not ended: with a launcher its workers, else the ranks themselves."""
@@ -205,7 +243,8 @@ class HangDetector:
         if self.clock.before is None:
             return max(job.patience, UNPROVEN_STILL)
         pids = [member.pid for member in self.run.members if not member.gone]
-        needed = max(job.patience, IN_FLIGHT_STILL[processes.in_flight([*pids, os.getpid()])])
+        patience = job.patience if job.meeting is None else max(job.patience, BETWEEN_MACHINES_STILL)
+        needed = max(patience, IN_FLIGHT_STILL[processes.in_flight([*pids, os.getpid()])])
         return max(needed, LAUNCHER_STILL) if job.launcher else needed
 
     def _all_communicate(self, waiting: list[Member]) -> bool:

@@ -85,6 +85,21 @@ class NetworkMaker:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """Where the nodes of a run find each other when each is a machine of its own.
+
+    `node` is this machine's number. None: 0 for the first that has the address `host`, the others in the order in which they come.
+    `secret` is what all have to know; whoever does not is turned away. After `patience` seconds without the others it is given up.
+    """
+
+    host: str
+    port: int
+    node: int | None = None
+    secret: str = ""
+    patience: float = 600.0
+
+
 TORCHRUN_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
@@ -111,7 +126,8 @@ class Job:
     told of; with `virtual_local_rank` each has LOCAL_RANK 0 and sees one GPU, its own.
     `grace` is what ranks that are stopped have for handlers and `finally` blocks, from a signal on until they are killed; a
     hang leaves nobody who could use it. `own_temporary` gives them a folder for temporary files that goes with the run; else
-    they have the environment's. After `late_after` the user is told for whom ranks wait; None is never.
+    they have the environment's. After `late_after` the user is told for whom ranks wait; None is never. With a `meeting` only the
+    ranks of one node are on this machine: `world_size` still counts all.
     """
 
     world_size: int
@@ -142,6 +158,12 @@ class Job:
     grace: float = 0.0
     own_temporary: bool = True
     late_after: float | None = None
+    meeting: Meeting | None = None
+
+    @property
+    def per_node(self) -> int:
+        """How many ranks a node has."""
+        return self.world_size // self.nodes
 
     @property
     def is_function(self) -> bool:
@@ -160,7 +182,7 @@ class Job:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         if self.launcher:
             return environment
-        per_node = self.world_size // self.nodes
+        per_node = self.per_node
         environment.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank % per_node),

@@ -63,7 +63,7 @@ class Latecomers:
         if after is None or now < self.next:
             return ""
         self.next = now + min(EVERY, after / 2)
-        calls = [member for member in self.run.members if self._waits_long(member, now - after)]
+        calls = [member for member in self.run.everyone if self._waits_long(member, now - after)]
         if not calls:
             self.pause = EVERY
             return ""
@@ -93,7 +93,7 @@ class Latecomers:
         ranks = others(call, member.rank)
         return [
             one
-            for one in self.run.members
+            for one in self.run.everyone
             if one.rank in ranks and not one.done and one.reached.get(line, 0) < call.group_number
         ]
 
@@ -122,17 +122,21 @@ class Latecomers:
         return "\n".join([
             f"{names(one.rank or 0 for one in same).capitalize()} {has} waited {now - first.last_at:.0f} s in {called}"
             f"{at(Frame.of(call.frame))} for {names(one.rank or 0 for one in missing)}. The run goes on.",
-            *(f"  rank {one.rank} is {place}" for one, place in zip(missing, where, strict=True)),
+            *(f"  rank {one.rank}{_node(one)} is {place}" for one, place in zip(missing, where, strict=True)),
         ])  # fmt: skip
 
     def _place(self, member: Member) -> str:
         """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""
         own = Frame.of(member.sample.frame) if member.sample is not None else None
-        dumped = [(pid, _frame(text)) for pid, text in self.dump(member)]
+        dumped = [(pid, _frame(text)) for pid, text in self.dump(member)] if member.node is None else []
         frame = own or next((frame for pid, frame in dumped if pid == member.pid), None)
         said = [_at(frame) if frame else "in a library's code"]
         said += [f"its process {pid} is {_at(frame)}" for pid, frame in dumped if pid != member.pid and frame]
         return "; ".join(said)
+
+
+def _node(member: Member) -> str:
+    return f" on node {member.node}" if member.node is not None else ""
 
 
 def _at(frame: Frame) -> str:

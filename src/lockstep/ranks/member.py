@@ -9,7 +9,7 @@ from typing import Any
 
 from .channel import Channel
 from .job import Job
-from .messages import Begin, End, Mark, MemberReport, Raised, Role, StackReport, Waited
+from .messages import Begin, End, Mark, MemberReport, Pulse, Raised, Role, StackReport, Waited
 from .report import Outcome, RunEnd
 
 KEPT_EVENTS = 50_000
@@ -47,6 +47,10 @@ class Member:
     accelerated: bool = False
     """It communicates from an accelerator, whose work the operating system does not see."""
     stopped: bool = False
+    node: int | None = None
+    """The other machine that it is on; None: this one. What is known of it, that node has told: it has no process here."""
+    told: MemberReport | None = None
+    """How that node says that it has ended."""
 
     @property
     def done(self) -> bool:
@@ -60,6 +64,10 @@ class Member:
 
     def report(self, fault: str) -> MemberReport:
         """What the client is told of it at the end."""
+        if (told := self.told) is not None:
+            told.outcome, told.stack = self.outcome or told.outcome, self.stack or told.stack
+            told.ended = self.ended or told.ended
+            return told
         return MemberReport(
             self.role, self.rank, self.pid, self.outcome, self.code, self.error, self.frames, self.stack, self.stopped,
             fault, self.peak_memory, self.cpu, self.ended,
@@ -76,6 +84,10 @@ class RunState:
 
     job: Job
     members: list[Member] = field(default_factory=list)
+    elsewhere: list[Member] = field(default_factory=list)
+    """The ranks of other machines, by rank."""
+    pulses: dict[int, tuple[float, Pulse]] = field(default_factory=dict)
+    """What each other machine has last said of how still it is, and when."""
     began: float = field(default_factory=time.monotonic)
     last_word: float = field(default_factory=time.monotonic)
     failed_at: float | None = None
@@ -86,9 +98,16 @@ class RunState:
         """The processes that the supervisor has started, in order."""
         return [member for member in self.members if member.role is Role.RANK]
 
+    @property
+    def everyone(self) -> list[Member]:
+        """The processes of all machines. Those that are elsewhere have no process id here."""
+        return (
+            sorted([*self.members, *self.elsewhere], key=lambda one: one.rank or 0) if self.elsewhere else self.members
+        )
+
     def unfinished(self) -> list[Member]:
-        """The processes whose code has not ended."""
-        return [member for member in self.members if not member.done]
+        """The processes whose code has not ended, on all machines."""
+        return [member for member in self.everyone if not member.done]
 
     def elapsed(self) -> float:
         """Seconds since the ranks were started."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from .job import Job
-from .report import Outcome, RunEnd
+from .report import Kind, Outcome, RunEnd, Why
 
 Place = tuple[str, int, str] | None
 """File, line and function, as a rank tells it: `report.Frame.of` reads it."""
@@ -308,8 +308,21 @@ class Compared(msgspec.Struct):
     not_finite: list[tuple[int, NotFinite]] = []
 
 
+class Explained(msgspec.Struct, tag_field="event", tag="explained"):
+    """How node 0 explains the run, in short; no kind when all ended well. Its client says it, and the other nodes are told."""
+
+    kind: Kind | None = None
+    headline: str = ""
+    frame: Place = None
+    ranks: list[int] = []
+
+
 class Finished(msgspec.Struct, tag_field="event", tag="finished"):
-    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found."""
+    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found.
+
+    `hosts` are the names of the nodes' machines where each has its own, `node` is this one's number, and `explained` what
+    node 0 has told another node.
+    """
 
     end: RunEnd
     seconds: float
@@ -320,6 +333,123 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     immortal: list[int]
     replicas: Compared | None
     members: list[MemberReport]
+    node: int = 0
+    hosts: list[str] = []
+    explained: Explained | None = None
 
 
 ToClient = Alive | Output | Notice | Observed | Events | Refused | Finished
+
+
+# Between the supervisors of a run's nodes: `meeting` lets them find each other, `nodes` has what they say after that ----
+
+
+class Challenge(msgspec.Struct, tag_field="event", tag="challenge"):
+    """Node 0 to whoever connects: prove that you know the job's secret."""
+
+    nonce: str
+
+
+class Join(msgspec.Struct, tag_field="event", tag="join"):
+    """A node proves it, asks for the same proof, and says what it is. `time` is its monotonic clock."""
+
+    answer: str
+    nonce: str
+    nodes: int
+    per_node: int
+    host: str
+    time: int
+    node: int | None = None
+    run_id: str = ""
+    version: int = 0
+
+
+class TurnedAway(msgspec.Struct, tag_field="event", tag="turned away"):
+    """It does not fit, and why."""
+
+    why: str
+
+
+class Welcome(msgspec.Struct, tag_field="event", tag="welcome"):
+    """It is this node."""
+
+    answer: str
+    node: int
+
+
+class Start(msgspec.Struct, tag_field="event", tag="start"):
+    """All have come. The store listens at this port of node 0."""
+
+    port: int
+    hosts: list[str]
+
+
+class Ended(msgspec.Struct, tag_field="event", tag="rank ended"):
+    """How a rank's code has ended; `MemberReport` has the details, at the end."""
+
+    outcome: Outcome
+    code: int | None = None
+
+
+Relayed = Begin | End | Waited | Mark | Replica | NotFinite | Ended
+
+
+class Said(msgspec.Struct):
+    """What a rank of another node has said."""
+
+    rank: int
+    message: Relayed
+
+
+class Relay(msgspec.Struct, tag_field="event", tag="relay"):
+    """What the ranks of a node have said, in order."""
+
+    said: list[Said]
+
+
+class Pulse(msgspec.Struct, tag_field="event", tag="pulse"):
+    """A node is there, and how still it is: nothing has moved on it for so many `seconds`, and how many of them a hang
+    would `need` (see `hang_detector`). `proven` is false where the system does not tell. For a rendezvous: how long each
+    rank has queued for a processor, and whether there are processes that nobody knows.
+    """
+
+    seconds: float = 0.0
+    settled: bool = False
+    needed: float = 0.0
+    proven: bool = True
+    queued: list[tuple[int, float]] = []
+    strangers: bool = False
+
+
+class AskNode(msgspec.Struct, tag_field="event", tag="ask node"):
+    """Where do the main threads of these ranks stand?"""
+
+    id: int
+    ranks: list[int]
+    insist: bool
+
+
+class Samples(msgspec.Struct, tag_field="event", tag="samples"):
+    """The answer to `AskNode`, without those that did not answer."""
+
+    id: int
+    stacks: list[tuple[int, StackReport]]
+
+
+class EndRun(msgspec.Struct, tag_field="event", tag="end run"):
+    """Node 0 has decided: end. `signal` is what the user sent, 0 for none."""
+
+    why: Why
+    signal: int = 0
+
+
+class NodeFinished(msgspec.Struct, tag_field="event", tag="node finished"):
+    """A node has ended its ranks."""
+
+    members: list[MemberReport]
+    stray: list[str]
+    temporary: list[str]
+
+
+FromNode = Join | Relay | Pulse | Samples | Stop | NodeFinished
+ToNode = Challenge | TurnedAway | Welcome | Start | Alive | AskNode | EndRun | Explained

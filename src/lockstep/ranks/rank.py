@@ -70,7 +70,7 @@ def prepare(job: Job, environment: dict[str, str], directory: str) -> None:
     if job.own_temporary:
         os.environ["TMPDIR"] = os.path.join(directory, "tmp")
     tempfile.tempdir = None  # It may have been asked for, and kept, before the fork.
-    if sys.platform.startswith("linux"):
+    if sys.platform.startswith("linux") and job.meeting is None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for number in (signal.SIGTERM, signal.SIGCHLD):  # Those before us had their own use for them.
         signal.signal(number, signal.SIG_DFL)

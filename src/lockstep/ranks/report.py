@@ -30,6 +30,7 @@ class Outcome(str, Enum):
     TOO_MANY_PROCESSES = "too many processes"
     STOPPED = "stopped"
     INTERRUPTED = "interrupted"
+    LOST = "lost"
 
 
 class Kind(str, Enum):
@@ -45,6 +46,7 @@ class Kind(str, Enum):
     TOO_MUCH_OUTPUT = "too much output"
     TOO_MANY_PROCESSES = "too many processes"
     INTERRUPTED = "interrupted"
+    NODE_LOST = "node lost"
 
 
 class Why(Enum):
@@ -58,14 +60,16 @@ class Why(Enum):
     IDLE = "idle"
     INTERRUPTED = "interrupted"
     CLIENT_GONE = "client gone"
+    NODE_LOST = "node lost"
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """What ended a run; `limit` is how many seconds it had used up."""
+    """What ended a run; `limit` is how many seconds it had used up, `node` the other machine that ended it, in words."""
 
     why: Why
     limit: float = 0.0
+    node: str = ""
 
 
 class Topic(Enum):
@@ -273,7 +277,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A row of a hang's table: what one rank waits in, and where."""
+    """A row of a hang's table: what one rank waits in, and where; its `node` when the nodes are machines of their own."""
 
     rank: int
     what: str
@@ -281,6 +285,7 @@ class Waiting:
     since: float | None = None
     frame: Frame | None = None
     differs: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True)

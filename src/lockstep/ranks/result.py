@@ -22,6 +22,8 @@ class Run:
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
     `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
     `signal` is what this process was told to end by.
+    `hosts` are the names of the nodes' machines when each has its own. Then `node` is the number of this one, and any but
+    node 0 has only its own ranks here.
     `began` is the start of the run by `time.monotonic()`, from which the times of collectives and marks count.
     """
 
@@ -37,6 +39,8 @@ class Run:
     signal: int | None = None
     left_running: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
+    node: int = 0
+    hosts: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

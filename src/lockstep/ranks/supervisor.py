@@ -32,12 +32,12 @@ import time
 import traceback
 from typing import Any
 
-from . import leftovers, network, processes
+from . import leftovers, meeting, network, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .folder import make_folder, remove_run_folder
 from .hang_detector import TICK, Hang, HangDetector, Stacks
-from .job import Job
+from .job import Job, Meeting
 from .latecomers import Latecomers
 from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
 from .member import Member, RunState, line_of
@@ -48,8 +48,10 @@ from .messages import (
     Begin,
     ChildEnded,
     End,
+    Ended,
     Events,
     Exit,
+    Explained,
     Finished,
     FromRank,
     Go,
@@ -75,6 +77,7 @@ from .messages import (
     Watcher,
     read,
 )  # fmt: skip
+from .nodes import LAST_WORDS_SECONDS, NodeZero, OtherNodes
 from .output import OutputPipe
 from .report import Outcome, RunEnd, Why
 from .reporting import FAULT_SIGNAL
@@ -111,6 +114,7 @@ class Supervisor:
         """The target's arguments: the same for all ranks, or each rank's own."""
         self.directory = ""
         self.store: Any = None
+        self.listening: socket.socket | None = None
         self.port = 0
         self.network = network.Network()
         self.said_alive = 0.0
@@ -126,6 +130,11 @@ class Supervisor:
         self.dumped: dict[int, int] = {}
         """How much of a member's fault file was written on demand."""
         self.limits = Limits(self.run)
+        self.node = 0
+        self.hosts: list[str] = []
+        """The names of the nodes' machines, where each has its own."""
+        self.others: OtherNodes | None = None
+        self.node_zero: NodeZero | None = None
 
     # From start to end -----------------------------------------------------------------------------------------
 
@@ -133,6 +142,9 @@ class Supervisor:
         """Receive the `arguments`, so many, do the job, report."""
         try:
             self.network = network.enter(self.job)
+            if self.job.meeting is not None:
+                self._take_arguments(arguments)  # the client has nothing else to say from now on
+                self._meet(self.job.meeting)
         except network.NotRun as missing:
             self.tell(Refused(str(missing)))
             return
@@ -148,14 +160,60 @@ class Supervisor:
             os.mkdir(self.job.directory)
         try:
             self._listen()
-            for rank in range(1 if self.job.launcher else self.job.world_size):
-                self._start(rank, fork)
+            here = self.job.world_size if self.job.meeting is None else self.job.per_node
+            for number in range(1 if self.job.launcher else here):
+                self._start(self.node * here + number, fork)
             self._take_arguments(arguments)
             self._open_store()
             self.run.began = self.run.last_word = time.monotonic()
-            self._watch()
+            if self.node_zero is not None:
+                self._watch_for(self.node_zero)
+            else:
+                self._watch()
         finally:
             self._finish(shared_memory)
+
+    def _meet(self, place: Meeting) -> None:
+        """Find the other nodes, which are elsewhere. Raises NotRun when they do not come."""
+        self.selector.register(self.client, selectors.EVENT_READ, self._hear_client)
+        party = meeting.find(self.job, place)
+        began, told = time.monotonic(), ""
+        try:
+            while not party.look():
+                self._say_alive()
+                self.hear(TICK)
+                waited = time.monotonic() - began
+                if self.run.end is not None or waited > place.patience:
+                    why = f"after {waited:.0f} s" if self.run.end is None else "interrupted"
+                    raise network.NotRun(f"{why}: {party.missing()}")
+                if isinstance(party, meeting.Host):
+                    for said in party.turned_away:
+                        self.tell(Notice(said))
+                    party.turned_away.clear()
+                if waited > NOTICE_SECONDS and told != (now := party.missing()):
+                    told = now
+                    self.tell(Notice(now))
+        except BaseException:
+            party.close()
+            raise
+        self.node = party.node
+        if isinstance(party, meeting.Guest):
+            assert party.link is not None and party.began is not None
+            self.port, self.hosts = party.began.port, party.began.hosts
+            self.network = meeting.Between(place.host, party.link)
+            self.job.deadline = None  # node 0's
+            self.node_zero = NodeZero(party.link, self.selector, self._end_by)
+            return
+        self._listen_for_store()
+        self.hosts = party.start(self.port, socket.gethostname())
+        links = [party.links[number] for number in sorted(party.links)]
+        self.network = meeting.Between(place.host, links[0])
+        self.others = OtherNodes(self.run, links, self.selector, self, self._end_by)
+
+    def _end_by(self, end: RunEnd) -> None:
+        """Another node has ended the run."""
+        if self.run.end is None:
+            self.run.end = end
 
     def _take_arguments(self, count: int) -> None:
         """Receive what the ranks are given. They have been forked by now: what was here before, each would have in memory."""
@@ -177,7 +235,8 @@ class Supervisor:
         self.door.listen(128)
         self.door.setblocking(False)
         self.selector.register(self.door, selectors.EVENT_READ, self._welcome)
-        self.selector.register(self.client, selectors.EVENT_READ, self._hear_client)
+        if self.job.meeting is None:
+            self.selector.register(self.client, selectors.EVENT_READ, self._hear_client)
 
     def _start(self, rank: int, fork: bool) -> None:
         pipes = [os.pipe(), os.pipe()]
@@ -226,24 +285,30 @@ class Supervisor:
         The listening socket is ours, so that nobody reaches the store from outside, and so that torch sees IPv4
         addresses: it looks up the name of every peer, and that of `::ffff:127.0.0.1` is asked of a name server.
         """
-        if self.job.launcher:
+        if self.job.launcher or self.node_zero is not None:
             return
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        with socket.socket() as listening:
-            listening.bind((self.network.address, 0))
-            listening.listen(1024)
-            self.port = listening.getsockname()[1]
-            self.store = TCPStore(
-                self.network.address, self.port, None, True, timeout=datetime.timedelta(minutes=30),
-                wait_for_workers=False, master_listen_fd=listening.detach(),
-            )  # fmt: skip
+        listening = self._listen_for_store()
+        self.store = TCPStore(
+            self.network.address, self.port, None, True, timeout=datetime.timedelta(minutes=30),
+            wait_for_workers=False, master_listen_fd=listening.detach(),
+        )  # fmt: skip
+
+    def _listen_for_store(self) -> socket.socket:
+        """The port is known before the store is there: that has a thread, and no rank is forked from a process with one."""
+        if self.listening is None:
+            self.listening = socket.create_server(("" if self.job.meeting else self.network.address, 0), backlog=1024)
+            self.port = self.listening.getsockname()[1]
+        return self.listening
 
     def _watch(self) -> None:
         run = self.run
-        while run.end is None and not all(member.done for member in run.ranks):
+        while run.end is None and not all(member.done for member in (*run.ranks, *run.elsewhere)):
             self._say_alive()
             self.hear(TICK)
+            if self.others is not None:
+                self.others.look()
             self._look_at_ends()
             for decision in self.limits.look(self.hang_detector.seconds()):
                 self._decide(decision)
@@ -256,6 +321,26 @@ class Supervisor:
             elif self._others_have_spoken(run.failed_at):
                 self._end_run(Why.FAILED)
         self._notice(self.latecomers.look() if run.end is None else "")
+
+    def _watch_for(self, node_zero: NodeZero) -> None:
+        """Watch the ranks of this machine, and tell node 0, until it decides."""
+        while self.run.end is None and node_zero.end is None:
+            self._say_alive()
+            self.hear(TICK)
+            self._look_at_ends()
+            for decision in self.limits.look(self.hang_detector.seconds()):
+                self._decide(decision)
+            while node_zero.questions:
+                question = node_zero.questions.pop(0)
+                asked = [one for one in self.run.ranks if one.rank in question.ranks]
+                self.ask(asked, question.insist)
+                node_zero.answer(question, asked)
+            node_zero.look(self.hang_detector.pulse())
+        if node_zero.end is None:  # this node was told to end
+            node_zero.send(Stop(self.stops[0] if self.stops else 0))
+        elif node_zero.end.why is not Why.ALL_DONE and self.run.end is None:
+            self.run.end = RunEnd(node_zero.end.why)
+            self.stops = self.stops or [node_zero.end.signal]
 
     def _notice(self, text: str) -> None:
         if text:
@@ -298,7 +383,9 @@ class Supervisor:
         for member in waiting:
             if not member.done:
                 member.stop_here(outcome, self.run.elapsed())
-                member.stopped = outcome is Outcome.TIMED_OUT and processes.is_stopped(member.pid)
+                member.stopped = (
+                    outcome is Outcome.TIMED_OUT and member.node is None and processes.is_stopped(member.pid)
+                )
 
     def _end_in(self, hang: Hang | None) -> None:
         if hang is not None:
@@ -330,6 +417,10 @@ class Supervisor:
         self.asked += 1
         for member in members:
             member.sample = None
+        elsewhere = [member for member in members if member.node is not None]
+        if self.others is not None and elsewhere:
+            self.others.ask(self.asked, elsewhere, insist)
+        for member in members:
             if member.channel is not None:
                 with contextlib.suppress(OSError):
                     member.channel.send(Ask(self.asked))
@@ -337,11 +428,11 @@ class Supervisor:
         def silent() -> list[Member]:
             return [one for one in members if one.sample is None and not one.gone and (self.leaving or not one.done)]
 
-        give_up = time.monotonic() + ANSWER_SECONDS
+        give_up = time.monotonic() + (2 * ANSWER_SECONDS if elsewhere else ANSWER_SECONDS)
         while time.monotonic() < give_up and silent():
             self.hear(0.02)
         for member in silent() if insist else ():
-            if not processes.is_stopped(member.pid):
+            if member.node is None and not processes.is_stopped(member.pid):
                 _ask_without_lock(member)
         if any(member.sample is None for member in members):
             return None
@@ -420,7 +511,7 @@ class Supervisor:
             if isinstance(message, ChildEnded):
                 self.statuses[message.pid] = message.code
         elif (member := self._member(channel)) is not None:
-            self._take(member, message, blob)
+            self.take(member, message, blob)
 
     def _admit(self, channel: Channel, hello: Hello) -> None:
         """Let a process in. Who it is, is asked of the system where that can be: a rank may only be itself."""
@@ -441,7 +532,8 @@ class Supervisor:
         elif self.job.launcher and hello.role is Role.WORKER:
             self.run.members.append(Member(Role.WORKER, hello.rank, pid, channel))
 
-    def _take(self, member: Member, message: Any, blob: bytes) -> None:
+    def take(self, member: Member, message: Any, blob: bytes) -> None:
+        """What a rank has said, here or on another node."""
         if isinstance(message, Sample):
             member.sample = message.stack if message.id == self.asked else member.sample
             return
@@ -458,12 +550,15 @@ class Supervisor:
                 if isinstance(message, Begin):
                     self._note_call(member, message)
                 member.accelerated |= isinstance(message, Begin) and message.device not in ("", "cpu", "meta")
+                self._relay(member, message)
             case Replica():
                 if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take(member.rank, message)
+                    self._relay(member, message)
             case NotFinite():
                 if member.rank is not None and self.job.watch_replicas:
                     self.comparison.take_not_finite(member.rank, message)
+                    self._relay(member, message)
             case IsRank():
                 if member.role is Role.WORKER:
                     member.rank = message.rank
@@ -484,6 +579,10 @@ class Supervisor:
                 member.error = leftovers.cut(Raised("", message.message, message.frames)) if message.message else None
                 self.end(member, Outcome.EXITED, message.code)
 
+    def _relay(self, member: Member, message: Any) -> None:
+        if self.node_zero is not None:
+            self.node_zero.relay(member.rank or 0, message)
+
     def _note_call(self, member: Member, call: Begin) -> None:
         member.last, member.last_at = call, time.monotonic()
         member.reached[line_of(call, member.rank)] = call.group_number
@@ -495,7 +594,10 @@ class Supervisor:
             self._end_run(Why.CLIENT_GONE)
         elif messages:  # a client has nothing else to say
             self.stops += [read(Stop, message).signal for message, _ in messages]
-            self._end_run(Why.INTERRUPTED)
+            if self.node_zero is not None and len(self.stops) == 1:  # node 0 ends it for all
+                self.node_zero.send(Stop(self.stops[0]))
+            else:
+                self._end_run(Why.INTERRUPTED)
 
     def tell(self, message: ToClient, blob: bytes = b"") -> None:
         """Say something to the client; when it is gone, the run ends."""
@@ -511,6 +613,7 @@ class Supervisor:
         if member.outcome is not None:
             return
         member.outcome, member.code, member.ended = outcome, code, self.run.elapsed()
+        self._relay(member, Ended(outcome, code))
         fine = outcome is Outcome.RETURNED or (outcome is Outcome.EXITED and code == 0 and not self.job.is_function)
         if not fine and member.role is Role.RANK and self.run.failed_at is None:
             self.run.failed_at = time.monotonic()
@@ -551,10 +654,12 @@ class Supervisor:
 
     def _finish(self, shared_memory: set[str]) -> None:
         run, seconds = self.run, self.run.elapsed()
-        if run.end is None and all(member.outcome in (Outcome.RETURNED, Outcome.EXITED) for member in run.ranks):
-            self._let_leave()
         if run.end is not None and run.end.why is Why.INTERRUPTED:
             self._stop_where_they_stand(Outcome.INTERRUPTED)
+        if self.others is not None:
+            self.others.end(Why.ALL_DONE if run.end is None else run.end.why, self.stops[0] if self.stops else 0)
+        if run.end is None and all(member.outcome in (Outcome.RETURNED, Outcome.EXITED) for member in run.ranks):
+            self._let_leave()
         left = processes.descendants(os.getpid())
         known = {member.pid for member in run.members}
         mapped = processes.shared_memory_files(left)
@@ -589,7 +694,32 @@ class Supervisor:
             if os.path.basename(path) not in shared_memory:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
+        if self.others is not None:
+            give_up = time.monotonic() + self.job.grace + LAST_WORDS_SECONDS
+            while not self.others.all_finished() and time.monotonic() < give_up and len(self.stops) < 3:
+                self.hear(TICK)
+                self._say_alive()
+                self.others.look()
+            stray, temporary = [*stray, *self.others.stray], [*temporary, *self.others.temporary]
+        if self.node_zero is not None:
+            self.node_zero.finish([one.report(faults[one.pid]) for one in run.members], stray, temporary)
+            self._wait_for_explanation(self.node_zero)
         self._report(seconds, faults, stray, temporary, immortal)
+
+    def _wait_for_explanation(self, node_zero: NodeZero) -> None:
+        """Until node 0 has said what it has found: when every other node has ended its ranks, too."""
+        give_up = time.monotonic() + self.job.grace + 2 * LAST_WORDS_SECONDS
+        while not node_zero.gone and node_zero.explained is None and time.monotonic() < give_up and len(self.stops) < 3:
+            self.hear(TICK)
+            self._say_alive()
+            node_zero.look(None)
+
+    def _pass_on_explanation(self, others: OtherNodes) -> None:
+        """Tell the other nodes what the client makes of the run."""
+        while (said := self.client.wait()) is not None:
+            with contextlib.suppress(ValueError):
+                others.explained(read(Explained, said[0]))
+                return
 
     def _give_grace(self, working: list[Member]) -> None:
         """Tell these ranks by a signal that they are to end, and give them the job's grace for it, as torchrun does.
@@ -654,14 +784,18 @@ class Supervisor:
         self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int]
     ) -> None:
         with contextlib.suppress(OSError):
-            for index, member in enumerate(self.run.members):
+            everyone = [*self.run.members, *self.run.elsewhere]
+            for index, member in enumerate(everyone if self.node_zero is None else ()):
                 events = list(member.events)
                 for at in range(0, len(events), 2000):
                     self._send_events(index, events[at : at + 2000])
             self.client.send(Finished(
                 self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, self.still_for, stray[:20], temporary,
-                immortal, self.comparison.found(), [member.report(faults[member.pid]) for member in self.run.members],
+                immortal, self.comparison.found(), [member.report(faults.get(member.pid, "")) for member in everyone],
+                self.node, self.hosts, self.node_zero.explained if self.node_zero is not None else None,
             ))  # fmt: skip
+            if self.others is not None:
+                self._pass_on_explanation(self.others)
 
 
 def _peer(sock: socket.socket) -> int:

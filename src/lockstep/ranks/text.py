@@ -13,7 +13,7 @@ from .words import names
 
 WIDTH = 96
 CODE_WIDTH = 40
-COLUMNS = ("rank", "waits in", "tensor", "since", "at", "")
+COLUMNS = ("rank", "waits in", "tensor", "since", "node", "at", "")
 GAP = "   "
 HEAD = re.compile(r"\s*rank +waits in\b")
 NOT_WAITING = re.compile(
@@ -33,6 +33,7 @@ TITLES = {
     Kind.TOO_MUCH_OUTPUT: "TOO MUCH OUTPUT",
     Kind.TOO_MANY_PROCESSES: "TOO MANY PROCESSES",
     Kind.INTERRUPTED: "INTERRUPTED",
+    Kind.NODE_LOST: "NODE LOST",
 }
 
 ReadOn = Mapping[Topic | None, str]
@@ -147,10 +148,11 @@ def table(rows: tuple[Waiting, ...]) -> str:
             row.what,
             row.tensor,
             f"{row.since:.1f} s" if row.since is not None else "",
+            row.node,
             row.frame.short if row.frame else "",
             _code(row.frame),
         ])  # fmt: skip
-    used = [column for column in range(6) if column in (0, 1) or any(line[column] for line in cells[1:])]
+    used = [column for column in range(len(COLUMNS)) if column in (0, 1) or any(line[column] for line in cells[1:])]
     widths = {column: max(len(line[column]) for line in cells) for column in used}
     return "\n".join("  " + GAP.join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells)
 
@@ -194,8 +196,8 @@ def _goes_on(line: str, following: str, width: int) -> bool:
 
 def _stacked(head: str, rows: list[str], width: int) -> list[str]:
     """A table as `table` makes it, with a line for each rank and, below it, what does not fit beside it."""
-    starts = [head.index("rank"), *(head.index("  " + name) + 2 for name in COLUMNS[1:5] if "  " + name in head)]
-    names = [name for name in COLUMNS[1:5] if "  " + name in head]
+    starts = [head.index("rank"), *(head.index("  " + name) + 2 for name in COLUMNS[1:-1] if "  " + name in head)]
+    names = [name for name in COLUMNS[1:-1] if "  " + name in head]
     margin = head[: starts[0]]
     lines = []
     for row in rows:

@@ -1,0 +1,107 @@
+"""Why a run did not end well, as HTML: the same card in a page of its own (`--report`) and wherever else it is shown.
+
+A card has its own style and no script. It takes the colours of the page around it, or has its own, for light and dark.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from functools import cache
+from html import escape
+from pathlib import Path
+
+from . import text
+from .report import Cause, Waiting
+from .result import Run
+from .words import names
+
+MOST_LINES = 14
+STYLE = Path(__file__).with_name("cards.css")
+
+
+def said(body: str) -> str:
+    """The HTML with the cards' style."""
+    return f'<div class="lockstep-said"><style>{_style()}</style>{body}</div>'
+
+
+@cache
+def _style() -> str:
+    return " ".join(STYLE.read_text(encoding="utf-8").split())
+
+
+def page(title: str, body: str) -> str:
+    """A page of its own around cards."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        "<style>:root { color-scheme: light dark } body { font: 16px/1.5 sans-serif; max-width: 960px; margin: 0 auto; "
+        "padding: 12px } h1 { font-size: 1.3rem }</style></head>"
+        f"<body><main><h1>{escape(title)}</h1>{said(body)}</main></body></html>\n"
+    )
+
+
+def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], str] = escape) -> str:
+    """Headline, ranks, the code around the branch, what to know and to read; `link` makes HTML of where to read on."""
+    cause = run.cause
+    assert cause is not None
+    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', _ranks(cause.rows), _code(cause)]
+    if cause.error is not None and cause.error.traceback:
+        parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
+    elif cause.frame is not None and not cause.rows:
+        parts.append(f"<p><code>{escape(text.place(cause.frame))}</code></p>")
+    parts += [f"<p>{escape(note)}</p>" for note in cause.notes]
+    if cause.topic in read_on:
+        parts.append(f"<p>Read: {link(read_on[cause.topic])}</p>")
+    return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
+
+
+def _ranks(rows: tuple[Waiting, ...]) -> str:
+    """The ranks of a hang, one a row; those that differ are tinted."""
+    if not rows:
+        return ""
+    cells = {
+        "rank": [str(row.rank) for row in rows],
+        "waits in": [row.what for row in rows],
+        "tensor": [row.tensor for row in rows],
+        "since": [f"{row.since:.1f} s" if row.since is not None else "" for row in rows],
+        "node": [row.node for row in rows],
+        "at": [row.frame.short if row.frame else "" for row in rows],
+    }
+    used = {name: column for name, column in cells.items() if any(column)}
+    head = "".join(f'<th scope="col">{name}</th>' for name in used)
+    lines = []
+    for number, row in enumerate(rows):
+        line = "".join(f"<td>{escape(column[number])}</td>" for column in used.values())
+        lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _code(cause: Cause) -> str:
+    """The lines where the ranks of a hang stand, with the branch that parted them marked."""
+    standing = [row for row in cause.rows if not row.what.startswith("finished")]  # the frame of others is a last call
+    frames = [(row, row.frame) for row in standing if row.frame is not None]
+    if not frames or len({frame.file for _, frame in frames}) > 1:
+        return ""
+    file = frames[0][1].file
+    at: dict[int, list[int]] = {}
+    for row, frame in frames:
+        at.setdefault(frame.line, []).append(row.rank)
+    odd = {frame.line for row, frame in frames if row.differs}
+    known = sorted({*at, *([cause.branch] if cause.branch else [])})
+    first, last = max(1, known[0] - 1), known[-1] + 1
+    wanted = range(first, last + 1)
+    if len(wanted) > MOST_LINES:  # too far apart: only the lines themselves, with a gap between them
+        wanted = known  # type: ignore[assignment]
+    shown = []
+    for number in wanted:
+        source = linecache.getline(file, number).rstrip()
+        if not source and number in (first, last):
+            continue
+        here = f"← {names(at[number])}" if number in at else "the ranks part here" if number == cause.branch else ""
+        style = "ls-red" if number in odd else "ls-soft"
+        shown.append(
+            f'<div{" class=ls-branch" if number == cause.branch else ""}><span class="ls-no">{number}</span>'
+            f'<span>{escape(source)}</span><span class="{style}">{here}</span></div>'
+        )
+    return f'<div class="ls-code">{"".join(shown)}</div>'

@@ -1,0 +1,88 @@
+"""What `lockstep run` says to programs: `--json`, `--report`, annotations of GitHub Actions, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import only
+
+from lockstep.commands import run
+
+HANGS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(2)
+print("begins")
+if dist.get_rank() == 1:
+    dist.broadcast(total, 0)
+dist.all_reduce(total)
+"""
+DRIFTS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + dist.get_rank()))
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    file = tmp_path / "train.py"
+    file.write_text(HANGS)
+    return file
+
+
+def test_json_is_all_that_stdout_holds(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["-n", "2", "--json", str(script)]) == 1
+    said = capsys.readouterr()
+    found = only(said.out)
+    assert found["outcome"] == "hang" and found["exit_status"] == 1 and found["world_size"] == 2
+    assert {row["rank"]: (row["waits_in"], row["at"][1]) for row in found["cause"]["rows"]} == {
+        0: ("all_reduce #1", 8), 1: ("broadcast #1", 7)
+    }  # fmt: skip
+    assert [one["outcome"] for one in found["ranks"]] == ["hung", "hung"]
+    assert [one["at"] for one in found["ranks"]] == [[str(script), 8], [str(script), 7]]
+    assert found["lines"][0].startswith("HANG after") and found["lines"][0] in said.err
+    assert said.err.count("begins") == 2 and "::error" not in said.err  # of the ranks' own output, nothing is lost
+
+
+def test_json_of_a_run_that_ends_well(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("print('done')")
+    assert run.main(["-n", "1", "--json", str(script)]) == 0
+    found = only(capsys.readouterr().out)
+    assert found["outcome"] == "ok" and found["exit_status"] == 0 and found["cause"] is None and found["lines"] == []
+
+
+def test_a_page(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = script.parent / "report.html"
+    assert run.main(["-n", "2", "--report", str(page), str(script)]) == 1
+    written = page.read_text()
+    assert f"Report: {page}" in capsys.readouterr().err
+    assert "<title>" in written and "dist.broadcast(total, 0)" in written and "← rank 1" in written
+    assert "<script" not in written and "http" not in written  # it stands alone
+    for bad in ("report.txt", str(script.parent / "none" / "report.html")):
+        with pytest.raises(SystemExit) as ended:
+            run.main(["--report", bad, str(script)])
+        assert ended.value.code == 2
+
+
+def test_github_marks_the_line(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(script.parent))
+    assert run.main(["-n", "2", str(script)]) == 1
+    commands = [line for line in capsys.readouterr().err.splitlines() if line.startswith("::")]
+    assert len(commands) == 1
+    assert commands[0].startswith("::error title=HANG,file=train.py,line=") and "broadcast #1" in commands[0]
+    script.write_text(DRIFTS)
+    assert run.main(["-n", "2", "--watch-replicas", "--json", str(script)]) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out)["outcome"] == "replicas differ"
+    assert "::error title=REPLICAS,file=train.py,line=7::DRIFT at step 1" in said.err
+    assert "%0A" in said.err or said.err.count("::error") == 1
