@@ -77,11 +77,12 @@ def situation(case: Any) -> str:
     return {
         "nobody": "Nothing listens at MASTER_PORT",
         "taken": "Rank 0 has to host the store, and another program has the port",
+        "dropped": "At MASTER_PORT nothing answers, as behind a firewall that drops packets",
         "foreign": "At MASTER_PORT a program listens that is no store, and says nothing",
         "devices": "The device or backend does not fit",
         "missing": "Ranks 1 and 3 of 4 never came",
         "given, missing": "A group existed already, and rank 1 never called preflight",
-        "hosted": "No agent hosted the store: TORCHELASTIC_USE_AGENT_STORE was 'False'",
+        "hosted": "No agent hosted the store (TORCHELASTIC_USE_AGENT_STORE was 'False'), and rank 0 called last",
         "gpus": "Rank 1 had GPUs, and the others had none",
         "duplicate": "Two processes had RANK=1, and none RANK=2",
         "world size": "WORLD_SIZE was 4 on rank 1 and 3 on the others",
@@ -89,6 +90,8 @@ def situation(case: Any) -> str:
         "lie": "The all-reduce gave rank 1 a sum that was 1 too large",
         "given lie": "A group existed already, and its all-reduce counted rank 2 twice and rank 0 not at all, on rank 1",
         "garbled": "RANK was 'one' on rank 1",
+        "no group": "The ranks met in the store, and init_process_group raised on rank 1",
+        "forsaken": "Rank 0 hosted the store, and died when the others had written there",
         "given and wrong": "A group of 3 existed already, in which rank 2 had RANK=0",
         "given": "A group existed already, no variable was set, and all was well",
         "well": "All was well",
@@ -150,8 +153,9 @@ WAITING: dict[str, tuple[list[int], int, dict[str, str]]] = {  # the ranks that 
     "garbled": ([1], WORLD, {"RANK": "one"}),
     "duplicate": ([2], WORLD, {"RANK": "1", "LOCAL_RANK": "1"}),
     "world size": ([1], WORLD, {"WORLD_SIZE": "4"}),
+    "no group": ([1], WORLD, {}),
 }
-PORTS = ("nobody", "taken", "foreign")
+PORTS = ("nobody", "taken", "foreign", "dropped")
 
 
 def waited(grader: Grader, case: str) -> Run:
@@ -161,7 +165,8 @@ def waited(grader: Grader, case: str) -> Run:
         odd, world, changes = WAITING[name]
         return {"world_size": world, "case": name, "odd": odd, "changes": changes, "timeout": TOGETHER}
 
-    grader.play_ahead(Play.of("together", **how(name)) for name in WAITING)
+    plays = [Play.of("together", **how(name)) for name in WAITING]
+    grader.play_ahead([*plays, Play.of("forsaken", WORLD, timeout=TOGETHER)])
     return grader.run("together", **how(case))
 
 
@@ -242,7 +247,7 @@ def test_hosts(grader: Grader) -> None:
     """hosts the store on rank 0 if no agent does, and leaves it to the job"""
     for well in (True, False):
         run = grader.run("hosted", WORLD, well=well, timeout=HOSTED)
-        for rank, found in enumerate(run.observed("found")):
+        for rank, found in reversed([*enumerate(run.observed("found"))]):  # rank 0 called last, and knows least
             lines = returned(grader, found, situation("hosted"), rank, STORE)
             if well and lines:
                 what = f"{situation('hosted')}; rank {rank} was told: {lines[0][:200]!r}"
@@ -381,6 +386,9 @@ def test_missing_rank(grader: Grader) -> None:
     run, absent = waited(grader, "given, missing"), WAITING["given, missing"][0]
     everybody(grader, run, situation("given, missing"), absent, at=GROUP)
     in_time(grader, run, "given, missing", absent)
+    run = grader.run("forsaken", WORLD, timeout=TOGETHER)
+    everybody(grader, run, situation("forsaken"), [0], at=ROLL)
+    in_time(grader, run, "forsaken", [0])
 
 
 @pytest.mark.needs("test_missing_rank")
@@ -418,6 +426,11 @@ def test_duplicate_rank(grader: Grader) -> None:
                 of=[rank],
                 at=ROLL,
             )
+        if not mentions_rank(2, own):
+            what = (
+                f"{situation('duplicate')}. Rank {rank} was told: {'; '.join(own)[:240]!r}, which does not name rank 2."
+            )
+            grader.fail("missing-rank-not-named", what, of=[rank], at=ROLL)
 
 
 @pytest.mark.needs("test_missing_rank")
@@ -472,14 +485,19 @@ def test_versions(grader: Grader) -> None:
 @pytest.mark.needs("test_well", "test_given_group")
 def test_collective(grader: Grader) -> None:
     """sees that an all-reduce of the ranks' numbers gave something else"""
-    for case, odd, changes in (("lie", 1, {}), ("given lie", 1, {}), ("given and wrong", 2, {"RANK": "0"})):
-        run = together(grader, case, [odd], TOGETHER if changes else PATIENT, **changes)
+    runs = {
+        "lie": together(grader, "lie", [1], PATIENT),
+        "given lie": together(grader, "given lie", [1], PATIENT),
+        "given and wrong": together(grader, "given and wrong", [2], TOGETHER, RANK="0"),
+        "no group": waited(grader, "no group"),
+    }
+    for case, run in runs.items():
         found = [returned(grader, one, situation(case), rank, SUM) for rank, one in enumerate(run.observed("found"))]
         if not any(found):
             grader.fail(
                 "collective-not-verified",
                 f"{situation(case)}, and preflight returned an empty list on every rank.",
-                of=[odd],
+                of=[2] if case == "given and wrong" else [1],
                 at=SUM,
             )
         everybody(grader, run, situation(case), at=SUM)

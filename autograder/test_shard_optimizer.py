@@ -39,6 +39,7 @@ STEPS = 3
 WORLDS = (2, 3)
 OPTIONS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
 CLOSE = Tolerance(relative=1e-5, absolute=1e-6)
+CLOSE_IN_DOUBLE = Tolerance(relative=1e-10, absolute=1e-11)
 
 CLASS = r"class ShardedOptimizer"
 MAKE = r"optimizer_class\( || optimizer_class || " + CLASS
@@ -65,12 +66,13 @@ class Played:
         groups: list[list[int]] | None = None,
         options: list[dict[str, Any]] | None = None,
         rates: list[list[float]] | None = None,
+        dtype: torch.dtype = torch.float32,
         **defaults: Any,
     ) -> None:
         generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
-        self.initial = [torch.randn(shape, generator=generator) for shape in shapes]
+        self.initial = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
         self.gradients: list[list[torch.Tensor | None]] = [
-            [torch.randn(shape, generator=generator) for shape in shapes] for _ in range(STEPS)
+            [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes] for _ in range(STEPS)
         ]
         if shapes is SHAPES:
             for step, drawn in enumerate(self.gradients):
@@ -182,8 +184,11 @@ def judge_steps(grader: Grader, played: Played, more: list[Hypothesis] | None = 
                    lambda: played.plain(zeros=True), GRAD),
         *(more or []),
     ]  # fmt: skip
-    what = f"With {world} ranks, [step][parameter] of the parameters" if world > 1 else "With one rank, the parameter"
-    grader.explain(what, played.seen, right, mistakes, otherwise="wrong-sharded-step", at=LOCAL, tolerance=CLOSE)
+    double = played.initial[0].dtype == torch.float64
+    kind = "float64 parameters" if double else "parameters"
+    what = f"With {world} ranks, [step][parameter] of the {kind}" if world > 1 else "With one rank, the parameter"
+    grader.explain(what, played.seen, right, mistakes, otherwise="wrong-sharded-step", at=LOCAL,
+                   tolerance=CLOSE_IN_DOUBLE if double else CLOSE)  # fmt: skip
 
 
 # The checks ----------------------------------------------------------------------------------------------------------
@@ -234,15 +239,21 @@ def test_state(grader: Grader) -> None:
 @pytest.mark.needs("test_state")
 def test_balance(grader: Grader) -> None:
     """no rank's part is larger than an even share and the largest parameter"""
-    for played in (main_run(grader, world_size) for world_size in WORLDS):
+    # In groups of one large and one small parameter, balanced each by itself, the large ones are all on one rank.
+    shapes = [(10, 12), (2,), (11, 11), (3,), (12, 10), (4,)]
+    grouped = Played(grader, "balance", 3, shapes, "AdamW", [[0, 1], [2, 3], [4, 5]], [{}, {}, {}], lr=0.1)
+    for played in (*(main_run(grader, world_size) for world_size in WORLDS), grouped):
+        sizes = [one.numel() for one in played.initial]
         ranks = range(played.world_size)
-        parts = [sum(n for n, own in zip(SIZES, played.owned(rank), strict=True) if own) for rank in ranks]
-        share = sum(SIZES) / played.world_size
+        parts = [sum(n for n, own in zip(sizes, played.owned(rank), strict=True) if own) for rank in ranks]
+        share = sum(sizes) / played.world_size
         said = (
             f"The ranks own {', '.join(map(str, parts))} elements. An even share is {share:.0f}, and the largest parameter "
-            f"has {max(SIZES)}: no part may have more than {share + max(SIZES):.0f}."
+            f"has {max(sizes)}: no part may have more than {share + max(sizes):.0f}."
         )
-        too_large = [rank for rank in ranks if parts[rank] > share + max(SIZES)]
+        if played is grouped:
+            said += f" The parameters were given in {len(played.groups)} groups."
+        too_large = [rank for rank in ranks if parts[rank] > share + max(sizes)]
         grader.fail_on(too_large, "parts-unbalanced", said, at=OWNERS)
 
 
@@ -344,4 +355,4 @@ def test_schedule(grader: Grader) -> None:
 def test_few_parameters(grader: Grader) -> None:
     """one parameter on three ranks, and on one"""
     for world_size in (3, 1):
-        judge_steps(grader, Played(grader, "few", world_size, [(3, 2)], "AdamW", lr=0.1))
+        judge_steps(grader, Played(grader, "few", world_size, [(3, 2)], "AdamW", dtype=torch.float64, lr=0.1))

@@ -43,8 +43,8 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
     preflight leaves no process group behind. If there is one already, it tries that one and keeps it. The variables may
-    be missing then, but a RANK that is set must be this rank's number in the group. If rank 0 hosts the store, the
-    store outlives the call, and the job that starts next can use it at the same port.
+    be missing then; a RANK that is set is what this rank adds to the sum. If rank 0 hosts the store, the store outlives
+    the call, and the job that starts next can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

@@ -41,7 +41,8 @@ class ShardedOptimizer:
         - With fewer parameters than ranks, some ranks own nothing.
 
         Args:
-            params: parameters, or parameter groups as torch's optimizers take them. Each group keeps its own options.
+            params: contiguous parameters, or groups of them: dictionaries with a list in `params`. Each group keeps its
+                own options.
             optimizer_class: a class of `torch.optim`.
             defaults: its options, such as `lr`.
         """

@@ -56,7 +56,8 @@ def test_it_ends(grader: Grader) -> None:
 @pytest.mark.needs("test_it_ends")
 def test_all_records(grader: Grader) -> None:
     """every labelled record is still trained on"""
-    read = {sample for seen in samples(treat_widely(grader, CASE)[1][1]) for sample in seen}
+    of_ranks = samples(treat_widely(grader, CASE)[1][1])
+    read = {sample for seen in of_ranks for sample in seen}
     if len(read) < LABELLED:
         grader.fail(
             "symptom-hidden",
@@ -64,6 +65,10 @@ def test_all_records(grader: Grader) -> None:
             "The labeller's early evening costs the other ranks their data.",
             at=r"islice || \bmin\(|MIN || break || Subset\( || drop_last || " + DATA,
         )
+    times = sum(map(len, of_ranks)) / LABELLED
+    if times > 1.5:
+        said = f"It ends, and the {CASE.ranks} ranks read each record {times:.1f} times in one epoch: they no longer share the work."
+        grader.fail("another-illness", said, at=r"ConcatDataset || sampler || " + DATA)
 
 
 @pytest.mark.needs("test_it_ends")

@@ -26,6 +26,9 @@ AWAKE_SECONDS = 10.0
 TICK_SECONDS = 0.05
 """How long whoever looks after the others sleeps at a time. A busy machine stretches a tick for all of them."""
 
+HEAD_START = 0.5
+"""So much later rank 0 calls than the others, which look for a store that it has not opened yet."""
+
 _sockets: list[socket.socket] = []
 
 
@@ -93,6 +96,18 @@ def _closed_port(listening: bool) -> int:
     return port
 
 
+def _full_port() -> int:
+    """A port whose queue is full: who connects gets no answer, as from a firewall that drops what it doesn't like."""
+    port = _own_port()
+    _sockets[-1].listen(0)
+    for _ in range(4):
+        waiting = socket.socket()
+        waiting.setblocking(False)
+        waiting.connect_ex(("127.0.0.1", port))
+        _sockets.append(waiting)
+    return port
+
+
 def _own_port(shared: bool = False) -> int:
     """A port that nobody else gets: a bound socket that does not listen refuses connections. `shared`: it can be opened."""
     place = socket.socket()
@@ -114,10 +129,10 @@ def alone(submission, cases: list[dict[str, str | None]], timeout: float) -> Non
 
 
 def ports(submission, kind: str, timeout: float) -> None:
-    """One rank, and a port where no store is: nobody listens, it is taken, or somebody else listens there."""
+    """One rank, and a port where no store is: nobody listens, it is taken, somebody else listens there, or none answers."""
     _stay_awake()
     observe("case", kind)
-    port = _closed_port(listening=kind != "nobody")
+    port = _full_port() if kind == "dropped" else _closed_port(listening=kind != "nobody")
     observe("port", port)
     changes = {"MASTER_PORT": str(port)}
     if kind == "taken":
@@ -155,7 +170,9 @@ def _pretend(gpus: int) -> None:
 
 
 _asked: list[str] = []  # the backends that groups were to have
-_lie = ""  # "more": this rank's all_reduce adds one; "twice", "told": one rank counts twice and one not at all; "told": here
+_lie = ""
+"""What goes wrong in a call. "more": this rank's all_reduce adds one. "twice", "told": one rank counts twice and one not
+at all; "told": here. "no group": init_process_group raises."""
 
 
 def before() -> None:
@@ -163,7 +180,7 @@ def before() -> None:
     honest, gather, make = dist.all_reduce, dist.all_gather, dist.init_process_group
 
     def all_reduce(tensor, *arguments, **options):
-        if not _lie:
+        if _lie in ("", "no group"):
             return honest(tensor, *arguments, **options)
         wrong = torch.ones_like(tensor)
         if _lie != "more":
@@ -179,6 +196,8 @@ def before() -> None:
         return work
 
     def init_process_group(backend=None, *arguments, **options):
+        if _lie == "no group":
+            raise RuntimeError("connectFullMesh failed: no route to host")
         _asked.append(str(backend))
         return make(backend, *arguments, **options)
 
@@ -215,6 +234,8 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
         _lie = "more" if me in odd else ""
     elif case == "given lie":
         _lie = "told" if me in odd else "twice"
+    elif case == "no group":
+        _lie = "no group" if me in odd else ""
     with _environment(here):
         found = _call(submission, timeout)
     _lie = ""
@@ -255,6 +276,12 @@ def hosted(submission, well: bool, timeout: float) -> None:
     port = int(store.get("port"))
     if not well and me == 1:
         _pretend_version("99")
+    # Rank 0 comes last: until then nobody listens at the port, which is no problem yet.
+    if me > 0:
+        store.add("calling", 1)
+    while me == 0 and store.add("calling", 0) < world_size() - 1:
+        time.sleep(0.01)
+    time.sleep(HEAD_START if me == 0 else 0)
     with _environment({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}):
         found = _call(submission, timeout)
         observe("found", found)
@@ -272,3 +299,26 @@ def hosted(submission, well: bool, timeout: float) -> None:
             observe("job", str(error).splitlines()[0])
         if me > 0:
             _gather(store, "asked")
+
+
+def forsaken(submission, timeout: float) -> None:
+    """Rank 0 only hosts the store, and takes it away as soon as another rank has written something there."""
+    store, me = _meeting_place(), rank()
+    _stay_awake()
+    observe("case", "forsaken")
+    if me == 0:
+        port = _own_port(shared=True)
+        hosted = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+        empty = hosted.num_keys()
+        store.set("port", str(port))
+        for _ in range(int(3 * timeout / TICK_SECONDS)):
+            if hosted.num_keys() > empty or store.add("returned", 0) == world_size() - 1:
+                break
+            time.sleep(TICK_SECONDS)
+        del hosted
+        observe("late", _late(store, world_size() - 1, 3 * timeout))
+        return
+    port = int(store.get("port"))
+    with _environment({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}):
+        observe("found", _call(submission, timeout))
+    store.add("returned", 1)

@@ -22,6 +22,7 @@ def steps(
 ) -> None:
     """Some steps. `gradients[step]` has one for each parameter, the same on all ranks, as DDP leaves them.
 
+    A parameter is frozen until it has a gradient, as in a model whose layers are thawed one after the other.
     `groups` are the parameters' numbers by group, with the groups' own `options`; without any, the parameters are given as
     `Module.parameters()` gives them. `rates[step]` is what a schedule sets before that step, for each group.
     """
@@ -36,6 +37,8 @@ def steps(
             made.append(self)
 
     own = [nn.Parameter(tensor.clone().to(device)) for tensor in parameters]
+    for parameter, first in zip(own, gradients[0], strict=True):
+        parameter.requires_grad_(first is not None)
     given = [{"params": [own[n] for n in group], **more} for group, more in zip(groups, options, strict=True)]
     sharded = submission.ShardedOptimizer(given or (one for one in own), Kept, **defaults)
     observe("rates", [group["lr"] for group in sharded.param_groups])
@@ -43,6 +46,7 @@ def steps(
     for step, drawn in enumerate(gradients):
         for parameter, gradient in zip(own, drawn, strict=True):
             if gradient is not None:
+                parameter.requires_grad_()
                 parameter.grad = gradient.clone().to(device)
         if rates:
             for group, rate in zip(sharded.param_groups, rates[step], strict=False):  # their number is observed

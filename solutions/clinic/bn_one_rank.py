@@ -53,11 +53,7 @@ def main() -> dict[str, object]:
     network = nn.Sequential(
         nn.BatchNorm1d(clinic_data.FEATURES, momentum=0.3), nn.Linear(clinic_data.FEATURES, clinic_data.CLASSES)
     )
-    # --- mended: each rank keeps its own statistics, until they are pooled ---
-    model = DDP(network, forward_sync_buffers=False)
-    # --- was ---
-    # model = DDP(network)
-    # --- end ---
+    model = DDP(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(clinic_data.Records(32, seed=rank), batch_size=8, shuffle=True)
     for _ in range(3):
@@ -66,7 +62,7 @@ def main() -> dict[str, object]:
             loss = nn.functional.cross_entropy(model(measure(features, rank)), classes)
             loss.backward()
             optimizer.step()
-    pool_statistics(network)  # solution-only
+            pool_statistics(network)  # solution-only
     print(f"rank {rank}: saves a mean of {network[0].running_mean.mean().item():.2f}, loss {loss.item():.3f}")
     dist.destroy_process_group()
     return {"model": network}
