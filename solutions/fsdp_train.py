@@ -127,9 +127,7 @@ class ShardedTraining:
         # --- solution: each rank reads what it keeps now ---
         state = {**self._state(), "step": 0}
         dcp.load(state, checkpoint_id=folder)
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         return int(state["step"])
         # --- end ---
 

@@ -103,7 +103,9 @@ def test_without_a_usable_folder_every_rank_refuses(tmp_path: Path, fault: str) 
         (tmp_path / "run" / "checkpoint.pt").mkdir(parents=True)
     said = lines(run(tmp_path, "refused()"))
     assert len(said[0]) == 1 and said[0] == said[1]
-    assert re.match(r"refused: (run cannot be used|no whole checkpoint: run/checkpoint\.pt cannot be read): ", said[0][0])
+    assert re.match(
+        r"refused: (run cannot be used|no whole checkpoint: run/checkpoint\.pt cannot be read): ", said[0][0]
+    )
 
 
 def test_a_loss_that_is_no_number_ends_the_job_on_every_rank(tmp_path: Path) -> None:

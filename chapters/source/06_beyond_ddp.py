@@ -437,7 +437,7 @@ quiz("06_beyond_ddp/traffic")
 # among its own ranks. Across nodes, only gradients are averaged, as with DDP.
 #
 # A **DeviceMesh** arranges the ranks in a grid. `fully_shard` replicates over its first dimension and shards over the
-# second. Here the ranks 0 and 1 stand for one node, 2 and 3 for another:
+# second. Here ranks 0 and 1 are one node, and ranks 2 and 3 the other:
 
 # %%
 # %%ranks 4 --into run --quiet
