@@ -13,7 +13,7 @@ from typing import Any
 
 from ..course import Course, CourseError
 from ..course.standing import standing
-from .cards import said
+from ..ranks.cards import said
 from .course_map import as_html
 
 NAME = "start.ipynb"
