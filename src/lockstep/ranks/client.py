@@ -44,7 +44,7 @@ from .messages import (
     read,
 )  # fmt: skip
 from .network import NotRun
-from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Wait, only_places_below
+from .report import Cause, Collective, Error, Frame, Group, Mark, Outcome, RankReport, Stack, Wait, only_places_below
 from .result import Run
 from .words import names
 
@@ -335,7 +335,7 @@ class _Listener:
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, list[Any]] = {}
-        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark]] = {}
+        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup]] = {}
         self.interrupts: list[int] = []
 
     def listen(self) -> Run:
@@ -467,6 +467,8 @@ class _Listener:
             report.error = Error(error.type, error.message, _frames(error.frames), error.traceback)
         elif member.frames:
             report.error = Error("SystemExit", str(member.code), _frames(member.frames))
+        if (because := member.because) is not None:
+            report.because = Error(because.type, because.message, _frames(because.frames), because.traceback)
         if member.stack is not None:
             report.stack = _stack(member.stack)
         _place_events(report, self.events.get(index, []), began)
@@ -512,7 +514,7 @@ def _stack(told: StackReport) -> Stack:
 
 
 def _place_events(
-    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark], began: float
+    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup], began: float
 ) -> None:
     ends: dict[int, float] = {}
     for event in events:
@@ -525,6 +527,8 @@ def _place_events(
                     report.waits.append(Wait(event.number, event.since / 1e9 - began, at))
                 case messages.Mark():
                     report.marks.append(Mark(report.rank, event.number, event.name, at))
+                case messages.MadeGroup():
+                    report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
                 case Begin():
                     report.collectives.append(_collective(report.rank, event, at))
     if ends:

@@ -85,6 +85,15 @@ class Mark(msgspec.Struct, tag_field="event", tag="mark"):
     time: int
 
 
+class MadeGroup(msgspec.Struct, tag_field="event", tag="group"):
+    """A process group is about to be made; see `report.Group`."""
+
+    name: str
+    members: list[int]
+    frame: Place
+    time: int
+
+
 class IsRank(msgspec.Struct, tag_field="event", tag="rank"):
     """Which rank a worker turned out to be."""
 
@@ -118,11 +127,12 @@ class Raised(msgspec.Struct, tag_field="event", tag="raised"):
 
 
 class Exit(msgspec.Struct, tag_field="event", tag="exit"):
-    """The code has left by SystemExit."""
+    """The code has left by SystemExit, perhaps `because` of an exception that it had caught."""
 
     code: int
     frames: Any = ()
     message: Any = ""
+    because: Raised | None = None
 
 
 class StackReport(msgspec.Struct):
@@ -151,7 +161,10 @@ class Watcher(msgspec.Struct, tag_field="event", tag="watcher"):
 
 
 class Replica(msgspec.Struct, tag_field="event", tag="replica"):
-    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters."""
+    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters.
+
+    `changed` are the numbers of the parameters that something else than a step has changed since the step before.
+    """
 
     optimizer: int
     step: int
@@ -164,6 +177,7 @@ class Replica(msgspec.Struct, tag_field="event", tag="replica"):
     settings: list[dict[str, str]] = []
     brought: list[tuple[int, int]] = []
     wrapped_forward: bool = False
+    changed: list[int] = []
 
 
 class NotFinite(msgspec.Struct, tag_field="event", tag="not finite"):
@@ -189,7 +203,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-FromRank = (Hello | Begin | End | Waited | Mark | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
+FromRank = (Hello | Begin | End | Waited | Mark | MadeGroup | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
 
@@ -286,7 +300,7 @@ class Events(msgspec.Struct, tag_field="event", tag="events"):
     """Some of what a member has done, in order."""
 
     member: int
-    events: list[Begin | End | Waited | Mark]
+    events: list[Begin | End | Waited | Mark | MadeGroup]
 
 
 class Refused(msgspec.Struct, tag_field="event", tag="not run"):
@@ -311,6 +325,7 @@ class MemberReport(msgspec.Struct):
     peak_memory: int
     cpu: float
     ended: float
+    because: Raised | None = None
 
 
 class Compared(msgspec.Struct):
@@ -413,7 +428,7 @@ class Ended(msgspec.Struct, tag_field="event", tag="rank ended"):
     code: int | None = None
 
 
-Relayed = Begin | End | Waited | Mark | Replica | NotFinite | Ended
+Relayed = Begin | End | Waited | Mark | MadeGroup | Replica | NotFinite | Ended
 
 
 class Said(msgspec.Struct):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import queue
 import re
@@ -29,7 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from .calls import CALLS, inside_of
+from .calls import CALLS, around, inside_of
 from .channel import Channel, ChannelError, encode
 from .messages import (
     Ask,
@@ -38,6 +39,7 @@ from .messages import (
     End,
     IsRank,
     Leave,
+    MadeGroup,
     Mark,
     Observe,
     Place,
@@ -88,6 +90,9 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _FILES = os.path.join(_TORCH, "distributed", "checkpoint") + os.sep
 """Torch's code that reads and writes checkpoints: what it says to other ranks it says through `distributed_c10d`."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+_PICKLING = ("_object_to_tensor", "_tensor_to_object")
+"""Functions of an object collective in which a rank works by itself, for as long as its objects need."""
 
 UNTOLD_SECONDS = 2.0
 
@@ -276,7 +281,7 @@ class Recorder:
                 return (code.co_filename, frame.f_lineno, code.co_name), inside, reduce_op
             if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
                 reduce_op = _reduce_name(frame.f_locals.get("op"))
-            inside = inside_of(code.co_filename, code.co_name) or inside
+            inside = around(inside, inside_of(code.co_filename, code.co_name))
             frame = frame.f_back
         return None, inside, reduce_op
 
@@ -312,7 +317,9 @@ class Recorder:
                     call = CALLS.get(name, name)
                 detail |= _detail(name, frame)
             elif communicating is None and (
-                code.co_filename.startswith(_FILES) or not code.co_filename.startswith((_HERE, _TORCH))
+                name in _PICKLING
+                or code.co_filename.startswith(_FILES)
+                or not code.co_filename.startswith((_HERE, _TORCH))
             ):
                 communicating = False
             inside = inside_of(code.co_filename, name)
@@ -440,6 +447,8 @@ def _is_passive(filename: str, frame: FrameType) -> bool:
 
 
 def _communicates(filename: str, name: str) -> bool:
+    if name in _PICKLING:
+        return False
     return name == "_engine_run_backward" or (
         filename.startswith(_TORCH)
         and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]
@@ -537,8 +546,14 @@ def _keep_groups(recorder: Recorder) -> None:
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is None:
         return
+    parameters = inspect.signature(make)
 
     def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            given = parameters.bind(*args, **kwargs).arguments
+            members, name = given["global_ranks_in_group"], str(given["group_name"])
+            place = recorder.caller()[0]
+            recorder.send(MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
         made = make(*args, **kwargs)
         recorder.groups.append(made)
         return made

@@ -60,6 +60,7 @@ from .messages import (
     Hello,
     IsRank,
     Leave,
+    MadeGroup,
     Mark,
     NotFinite,
     Notice,
@@ -550,7 +551,7 @@ class Supervisor:
         if self.leaving and isinstance(message, (Returned, Raised, Exit)):
             return
         match message:
-            case Begin() | Mark() | End() | Waited() if not member.says_too_much:
+            case Begin() | Mark() | End() | Waited() | MadeGroup() if not member.says_too_much:
                 member.events.append(message)
                 member.operations += isinstance(message, Begin)
                 if isinstance(message, Begin):
@@ -583,6 +584,7 @@ class Supervisor:
             case Exit():
                 member.frames = leftovers.frames(message.frames)
                 member.error = leftovers.cut(Raised("", message.message, message.frames)) if message.message else None
+                member.because = leftovers.cut(message.because) if message.because else None
                 self.end(member, Outcome.EXITED, message.code)
 
     def _has_room(self, member: Member, value: Any, blob: bytes) -> bool:
@@ -801,7 +803,7 @@ class Supervisor:
             self.hear(0.005)
             self._look_at_ends()
 
-    def _send_events(self, index: int, events: list[Begin | End | Waited | Mark]) -> None:
+    def _send_events(self, index: int, events: list[Begin | End | Waited | Mark | MadeGroup]) -> None:
         try:
             self.client.send(Events(index, events))
         except ChannelError:  # too large for one message, or, alone, for any
