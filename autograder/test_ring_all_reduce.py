@@ -3,7 +3,8 @@
     ring_all_reduce(tensor) -> None
 
 The sum is easy to get right; an all-reduce is worth its name only when it does not move more than it must. So besides
-the numbers every message is counted, below the learner's code: how many, how long, from whom to whom.
+the numbers every message is counted, below the learner's code: how many, how long, from whom to whom. The operating
+system counts the bytes as well, of numbers of 16 bits: no collective of gloo's can add those without widening them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from lockstep.grading import Collective, Diagnosis, Grader, Run, evidence, names
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
 WHOLE = "length 8 and type int64"
+SHORT, SHORT_LENGTH = "length 40000 and type int16", 40_000
+SLACK, HEADERS = 1.1, 4096  # what may be sent besides: headers, and gloo's own notes to each other
 
 FUNCTION = r"def ring_all_reduce"
 SEND = r"isend || send\( || P2POp || " + FUNCTION
@@ -47,6 +50,17 @@ def main_run(grader: Grader) -> tuple[Run, Inputs]:
     return sums(grader, inputs), inputs
 
 
+def short_run(grader: Grader) -> Run:
+    """Numbers of all 16 bits, whose sum has no more: what is sent is counted by the operating system."""
+    generator = torch.Generator().manual_seed(grader.random("short").randrange(1 << 30))
+    inputs = {
+        SHORT: [torch.randint(-(2**15), 2**15, (SHORT_LENGTH,), generator=generator).short() for _ in range(WORLD)]
+    }
+    run = sums(grader, inputs)
+    judge_sum(grader, run, inputs, SHORT)
+    return run
+
+
 def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
     """What a rank called while it summed that tensor."""
     marks = {mark.name: mark.number for mark in run.ranks[rank].marks}
@@ -72,6 +86,13 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             of=cause.ranks,
             at=r"(?<!i)send\( || " + SEND,
         )
+    if cause.error is not None and "Invalid scalar type" in cause.error.message:
+        return grader.diagnosis(
+            "calls-a-collective",
+            f"{names(cause.ranks).capitalize()} raised {cause.error}, {length}: gloo's collectives don't add numbers of that type.",
+            of=cause.ranks,
+            at=cause.error.frame,
+        )
     if run.world_size == 1 and cause.error is not None and cause.error.type != "NotImplementedError":
         return grader.diagnosis(
             "talks-to-itself",
@@ -88,6 +109,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         )
     if shown and shown[-1].startswith("length "):
         unequal = cause.error is not None and "size" in cause.error.message and shown[-1] != "length 0"
+        unequal |= shown[-1] == SHORT  # into a tensor of another type
         if cause.kind in ("crashed", "hang", "mismatch") or unequal:
             return grader.diagnosis(
                 "wrong-chunk-length",
@@ -112,7 +134,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
 def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
     """One tensor on every rank, against the sum; fails with what it is instead."""
     world = run.world_size
-    wanted = torch.stack(inputs[name]).sum(0)
+    wanted = torch.stack(inputs[name]).sum(0, dtype=inputs[name][0].dtype)
     seen = run.observed(name)
     wrong = [rank for rank in range(world) if not torch.equal(seen[rank], wanted)]
     if not wrong:
@@ -218,14 +240,35 @@ def test_point_to_point(grader: Grader) -> None:
                 of=[rank],
                 at=FUNCTION,
             )
+    judge_bytes(grader, short_run(grader))
+
+
+def judge_bytes(grader: Grader, run: Run) -> None:
+    """Whether what the ranks sent is what the operating system counted."""
+    if run.wire is None or run.device != "cpu":
+        return
+    for rank, row in enumerate(run.wire):
+        for other, counted in enumerate(row):
+            sent = sum(call.nbytes for call in calls_for(run, rank, SHORT) if (call.kind, call.peer) == ("send", other))
+            what = (f"With {SHORT_LENGTH:,} numbers of type int16, rank {rank} sent messages of {sent:,} bytes to rank {other}, but the operating "
+                    f"system counted {counted:,} bytes.")  # fmt: skip
+            less, more = counted < sent, counted > SLACK * sent + HEADERS
+            grader.fail_on([rank] * less, "no-communication", f"{what} The numbers took a different path.", at=FUNCTION)
+            said = f"{what} Something other than send and recv moved the rest."
+            grader.fail_on([rank] * more, "calls-a-collective", said, at=FUNCTION)
 
 
 @pytest.mark.needs("test_point_to_point")
 def test_traffic(grader: Grader) -> None:
     """each rank sends 2(N-1)/N of the tensor, in 2(N-1) steps, to one neighbour"""
     run, _ = main_run(grader)
-    sent = [[call for call in calls_for(run, rank, "tensor") if call.kind == "send"] for rank in range(WORLD)]
-    size = 4 * LENGTH
+    judge_traffic(grader, run, "tensor", 4 * LENGTH)
+    judge_traffic(grader, short_run(grader), SHORT, 2 * SHORT_LENGTH)
+
+
+def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
+    """The messages by which this tensor of so many bytes was summed."""
+    sent = [[call for call in calls_for(run, rank, name) if call.kind == "send"] for rank in range(WORLD)]
     steps, chunk = 2 * (WORLD - 1), size // WORLD
     allowed = steps * chunk + 4 * WORLD
     moved = [sum(call.nbytes for call in calls) for calls in sent]

@@ -16,6 +16,7 @@ from judging.train_ddp import (
     LOOP,
     LOSS_LINE,
     SCALED_RATE,
+    Replayed,
     Training,
     as_given,
     by_epoch,
@@ -212,7 +213,7 @@ def test_reshuffles(grader: Grader) -> None:
     grader.fail_on([0] * repeated, "missing-set-epoch", said, at=LOOP)
     if training.sizes == [BATCH]:  # batches of one sample, or of all, are the same however they are drawn
         judge_repeats(grader, training)
-    alone = lone_run(grader).observed("batches")
+    alone = [[one["batch"] for one in shown] for shown in lone_run(grader).shown]
     if alone[0] == alone[1] != alone[2]:
         said = ("With a different global random state (`torch.manual_seed`, `random.seed`), the same call of train_ddp dealt the samples "
                 "in a different order.")  # fmt: skip
@@ -237,7 +238,7 @@ def judge_repeats(grader: Grader, training: Training) -> None:
 @pytest.mark.needs("test_trains_on_every_rank")
 def test_training_mode(grader: Grader) -> None:
     """the model is in training mode while it trains"""
-    modes = main_run(grader).run.observed("modes")
+    modes = [[one["training"] for one in shown] for shown in main_run(grader).run.shown]
     late = [rank for rank, seen in enumerate(modes) if not all(seen)]
     step = modes[late[0]].index(False) if late else None
     said = f"The model was in evaluation mode in step {step} on {{ranks}}: dropout would be off, and BatchNorm would not update its statistics."
@@ -255,8 +256,33 @@ def test_parameters(grader: Grader) -> None:
     alone = not reduced and not wraps(training.run)
     said = f"{reduced} gradient all-reduces were seen in backward."
     other = Hypothesis("not-wrapped" if alone else "different-weights", said, Each(seen))
-    right = replay(training).state
-    grader.explain(what, seen, right, [*mistakes, other], otherwise=other.id, at=BACKWARD, tolerance=CLOSE)
+    right = replay(training)
+    grader.explain(what, seen, right.state, [*mistakes, other], otherwise=other.id, at=BACKWARD, tolerance=CLOSE)
+    judge_each_step(grader, training, right)
+    judge_bytes(grader, training)
+
+
+def judge_each_step(grader: Grader, training: Training, right: Replayed) -> None:
+    """Whether every rank had the right weights before each step, not only in the end."""
+    for step, weights in enumerate(right.steps):
+        shown = [own[step]["weights"] for own in training.run.shown]
+        what = f"In the end the weights are right, but before step {step} the model was not trained that far: a weight"
+        grader.explain(what, shown, weights, otherwise="different-weights", at=BACKWARD, tolerance=CLOSE)
+
+
+def judge_bytes(grader: Grader, training: Training) -> None:
+    """Whether the gradients can have come over the network, by the operating system's count."""
+    crossed, world = training.run.wire, training.world
+    if crossed is None or training.run.device != "cpu" or world == 1:
+        return
+    step = sum(4 * value.numel() for value in training.run.shown[0][0]["weights"].values())
+    for rank, sent in enumerate(map(sum, crossed)):
+        least = (
+            step * training.steps[rank] * (world - 1) // world
+        )  # all of a gradient but one chunk, as in a ring's first half
+        said = (f"The weights are right, but rank {rank} sent {sent:,} bytes to the other ranks. Its gradients of {training.steps[rank]} "
+                f"steps are {step * training.steps[rank]:,} bytes, of which at least {least:,} have to be sent.")  # fmt: skip
+        grader.fail_on([rank] * (sent < least), "no-communication", said, at=BACKWARD)
 
 
 def judge_drift(grader: Grader, training: Training) -> None:
@@ -331,9 +357,8 @@ def test_rank_0_speaks(grader: Grader) -> None:
     said = f"Expected a loss with four decimals, as in 'epoch 0: loss 0.2500'; rank 0 printed {lone!r}."
     grader.fail_on([0] * (not LOSS_LINE.match(lone)), "wrong-loss-format", said, at=PRINT)
     run = broken_run(grader)
-    whole = sorted(number for one in run.observed("batches") for batch in one for number in batch) == list(
-        range(SAMPLES)
-    )
+    seen = sorted(number for shown in run.shown for one in shown for number in one["batch"])
+    whole = seen == list(range(SAMPLES))
     late = whole and "epoch 0: loss" not in run.ranks[0].stdout
     said = "The model raised in epoch 1, and rank 0 had not printed the line of epoch 0. Print it as soon as the epoch ends."
     grader.fail_on([0] * late, "no-loss-line", said, at=PRINT)
@@ -370,9 +395,11 @@ def test_uneven_data(grader: Grader) -> None:
     if drifted := training.drifted():
         said = f"With {UNEVEN_SAMPLES} samples {say_apart(*drifted)}."
         grader.fail("drift", said, of=[0, drifted[0]], at=LOOP)
-    seen, right = training.run.observed("state"), replay(training).state
+    seen, right = training.run.observed("state"), replay(training)
     what = f"With {UNEVEN_SAMPLES} samples on {UNEVEN_WORLD} ranks, compared with one process and the mean of the ranks' gradients, a weight"
-    grader.explain(what, seen, right, otherwise="different-weights", at=BACKWARD, tolerance=CLOSE)
+    grader.explain(what, seen, right.state, otherwise="different-weights", at=BACKWARD, tolerance=CLOSE)
+    judge_each_step(grader, training, right)
+    judge_bytes(grader, training)
 
 
 @pytest.mark.needs("test_reports_global_loss", "test_uneven_data")

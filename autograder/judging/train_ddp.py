@@ -1,7 +1,8 @@
 """What the training of `train_ddp` should come to, and what each known mistake would give.
 
-The whole training is computed again in one process, on the batches that the ranks reported. Each rank's model is a
-little different, in a way that the rank alone knows (its sharpness): its gradients can only come from it.
+The whole training is computed again in one process, on the batches that the ranks have shown. Each rank's model is a
+little different in each step, in a way that the rank alone is told, after it has shown its batch and its weights (its
+sharpness): its gradient can only come from it, and what follows from all gradients only after all have shown theirs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ class Training:
     x: torch.Tensor
     y: torch.Tensor
     rate: float
-    sharpness: list[float]
 
     @property
     def world(self) -> int:
@@ -50,7 +50,11 @@ class Training:
     @property
     def batches(self) -> list[list[list[int]]]:
         """batches[rank][step] is the list of sample numbers of that batch."""
-        return self.run.observed("batches")
+        return [[one["batch"] for one in shown] for shown in self.run.shown]
+
+    def sharpness(self, rank: int, step: int) -> float:
+        """What the rank's logits were multiplied by in that step."""
+        return 0.5 + self.run.drawn(rank, step)
 
     @property
     def steps(self) -> list[int]:
@@ -114,12 +118,11 @@ def train(grader: Grader, world: int, count: int, nodes: int = 1, told: bool = T
     """
     x, y = dataset(grader, count)
     drawn = grader.random(f"ranks of {world}")
-    own = [{"sharpness": drawn.uniform(0.5, 1.5), "seed": drawn.randrange(1 << 30)} for _ in range(world)]
-    each = [{"own": one} for one in own]
+    each = [{"own": {"seed": drawn.randrange(1 << 30)}} for _ in range(world)]
     run = grader.run(
         "trains", world, nodes=nodes, each=each, x=as_given(x), y=y, epochs=EPOCHS, options=options, told=told
     )
-    return Training(run, x, y, options.get("lr", 0.1), [one["sharpness"] for one in own])
+    return Training(run, x, y, options.get("lr", 0.1))
 
 
 # What the ranks did ------------------------------------------------------------------------------------------------
@@ -191,9 +194,12 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Replayed:
-    """The weights in the end, and each rank's loss before and after each step, of shape (epochs, steps, ranks)."""
+    """The weights in the end and before each step, and each rank's loss before and after each step, of shape
+    (epochs, steps, ranks).
+    """
 
     state: State
+    steps: list[State]
     losses: torch.Tensor
     after: torch.Tensor
 
@@ -219,13 +225,14 @@ def replay(
 
     def of_ranks(step: int) -> torch.Tensor:
         losses = []
-        for batches, sharpness in zip(training.batches, training.sharpness, strict=True):
-            logits = final(net(training.x[batches[step]]) * sharpness)
+        for rank, batches in enumerate(training.batches):
+            logits = final(net(training.x[batches[step]]) * training.sharpness(rank, step))
             losses.append(F.cross_entropy(logits, training.y[batches[step]], reduction=reduction))
         return torch.stack(losses)
 
-    before, after = [], []
+    before, after, weights = [], [], []
     for step in range(steps):
+        weights.append({name: value.detach().clone() for name, value in net.named_parameters() if value.requires_grad})
         if clears == "step" or (clears == "epoch" and step % an_epoch == 0):
             optimize.zero_grad()
         before.append(of_ranks(step))
@@ -236,7 +243,7 @@ def replay(
     shape = (-1, an_epoch, training.world)
     full = steps // an_epoch * an_epoch
     before, after = (torch.stack(some)[:full].detach().view(shape) for some in (before, after))
-    return Replayed({name: value.detach() for name, value in net.state_dict().items()}, before, after)
+    return Replayed({name: value.detach() for name, value in net.state_dict().items()}, weights, before, after)
 
 
 def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:

@@ -1,4 +1,6 @@
-"""On the ranks: `train_ddp` is given a model that remembers every batch it was shown. Nothing is judged here."""
+"""On the ranks: `train_ddp` is given a model that shows every batch, with the weights that it has then, before it
+computes anything with it. Nothing is judged here.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from lockstep.grading.on_rank import mark, observe, rank, world_size
+from lockstep.grading.on_rank import draw, mark, observe, rank, world_size
 
-FEATURES, HIDDEN, CLASSES = 6, 8, 3
+FEATURES, HIDDEN, CLASSES = 6, 64, 3  # gradients large enough to stand out from the messages' headers
 
 batches: list[list[int]] = []
 inputs: set[str] = set()
-modes: list[bool] = []
 created: list[dict[str, torch.Tensor]] = []
 sharpness = 1.0
-"""Each rank's own, drawn for it: what a rank's loss and gradients are, no other rank can compute."""
+"""Drawn anew for each batch, after it has been shown: what a rank's loss and gradients are in this step, no other rank can
+compute, and neither can this one before."""
 share = 0
 """How many samples a rank has in an epoch. Set for the model that breaks."""
 
@@ -31,7 +33,7 @@ share = 0
 class Classifier(nn.Module):
     """A small classifier. The first column of its input is the sample's number, and takes no part in the result.
 
-    It takes inputs of any shape and type, and remembers which. The logits are multiplied by this rank's sharpness. The
+    It takes inputs of any shape and type, and remembers which. The logits are multiplied by this rank's sharpness in this step. The
     frozen scale is here because a version that averages `parameter.grad` for every parameter meets a None in it.
     """
 
@@ -47,8 +49,10 @@ class Classifier(nn.Module):
         inputs.add(f"{x.dtype} of shape {(len(x), *x.shape[1:])[1:]}")
         x = x.reshape(len(x), -1).float()
         if torch.is_grad_enabled():
+            global sharpness
             batches.append(x[:, 0].round().long().tolist())
-            modes.append(self.training)
+            weights = {name: value for name, value in self.named_parameters() if value.requires_grad}
+            sharpness = 0.5 + draw({"batch": batches[-1], "training": self.training, "weights": weights})
         return self.second(torch.tanh(self.first(x[:, 1:]))) * self.scale * sharpness
 
     def _apply(self, *args, **kwargs):  # .to(), .cuda(), .double() all come through here
@@ -104,19 +108,15 @@ def calls_of_setup_ddp() -> Iterator[list[str]]:
 def trains(
     submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: dict, own: dict, told: bool = True
 ) -> None:
-    """Train, and report what was shown, what came back, and what is still open. `own` is what no other rank knows;
+    """Train, and report what came back, and what is still open. `own` is what no other rank knows;
     if not `told`, the environment doesn't say which rank this is.
     """
-    global sharpness
-    sharpness = own["sharpness"]
     torch.manual_seed(own["seed"])  # every rank begins with other weights; only rank 0's may count
     me, world = rank(), world_size()
     if not told:
         without_launcher()
     model = submission.train_ddp(me, world, Classifier, TensorDataset(x, y), epochs, **options)
-    observe("batches", batches)
     observe("inputs", sorted(inputs))
-    observe("modes", modes)
     observe("initial", created[0] if created else {})
     observe("created", len(created))
     observe("group_open", dist.is_available() and dist.is_initialized())
@@ -158,7 +158,6 @@ def breaks(submission, x: torch.Tensor, y: torch.Tensor, epochs: int, options: d
         error = f"{type(caught).__name__}: {caught}"
     observe("error", error)
     observe("called", called)
-    observe("batches", batches)
     observe("group_open", dist.is_initialized())
 
 
@@ -185,4 +184,3 @@ def alone(submission, x: torch.Tensor, y: torch.Tensor, options: dict, seed: int
     random.seed(seed)
     torch.manual_seed(seed)
     submission.train_ddp(0, 1, Constant, TensorDataset(x, y), 1, **options)
-    observe("batches", batches)

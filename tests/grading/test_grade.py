@@ -135,7 +135,7 @@ def test_a_class_from_download_to_grades(tiny: Course, tmp_path: Path) -> None:
     assert rows["zoe-1-1-1002"]["name"] == "Zoë =1+1" and rows["nobody-1004"]["remarks"].startswith("nothing to grade")
     ada = json.loads((out / "results" / "ada-lovelace-1001.json").read_bytes())
     assert (ada["schema"], ada["outcome"], ada["score"], ada["max_score"]) == (1, "graded", 4, 4)
-    assert ada["seed"] == seed_of(7, "ada-lovelace-1001") == int(rows["ada-lovelace-1001"]["seed"])
+    assert ada["seed"] == seed_of(7, "ada-lovelace-1001", ada["digest"]) == int(rows["ada-lovelace-1001"]["seed"])
     zoe = json.loads((out / "results" / "zoe-1-1-1002.json").read_bytes())
     found = {(e["name"], c["id"]): c["diagnosis"] for e in zoe["exercises"] for c in e["checks"]}
     assert found["add", "test_agrees_on_both_ranks"] == {"id": "raised", "line": 1, "read": found["add", "test_agrees_on_both_ranks"]["read"]}  # fmt: skip
@@ -192,7 +192,21 @@ def test_the_same_class_gives_the_same_bytes_in_any_order(grade: Grade, tiny: Co
     few = moodle(tmp_path / "few.zip", {name: CLASS[name] for name in ("Ada Lovelace", "Zoë =1+1")})
     graded, _ = grade(few, tmp_path / "few")
     assert (tmp_path / "few" / "results" / IDS[0]).with_suffix(".json").read_bytes() == one[f"{IDS[0]}.json"]
-    assert [learner.seed for learner in graded.learners] == [seed_of(7, IDS[0]), seed_of(7, IDS[3])]
+    assert [learner.seed for learner in graded.learners] == [
+        seed_of(7, learner.id, learner.digest) for learner in graded.learners
+    ]
+
+
+def test_no_report_tells_the_next_seed(grade: Grade, tmp_path: Path) -> None:
+    """A new file draws other inputs, in the same class; and the class's seed cannot be found by trying."""
+    graded, _ = grade(
+        moodle(tmp_path / "one.zip", {"Ada Lovelace": CLASS["Ada Lovelace"]}), tmp_path / "out", order(seed=None)
+    )
+    more = {name: content + "\n" for name, content in CLASS["Ada Lovelace"].items()}
+    again, _ = grade(moodle(tmp_path / "two.zip", {"Ada Lovelace": more}), tmp_path / "out", order(seed=None))
+    first, second = graded.learners[0], again.learners[0]
+    assert graded.seed == again.seed and graded.seed.bit_length() > 40
+    assert first.digest != second.digest and first.seed != second.seed
 
 
 def test_a_terminal_gets_a_bar(tiny: Course, tmp_path: Path) -> None:

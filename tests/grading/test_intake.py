@@ -321,6 +321,12 @@ def test_a_null_byte_hides_no_name(tmp_path: Path, take: TakeIn) -> None:
     assert "null byte" in only_bob(take(beside_bob(tmp_path, raw_zip([(b"train_ddp.py\0.txt", GOOD)])))).refused[0]
 
 
+def test_an_entry_without_a_name_stops_nobody(tmp_path: Path, take: TakeIn) -> None:
+    """zipfile itself breaks on one."""
+    found = take(beside_bob(tmp_path, raw_zip([(b"", GOOD), (b"train_ddp.py", GOOD)])))
+    assert found["bob"].files == found["mallory"].files == ("train_ddp.py",)
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_in_tars(tmp_path: Path, take: TakeIn, kind: bytes) -> None:
     data = tarred(header("train_ddp.py", b"", kind, str(tmp_path / "canary")), header("a", b"", kind, "b"))

@@ -103,3 +103,21 @@ def test_the_same_wait_is_told_once(tmp_path: Path) -> None:
     text = PRELUDE + "for step in range(2):\n    if rank == 1: time.sleep(2.2)\n    dist.barrier()"
     result, said = run(text, tmp_path / "gate", 2)
     assert result.ok and len(said) == 2, said
+
+
+def test_who_is_late_for_the_first_group_is_told(tmp_path: Path) -> None:
+    text = """import os, time
+import torch.distributed as dist
+while os.environ["RANK"] == "1" and not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.1)
+dist.init_process_group("gloo")  # WAIT
+dist.barrier()
+"""
+    result, said = run(text, tmp_path / "gate")
+    assert result.ok, result.cause
+    assert re.search(
+        rf"Ranks 0 and 2 have waited \d+ s in init_process_group at .*{line_of(text, 'WAIT')} for rank 1\. The run",
+        said[0],
+    )
+    assert re.search(r"  rank 1 is at .*[34]\b", said[0])
+    assert re.fullmatch(r"Rank 1 called init_process_group after \d+ s: the wait is over\.", said[1])

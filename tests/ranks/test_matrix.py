@@ -61,6 +61,12 @@ CASES = [
          says=("rank 1 left by os._exit",)),
     Case("SIGKILL", "dist.all_reduce(t)\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(t)",
          {Outcome.CRASHED}, ECHOES, "crashed", says=("rank 1 was killed by SIGKILL.",), line="dist.all_reduce(t)"),
+    Case("SIGKILL, which others turn into a status", "dist.all_reduce(t)\nif rank == 1:\n    os.kill(os.getpid(), 9)\ntry:\n"
+         "    dist.all_reduce(t)\nexcept RuntimeError:\n    sys.exit(1)", {Outcome.CRASHED}, {Outcome.EXITED, Outcome.STOPPED},
+         "crashed", says=("rank 1 was killed by SIGKILL.",)),
+    Case("an exception behind a status", "try:\n    if rank == 1:\n        raise ValueError('oops')\n    dist.all_reduce(t)\n"
+         "except (ValueError, RuntimeError):\n    sys.exit(1)", {Outcome.EXITED}, {Outcome.EXITED, Outcome.STOPPED}, "exited",
+         says=("rank 1 left with status 1 (by sys.exit), because of ValueError: oops",), line="raise ValueError('oops')"),
     Case("SIGTERM", "dist.all_reduce(t)\nif rank == 1:\n    os.kill(os.getpid(), 15)\ndist.all_reduce(t)",
          {Outcome.CRASHED}, ECHOES, "crashed", says=("rank 1 was killed by SIGTERM.",)),
     Case("segfault", "if rank == 1:\n    ctypes.string_at(0)\ndist.all_reduce(t)", {Outcome.CRASHED}, ECHOES, "crashed",

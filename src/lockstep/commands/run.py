@@ -89,6 +89,8 @@ def _runs(
         result = _once(options, per_node, nodes, network, restart, shown)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
+        if result.cause is None and not result.node and (mixed := text.silent_mismatch(result)):
+            show_text("\n" + mixed, stderr=True)
         if result.node:
             result.replicas = None  # node 0 has them
         sys.stdout.flush()

@@ -206,7 +206,8 @@ def _zip_members(file: IO[bytes], budget: Budget) -> Iterator[ArchiveMember]:
         for info in archive.infolist():
             budget.count_member()
             parts, problem = split(_name(info))
-            kind = Kind.FOLDER if info.is_dir() else _kind(info.external_attr >> 16)
+            # A name may be empty, which zipfile's own is_dir does not expect.
+            kind = Kind.FOLDER if info.filename.endswith("/") else _kind(info.external_attr >> 16)
             if problem or 0 < len(parts) <= budget.depth:
                 read = partial(_read_zipped, archive, info, budget)
                 yield ArchiveMember(parts, kind, read, problem)
@@ -336,6 +337,8 @@ def _tar_members(stream: _Inflated, budget: Budget) -> Iterator[ArchiveMember]:
             for info in archive:
                 archive.members = []  # type: ignore[attr-defined]
                 budget.count_member()
+                if info.size < 0:  # by a pax header
+                    raise Refused("has a tar header with a negative size")
                 parts, problem = split(info.name)
                 if problem or 0 < len(parts) <= budget.depth:
                     yield ArchiveMember(parts, _tar_kind(info), partial(_read_tarred, archive, info), problem)

@@ -8,8 +8,8 @@ submission runs in a worker either: it runs in ranks, forked for every run, and 
   worker is replaced, and it is tried twice more. Then it is reported as a fault, which costs no points.
 - Every result is in its file before the next grading begins. The engine may be killed at any instant: its workers see
   their pipe close and end, and their ranks with them. The same command continues from there (`store`).
-- A learner's inputs are drawn from the class's seed and the learner's id, so results depend neither on the order of
-  gradings nor on how many run at once.
+- A learner's inputs are drawn from the class's seed, the learner's id and what was handed in, so results depend neither
+  on the order of gradings nor on how many run at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from ..course import Course, CourseError, nearest
 from ..ranks.processes import cores
 from . import isolation
-from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, seed_of
+from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, draw_class_seed, seed_of
 from .grade import versions
 from .intake import Handed, take_in
 from .isolation import Tier
@@ -124,7 +123,7 @@ def opened(course: Course, source: Path, out: Path, request: ClassRequest, taken
     store = Store(out.resolve())
     with store.locked():
         known = store.plan()
-        seed = request.seed if request.seed is not None else known.seed if known else secrets.randbelow(1 << 31)
+        seed = request.seed if request.seed is not None else known.seed if known else draw_class_seed()
         plan = Plan(seed, asked, request.device, stamp(course), versions())
         if known is not None and not request.again:
             _refuse_mixing(known, plan, out)
@@ -327,11 +326,12 @@ class _WorkerThread(threading.Thread):
     def _grade(self, handed: Handed) -> Learner:
         grading = self.grading
         names = grading.exercises(handed)
+        digest = digest_of(handed)
         learner = Learner(
             handed,
             None,
-            seed_of(grading.plan.seed, handed.id),
-            digest_of(handed),
+            seed_of(grading.plan.seed, handed.id, digest),
+            digest,
             isolation=grading.tier.name,
             missing=grading.missing(handed),
         )

@@ -6,6 +6,7 @@ What a submission said and what a download called its owner are in here as text:
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
@@ -120,9 +121,18 @@ class ClassResult:
         return 1 if self.faults else 0
 
 
-def seed_of(class_seed: int, learner: str) -> int:
-    """The seed of one learner's inputs, from 0 to 2³¹ − 1, whoever else is in the class."""
-    return int.from_bytes(hashlib.sha256(f"{class_seed}/{learner}".encode()).digest()[:4], "big") >> 1
+def seed_of(class_seed: int, learner: str, digest: str) -> int:
+    """The seed of one learner's inputs, from 0 to 2³¹ − 1, whoever else is in the class.
+
+    It stands in the learner's report. What is handed in next (`digest_of`) gets another, which only who knows the
+    class's seed can compute.
+    """
+    return int.from_bytes(hashlib.sha256(f"{class_seed}/{learner}/{digest}".encode()).digest()[:4], "big") >> 1
+
+
+def draw_class_seed() -> int:
+    """A class's seed that nobody can find by trying: with 31 bits, a learner's own seed would give it away."""
+    return secrets.randbits(63)
 
 
 def digest_of(handed: Handed) -> str:

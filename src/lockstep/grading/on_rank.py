@@ -1,6 +1,6 @@
 """The rank's side of a check: import the submission and play one scenario with it. Nothing is judged here.
 
-A scenario imports from here what it needs: `observe`, `mark`, `join`, `raised_at`, `rank`, `world_size`.
+A scenario imports from here what it needs: `observe`, `draw`, `mark`, `join`, `raised_at`, `rank`, `world_size`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..ranks import mark, observe
+from ..ranks import draw, mark, observe
 from ..ranks.rank import load
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["join", "mark", "observe", "play", "raised_at", "rank", "world_size"]
+__all__ = ["draw", "join", "mark", "observe", "play", "raised_at", "rank", "world_size"]
 
 
 class GroupOnImport(RuntimeError):

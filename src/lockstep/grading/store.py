@@ -169,7 +169,7 @@ class Store:
             found = (self.results / f"{handed.id}.json").read_bytes()
         except (OSError, ValueError):
             return None
-        seed = seed_of(plan.seed, handed.id)
+        seed = seed_of(plan.seed, handed.id, digest)
         learner = Learner(handed, report, seed, digest, told.attempts, told.seconds, told.isolation, told.missing)
         return learner if found == result_bytes(plan, learner) else None
 

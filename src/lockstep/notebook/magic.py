@@ -24,7 +24,7 @@ from ..ranks.line_buffer import LineBuffer
 from .cards import run_card, unwritten_card
 
 HOLD_BACK_SECONDS = 0.5
-EXPECTATIONS = tuple(kind.value.replace(" ", "-") for kind in Kind)
+EXPECTATIONS = tuple(kind.value.replace(" ", "-") for kind in Kind if kind is not Kind.NODE_LOST)
 
 
 class RanksFailed(Exception):

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..ranks.calls import inside_of
+from ..ranks.calls import around, inside_of
 from ..ranks.report import Collective, Frame
 from .stacks import is_users
 
@@ -168,5 +168,5 @@ def _place(frames: Iterable[_Place]) -> tuple[Frame | None, str]:
             is_file = os.path.isfile(one.filename) and not one.filename.startswith(("/proc/", "/sys/"))
             known = is_file or not os.path.exists(one.filename)
             return (Frame(clean(one.filename), one.line, clean(one.name)) if known else None), part
-        part = inside_of(one.filename, one.name) or part
+        part = around(part, inside_of(one.filename, one.name))
     return None, part

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from ..ranks.explain import ECHO, TIMEOUT
-from ..ranks.mismatch import SAME_TENSORS, first_mismatch, mismatch_rows, odd_ones, say_mismatch
+from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rule, say_mismatch
 from ..ranks.places import said_of
 from ..ranks.report import Cause, Collective, Frame, Kind, RankReport, Waiting
 from ..ranks.text import TITLES, place, table
@@ -129,9 +129,9 @@ def _mismatch(group: Group, found: Leftovers) -> Cause | None:
         same_kind = len({one.kind for one in met.values()}) == 1
         if not (same_kind and all(group.last(rank) > start for rank in met) and not _is_open(group, start)):
             break
-    differ = odd_ones(met) if len(met) > 2 else []  # of two, nobody knows which is wrong
+    differ = odd_ones(met)
     frame = met[(differ or sorted(met))[0]].frame
-    notes = (SAME_TENSORS, *_no_dump(group, found))
+    notes = (rule(met), *_no_dump(group, found))
     rows = mismatch_rows(met, differ)
     return Cause(Kind.MISMATCH, f"{say_mismatch(met)}{group.of}.", tuple(differ), frame, rows, notes)
 

@@ -19,7 +19,7 @@ from .result import Run
 
 __all__ = [
     "Cause", "Collective", "Error", "Frame", "Function", "Job", "Kind", "Mark", "Meeting", "Network", "NotRun", "Outcome", "Program",
-    "RankReport", "RanksError", "Run", "Script", "Source", "Stack", "Target", "Waiting", "mark", "observe", "run", "served_by", "start_method",
+    "RankReport", "RanksError", "Run", "Script", "Source", "Stack", "Target", "Waiting", "draw", "mark", "observe", "run", "served_by", "start_method",
     "stop", "warm",
 ]  # fmt: skip
 
@@ -33,6 +33,18 @@ def observe(name: str, value: Any) -> None:
     from .recorder import current
 
     current().observe(name, value)
+
+
+def draw(shown: Any) -> float:
+    """On a rank: show what it has now (as `observe` takes it), and get a number that this rank alone is given, and only now.
+
+    The number comes from outside of the ranks, and what was shown stays shown, in order: `run.ranks[r].shown`. So what a
+    rank shows after others have drawn, and what depends on their numbers, has come to it from them in between. Whoever
+    started the run knows the numbers by `Run.drawn`.
+    """
+    from .recorder import current
+
+    return current().draw(shown)
 
 
 def mark(name: str) -> None:

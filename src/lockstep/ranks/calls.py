@@ -10,10 +10,12 @@ CALLS = {
     "_create_c10d_store": "init_process_group",
 }
 """Functions that users know by another name."""
+LIBRARIES = {"fsdp": "FSDP", "tensor": "DTensor", "pipelining": "the pipeline"}
+"""Folders of torch.distributed that communicate for the user's code, and what to call them."""
 
 
 def inside_of(filename: str, name: str) -> str:
-    """The part of DDP, or the backward pass, that this function is; empty for any other."""
+    """The part of DDP, the library or the backward pass, that this function is of; empty for any other."""
     if name == "_engine_run_backward":
         return "backward"
     if filename.endswith(os.path.join("nn", "parallel", "distributed.py")):
@@ -21,4 +23,12 @@ def inside_of(filename: str, name: str) -> str:
             return "DDP()"
         if name in ("_pre_forward", "_sync_buffers"):
             return "forward"
-    return ""
+    _, found, path = filename.rpartition(os.path.join("torch", "distributed", ""))
+    return LIBRARIES.get(path.partition(os.sep)[0], "") if found else ""
+
+
+def around(inner: str, outer: str) -> str:
+    """Where a call comes from: `inner` is what its inner functions are of, `outer` the next one that `inside_of` knows."""
+    if inner in LIBRARIES.values():
+        return f"{inner}'s backward" if outer == "backward" else inner
+    return outer or inner

@@ -120,6 +120,8 @@ def _tensor(note: Any, blob: bytes) -> tuple[Any, int]:
         shape = [int(extent) for extent in note["shape"]]
         if not isinstance(dtype, torch.dtype) or start < 0 or length < 0 or start + length > len(blob):
             raise ValueError("outside its message")
+        if len(shape) > MAX_DEPTH:
+            raise ValueError("too many dimensions")
         if not length:
             if 0 not in shape:
                 raise ValueError("it has no bytes")
@@ -191,12 +193,15 @@ class Channel:
         return list(self._complete())
 
     def wait(self) -> tuple[dict[str, Any], bytes] | None:
-        """Block until one message is there; None at the end of the stream. For channels read one message at a time."""
+        """Block until one message is there; None at the end of the stream. For channels read one message at a time.
+
+        Nothing of the next one is read: a process that is forked in between shall not have it in its memory.
+        """
         while True:
             for message in self._complete(limit=1):
                 return message
             try:
-                data = self.socket.recv(1 << 16)
+                data = self.socket.recv(min(self._missing(), 1 << 16))
             except InterruptedError:
                 continue
             except OSError:
@@ -204,6 +209,13 @@ class Channel:
             if not data:
                 return None
             self._buffer += data
+
+    def _missing(self) -> int:
+        """How many bytes the message that has begun still needs, as far as is known; one at least."""
+        if len(self._buffer) < HEADER.size:
+            return HEADER.size - len(self._buffer)
+        header, blob = HEADER.unpack_from(self._buffer)
+        return max(1, HEADER.size + int(header) + int(blob) - len(self._buffer))
 
     def _complete(self, limit: int | None = None) -> Iterator[tuple[dict[str, Any], bytes]]:
         count = 0

@@ -37,13 +37,14 @@ from .messages import (
     Output,
     Refused,
     Role,
+    Shown,
     StackReport,
     Stop,
     ToClient,
     read,
 )  # fmt: skip
 from .network import NotRun
-from .report import Cause, Collective, Error, Frame, Mark, Outcome, RankReport, Stack, Wait, only_places_below
+from .report import Cause, Collective, Error, Frame, Group, Mark, Outcome, RankReport, Stack, Wait, only_places_below
 from .result import Run
 from .words import names
 
@@ -261,6 +262,8 @@ def run(
     grace: float = Job.grace,
     own_temporary: bool = Job.own_temporary,
     late_after: float | None = Job.late_after,
+    count_bytes: bool = Job.count_bytes,
+    secret: str = "",
     meeting: Meeting | None = Job.meeting,
     on_output: OnOutput | None = None,
     on_notice: OnNotice | None = None,
@@ -274,7 +277,7 @@ def run(
     outcome `interrupted` with each rank's place, or, with `on_interrupt="raise"`, is raised after they have ended.
     The ranks start in `directory` (this process's, when None), or with `own_directory` in an empty one of the run's own,
     whose files are named in `Run.left_files` and then removed. `sources` are the folders whose files the report may
-    quote, for ranks that are not trusted; None is all. `network` has the ranks stand in a network made for them. The limits
+    quote, for ranks that are not trusted; None is all. What the ranks draw (`ranks.draw`) comes from `secret`. `network` has the ranks stand in a network made for them. The limits
     are explained at `job.Job`. Raises ValueError for impossible numbers, FileNotFoundError for a target that is not
     there, NotRun where this machine cannot make that network, RanksError when Lockstep itself fails.
     """
@@ -300,15 +303,15 @@ def run(
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, mark_steps=mark_steps, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
         role=role, run_id=run_id, virtual_local_rank=virtual_local_rank, grace=grace,
-        own_temporary=own_temporary, late_after=late_after, meeting=meeting,
+        own_temporary=own_temporary, late_after=late_after, count_bytes=count_bytes, meeting=meeting,
     )  # fmt: skip
     channel = Channel(_connect())
     try:
         channel.send(Order(job, len(arguments)))
         for tree, blob in arguments:
-            channel.send(Arguments(tree), blob)
+            channel.send(Arguments(tree, secret), blob)
         with only_places_below(sources):
-            return _Listener(channel, job, on_output, on_notice, on_interrupt).listen()
+            return _Listener(channel, job, on_output, on_notice, on_interrupt, secret).listen()
     except (BrokenPipeError, ConnectionResetError) as error:
         raise RanksError(f"the run's supervisor is gone: {error}") from None
     finally:
@@ -319,13 +322,20 @@ class _Listener:
     """Collects what a supervisor sends until its last word."""
 
     def __init__(
-        self, channel: Channel, job: Job, on_output: OnOutput | None, on_notice: OnNotice | None, on_interrupt: str
+        self,
+        channel: Channel,
+        job: Job,
+        on_output: OnOutput | None,
+        on_notice: OnNotice | None,
+        on_interrupt: str,
+        secret: str,
     ) -> None:
-        self.channel, self.job = channel, job
+        self.channel, self.job, self.secret = channel, job, secret
         self.on_output, self.on_notice, self.on_interrupt = on_output, on_notice, on_interrupt
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
-        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark]] = {}
+        self.shown: dict[int, list[Any]] = {}
+        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup]] = {}
         self.interrupts: list[int] = []
 
     def listen(self) -> Run:
@@ -392,7 +402,7 @@ class _Listener:
                     raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
                 heard = time.monotonic()
 
-    def _take(self, message: Output | Notice | Observed | Events | Refused, blob: bytes) -> None:
+    def _take(self, message: Output | Notice | Observed | Shown | Events | Refused, blob: bytes) -> None:
         match message:
             case Output(rank, stream, text):
                 self.output.setdefault((rank, stream), []).append(text)
@@ -404,6 +414,9 @@ class _Listener:
             case Observed(member, name, tree):
                 with contextlib.suppress(ChannelError):
                     self.observations.setdefault(member, {})[name] = decode(tree, blob)
+            case Shown(member, tree):
+                with contextlib.suppress(ChannelError):
+                    self.shown.setdefault(member, []).append(decode(tree, blob))
             case Events(member, events):
                 self.events.setdefault(member, []).extend(events)
             case Refused(why):
@@ -419,6 +432,7 @@ class _Listener:
         run = Run(
             self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds, quiet_seconds=told.still,
             began=told.began, signal=self.interrupts[0] if self.interrupts else None, left_running=[*told.stray, *map(str, told.immortal)], left_files=told.temporary,
+            wire=told.wire, secret=self.secret,
         )  # fmt: skip
         if told.replicas is not None:
             with contextlib.suppress(TypeError, ValueError, LookupError):
@@ -445,7 +459,7 @@ class _Listener:
         report = RankReport(
             rank, member.outcome or Outcome.STOPPED, member.pid, member.code, fault=member.fault, stopped=member.stopped,
             peak_memory=member.peak_memory, cpu_seconds=member.cpu, ended=member.ended,
-            observations=self.observations.get(index, {}),
+            observations=self.observations.get(index, {}), shown=self.shown.get(index, []),
         )  # fmt: skip
         if member.role is Role.RANK:
             report.stdout, report.stderr = ("".join(self.output.get((rank, one), [])) for one in ("stdout", "stderr"))
@@ -453,6 +467,8 @@ class _Listener:
             report.error = Error(error.type, error.message, _frames(error.frames), error.traceback)
         elif member.frames:
             report.error = Error("SystemExit", str(member.code), _frames(member.frames))
+        if (because := member.because) is not None:
+            report.because = Error(because.type, because.message, _frames(because.frames), because.traceback)
         if member.stack is not None:
             report.stack = _stack(member.stack)
         _place_events(report, self.events.get(index, []), began)
@@ -498,7 +514,7 @@ def _stack(told: StackReport) -> Stack:
 
 
 def _place_events(
-    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark], began: float
+    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup], began: float
 ) -> None:
     ends: dict[int, float] = {}
     for event in events:
@@ -511,6 +527,8 @@ def _place_events(
                     report.waits.append(Wait(event.number, event.since / 1e9 - began, at))
                 case messages.Mark():
                     report.marks.append(Mark(report.rank, event.number, event.name, at))
+                case messages.MadeGroup():
+                    report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
                 case Begin():
                     report.collectives.append(_collective(report.rank, event, at))
     if ends:

@@ -105,6 +105,8 @@ def _reason(
         wrapped = [call for report in reports for call in report.collectives if call.inside == "DDP()"]
         after = f", though DDP() had made all ranks equal{at(wrapped[0].frame)}" if wrapped else ""
         return f"they differed before the first step{after}"
+    if between := _between_steps(found, words, differing[0], step):
+        return between
     settings = [repr(word.settings) for word in words]
     if len(set(settings)) > 1 and _equal_gradients(words):
         return _other_settings(words, settings)
@@ -125,6 +127,19 @@ def _reason(
         )
     return (
         "their gradients differed, though DDP had averaged some: changed after it, or averaged over a part of the ranks"
+    )
+
+
+def _between_steps(found: Compared, words: list[Replica], tensor: str, step: int) -> str:
+    """Who changed the parameter after the step before, if somebody did."""
+    called = _called(found, words)
+    changed = [any(called[rank][number] == tensor for number in word.changed) for rank, word in enumerate(words)]
+    ranks = [rank for rank, did in enumerate(changed) if did]
+    if not ranks:
+        return ""
+    who = "every rank" if all(changed) else names(ranks)
+    return (
+        f"{who} changed it between step {step - 1} and step {step}, outside of the optimizer (clamped, loaded, reset?)"
     )
 
 

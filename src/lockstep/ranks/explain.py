@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .hangs import SAME_ORDER, hang
+from .divergence import Divergence, first_divergence, say
+from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
-from .mismatch import first_mismatch, mismatch_cause
+from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import call, is_users, place, rows, said_of, what
 from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
@@ -31,6 +33,7 @@ TIMEOUT = re.compile(
     re.IGNORECASE,
 )
 SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", re.IGNORECASE)
+GROUPS = re.compile(ECHO.pattern + "|" + TIMEOUT.pattern + "|gloo|connect", re.IGNORECASE)
 SLOW_DEATH = 0.5
 """Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
 HELP = (
@@ -83,14 +86,37 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
         killed = [one for one in causes if one.code == -signal.SIGKILL and one.ended - first.ended < SLOW_DEATH]
         causes = [*killed, *(one for one in causes if one not in killed)]
         first = causes[0]
+    confused = groups_apart(run.ranks)
+    if confused and first.error is not None and GROUPS.search(first.error.message):
+        frame = next((frame for frame in confused.where.values() if frame), None)
+        return Cause(
+            Kind.MISMATCH,
+            confused.headline,
+            tuple(confused.at_fault),
+            frame,
+            notes=tuple(confused.notes),
+            topic=Topic.HANGS,
+            error=first.error,
+        )
     if any(SIZE_MISMATCH.search(report.stderr + (report.error.message if report.error else "")) for report in causes):
-        mismatch = first_mismatch(run.ranks)
-        if mismatch:
-            return mismatch_cause(mismatch, run.ranks)
+        mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
+        if mismatch and parted:
+            found = mismatch_cause(mismatch, run.ranks, parted.odd)
+            return found if parted.calls == mismatch and len(kinds_of(mismatch)) == 1 else _parted(parted, found)
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
     return replace(found, echoes=tuple(report.rank for report in echoes), notes=(*found.notes, *_echo_note(echoes)))
+
+
+def _parted(parted: Divergence, found: Cause) -> Cause:
+    """The cause of a mismatch, told from where the ranks' code parted."""
+    at_fault = parted.odd or sorted(parted.calls)
+    notes = tuple(SAME_ORDER if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
+    return replace(
+        found, headline=say(parted), ranks=tuple(at_fault), frame=parted.calls[at_fault[0]].frame,
+        rows=mismatch_rows(parted.calls, parted.odd), notes=notes,
+    )  # fmt: skip
 
 
 def _is_bad(report: RankReport, job: Job) -> bool:
@@ -100,13 +126,20 @@ def _is_bad(report: RankReport, job: Job) -> bool:
 
 
 def _is_echo(report: RankReport) -> bool:
-    return report.outcome is Outcome.RAISED and report.error is not None and bool(ECHO.search(report.error.message))
+    error = _own_error(report)
+    return error is not None and bool(ECHO.search(error.message))
+
+
+def _own_error(report: RankReport) -> Error | None:
+    """What it has raised; or has caught, and then left with a status."""
+    return {Outcome.RAISED: report.error, Outcome.EXITED: report.because}.get(report.outcome)
 
 
 def _echo_note(echoes: Sequence[RankReport]) -> tuple[str, ...]:
-    if not echoes or echoes[0].error is None:
+    error = _own_error(echoes[0]) if echoes else None
+    if error is None:
         return ()
-    matched = ECHO.search(echoes[0].error.message)
+    matched = ECHO.search(error.message)
     text = matched.group(0) if matched else "a connection error"
     who = names(report.rank for report in echoes).capitalize()
     return (f'{who} then failed with "{text}": an echo, not the cause.',)
@@ -135,8 +168,32 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     # Ranks that fail alike in one line do so in no order: the lowest speaks for them, in every run.
     in_order = sorted(same, key=lambda report: report.rank)
     error = next(one.error for one in in_order if one.error and one.error.frame == first.error.frame)
+    if told := _told_of_others(same, error):
+        return told
     who = "every rank" if len(same) == run.world_size > 1 else names(report.rank for report in same)
     return _raised_by(who, [report.rank for report in same], error)
+
+
+def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
+    """PyTorch has compared the ranks, or gathered their errors, and raises on all of them because of some."""
+    models = {report.rank: MODEL.search(report.error.message) for report in same if report.error}
+    sizes = {rank: int(found[1]) for rank, found in models.items() if found}
+    if len(sizes) == len(same) > 1:
+        usual, count = Counter(sizes.values()).most_common(1)[0]
+        odd = [rank for rank in sizes if sizes[rank] != usual] if 2 * count > len(sizes) else []
+        have = ", ".join(f"rank {rank}: {size}" for rank, size in sorted(sizes.items()))
+        said = f"the ranks' models have different numbers of parameters, and DDP needs the same on all ({have})"
+        if odd:
+            said = f"{names(odd)} brought DDP a model of {sizes[odd[0]]} parameters, the others one of {usual}"
+        return replace(_raised_by(names(odd), odd or sorted(sizes), error), headline=f"{said}.")
+    gathered = GATHERED.search(error.message)
+    if gathered:
+        ranks = [int(number) for number in gathered[1].split(",")]
+        last = [text for text in error.message.splitlines() if text and not text.startswith((" ", "Traceback"))][-1]
+        return replace(
+            _raised_by(names(ranks), ranks, error), headline=f"{names(ranks)} failed in a checkpoint: {last}"
+        )
+    return None
 
 
 def _raised_by(who: str, ranks: Sequence[int], error: Error) -> Cause:
@@ -144,6 +201,8 @@ def _raised_by(who: str, ranks: Sequence[int], error: Error) -> Cause:
     return Cause(Kind.RAISED, said, tuple(ranks), error.frame, notes=_help(error), topic=Topic.FAILURES, error=error)
 
 
+MODEL = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (\d+) params")
+GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 
@@ -170,14 +229,18 @@ def _exited(run: Run, report: RankReport) -> Cause:
     others = [one.rank for one in run.ranks if one.rank != report.rank and one.outcome is Outcome.STOPPED]
     note = (f"{names(others).capitalize()} still worked, and had to be stopped.",) if others else ()
     left = f"left with status {report.code} (by {how}){said}"
+    caught = report.because
+    if caught is not None:
+        left += f", because of {_short(caught)}"
     return Cause(
         Kind.EXITED,
-        f"rank {report.rank} {left} before its work was done.",
+        f"rank {report.rank} {left}{'' if caught else ' before its work was done.'}",
         (report.rank,),
-        frame,
+        (caught.frame if caught else None) or frame,
         (),
         note,
         topic=Topic.FAILURES,
+        error=caught,
     )
 
 

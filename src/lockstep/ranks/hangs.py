@@ -5,20 +5,33 @@ from __future__ import annotations
 import ast
 import linecache
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from .divergence import Divergence, first_divergence, say
 from .job import Job
-from .mismatch import SAME_TENSORS, first_mismatch, odd_ones, say_mismatch
+from .mismatch import first_mismatch, kinds_of, rule, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
-from .report import Cause, Collective, Kind, Outcome, RankReport, Topic
+from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic
 from .result import Run, latest
 from .words import names, one_or_more
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
 PAIRS = "Every send needs its receive, and the other way round."
 LEFT_ALONE = "Left alone this would have waited 30 minutes (gloo's default timeout)."
-Finding = tuple[str, Sequence[int], Sequence[str]]
-"""The headline, the ranks at fault, and what else to say."""
+ALL_MAKE_GROUPS = (
+    "Every rank must call new_group for every group, in the same order, also for those that it doesn't belong to."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The headline, the ranks at fault, what else to say, and where each went wrong, if that is not where it waits."""
+
+    headline: str
+    at_fault: Sequence[int]
+    notes: Sequence[str]
+    where: Mapping[int, Frame | None] = field(default_factory=dict)
 
 
 def hang(run: Run, job: Job) -> Cause:
@@ -27,8 +40,10 @@ def hang(run: Run, job: Job) -> Cause:
     if job.launcher and run.ranks[0].outcome is Outcome.HUNG:  # The launcher is a rank too.
         members = latest([*run.workers, run.ranks[0]])
     waiting = [report for report in members if report.outcome is Outcome.HUNG]
-    headline, at_fault, notes = _find(members, waiting)
-    branch, line = _branch(waiting)
+    parted = first_divergence(members)
+    found = _find(members, waiting, parted)
+    at_fault, notes = found.at_fault, found.notes
+    branch, line = _branch(found.where or _stood(waiting))
     said = [f"{note} {branch}" if branch and note == SAME_ORDER else note for note in notes]
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
@@ -39,27 +54,74 @@ def hang(run: Run, job: Job) -> Cause:
     # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
     frames = {report.rank: row.frame for report, row in zip(members, table, strict=True) if report in waiting}
     frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
+    frames |= found.where
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
-    frame = frame or next((found for found in frames.values() if found), None)
-    return Cause(Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS, branch=line)
+    frame = frame or next((one for one in frames.values() if one), None)
+    return Cause(Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS, branch=line)
 
 
-def _find(members: list[RankReport], waiting: list[RankReport]) -> Finding:
+def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergence | None) -> Finding:
     in_init = [report for report in waiting if call(report) == "init_process_group"]
     if in_init:
         return _rendezvous(members, in_init)
+    if confused := groups_apart(members):
+        return confused
     operations = {report.rank: pending(report) for report in waiting}
     finished = [report for report in members if report.outcome is not Outcome.HUNG]
-    if any(operation and operation.is_point_to_point for operation in operations.values()):
-        return _point_to_point(waiting, finished, operations)
+    apart = parted if parted is not None and not _is_one_call(parted) else None
+    if apart is not None and any(operations.get(rank) != one for rank, one in apart.calls.items()):
+        return _parted(apart)
     mismatch = first_mismatch(members)
     earlier: list[str] = []
-    if mismatch is not None and len({collective.kind for collective in mismatch.values()}) == 1:
+    if mismatch is not None and len(kinds_of(mismatch)) == 1:
         if any(operation in mismatch.values() for operation in operations.values()):
-            return f"{say_mismatch(mismatch)}.", odd_ones(mismatch), [SAME_TENSORS]
+            at_fault = (parted.odd if parted else []) or sorted(mismatch)
+            where = {rank: one.frame for rank, one in mismatch.items()}
+            return Finding(f"{say_mismatch(mismatch)}.", at_fault, [rule(mismatch)], where)
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
-    headline, at_fault, notes = _collectives(members, waiting, finished, operations)
-    return headline, at_fault, [*notes, *earlier]
+    if any(operation and operation.is_point_to_point for operation in operations.values()):
+        return _point_to_point(waiting, finished, operations)
+    found = _collectives(members, waiting, finished, operations)
+    if apart is not None and {*found.at_fault} != {*(apart.odd or apart.calls)}:
+        return _parted(apart)
+    return replace(found, notes=[*found.notes, *earlier])
+
+
+def groups_apart(members: Sequence[RankReport]) -> Finding | None:
+    """Ranks that mean different ranks by what is one group to PyTorch: the n-th that each has made."""
+    meant: dict[tuple[str, int], dict[int, Group]] = {}
+    for report in members:
+        made = Counter[str]()
+        for one in report.groups:
+            made[one.name] += 1
+            meant.setdefault((one.name, made[one.name]), {})[report.rank] = one
+    for groups in meant.values():
+        sides = Counter(one.members for one in groups.values())
+        if len(sides) > 1:
+            usual, count = sides.most_common(1)[0]
+            odd = [rank for rank, one in groups.items() if one.members != usual] if 2 * count > len(groups) else []
+            said = [
+                f"{names(rank for rank, one in groups.items() if one.members == side)} made one of {names(side)}"
+                for side in sorted(sides)
+            ]
+            where = {rank: one.frame for rank, one in groups.items()}
+            return Finding(f"{' where '.join(said)} in new_group.", odd or sorted(groups), [ALL_MAKE_GROUPS], where)
+    return None
+
+
+def _is_one_call(parted: Divergence) -> bool:
+    """True when the ranks made the same call at the same line, and differ in what they brought."""
+    return len(kinds_of(parted.calls)) == 1 and len(parted.first_side) == len(parted.calls)
+
+
+def _parted(parted: Divergence) -> Finding:
+    """They went on for a while after they had parted, or some of them did."""
+    return Finding(
+        say(parted),
+        parted.odd or sorted(parted.calls),
+        [SAME_ORDER],
+        {rank: one.frame for rank, one in parted.calls.items()},
+    )
 
 
 def _collectives(
@@ -83,27 +145,27 @@ def _collectives(
         if absent:
             elsewhere = next(report for report in waiting if report.rank in absent)
             also = f" {names(absent).capitalize()} {one_or_more(absent, 'waits', 'wait')} in {what(elsewhere)}."
-        return (
+        return Finding(
             f"{who} {waits} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
             ranks,
             [SAME_ORDER, *_counts(members)],
         )
-    if len(absent) == 1 and len(waiting) == 2:
+    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent):
         other = next(report for report in waiting if report.rank in absent)
-        return (
-            f"{who} waits in {expected}, rank {other.rank} in {what(other)}: they wait for each other.",
-            [*absent, *there],  # who of the two is wrong, nobody but their author knows
+        return Finding(
+            f"{who} {waits} in {expected}, {names(absent)} in {what(other)}: they wait for each other.",
+            [*absent, *there],  # which of the two sides is wrong, nobody but their author knows
             [SAME_ORDER],
         )
     if absent:
         elsewhere = next(report for report in waiting if report.rank in absent)
-        return (
+        return Finding(
             f"{names(absent)} never joined {expected}: {one_or_more(absent, 'it waits', 'they wait')} in "
             f"{what(elsewhere)}.",
             absent,
             [SAME_ORDER],
         )
-    return f"all ranks wait in {expected}, and nothing can complete it.", [], []
+    return Finding(f"all ranks wait in {expected}, and nothing can complete it.", [], [])
 
 
 def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding:
@@ -113,7 +175,7 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     odd = {rank: size for rank, size in sizes.items() if isinstance(size, int) and size > 0 and size != len(members)}
     if odd:
         size = next(iter(odd.values()))
-        return (
+        return Finding(
             f"{names(odd)} {one_or_more(odd, 'waits', 'wait')} in init_process_group for a group of {size}, but there "
             f"{one_or_more(members, 'is', 'are')} {len(members)}.",
             list(odd),
@@ -123,7 +185,7 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     twice = [number for number, count in Counter(given.values()).items() if count > 1 and _is_rank(number)]
     if twice:
         same = [rank for rank, number in given.items() if number == twice[0]]
-        return (
+        return Finding(
             f"{names(same)} all call init_process_group with rank={twice[0]}.",
             same,
             ["Every rank needs a number of its own, 0 to world_size - 1."],
@@ -137,7 +199,7 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     if absent:
         done = [report.rank for report in members if report.rank in absent and report.outcome is not Outcome.HUNG]
         did = "finished without" if done == absent else "never reached"
-        return (
+        return Finding(
             f"{names(absent)} {did} init_process_group; {here} {waits} there.",
             absent,
             [*notes, "init_process_group returns when all ranks of the group have come."],
@@ -145,13 +207,13 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     elsewhere = [report for report in in_init if _moved(report)]
     if elsewhere:
         now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
-        return (
+        return Finding(
             f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
             f"for a store at {now}, where nobody listens: the launcher had set {launchers}.",
             [report.rank for report in elsewhere],
             ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."],
         )
-    return (
+    return Finding(
         "all ranks wait in init_process_group, and nobody completes the group.",
         [],
         notes or ["Do MASTER_ADDR and MASTER_PORT still say what the launcher set?"],
@@ -171,27 +233,55 @@ def _is_rank(number: object) -> bool:
 def _point_to_point(
     waiting: list[RankReport], finished: list[RankReport], operations: dict[int, Collective | None]
 ) -> Finding:
-    sentences: list[tuple[int, Collective, str]] = []
-    for report in waiting:
-        operation = operations[report.rank]
-        if operation is None or not operation.is_point_to_point:
-            continue
-        direction = "to receive from" if operation.kind == "recv" else "to send to"
-        peer = "any rank" if operation.peer is None or operation.peer < 0 else f"rank {operation.peer}"
-        sentences.append((report.rank, operation, f"rank {report.rank} waits {direction} {peer}"))
-    first_rank, first, text = sentences[0]
+    messages = {rank: one for rank, one in operations.items() if one is not None and one.is_point_to_point}
+    sentences = {rank: _waits_for_message(rank, one) for rank, one in messages.items()}
+    peers = {rank: _peer(one) for rank, one in messages.items()}
     for report in finished:
-        expecting = [rank for rank, operation, _ in sentences if operation.peer == report.rank]
+        expecting = [rank for rank, peer in peers.items() if peer == report.rank]
         if expecting:
-            said = next(sentence for rank, _, sentence in sentences if rank == expecting[0])
-            return f"{said}, which has finished.", [report.rank], [PAIRS]
-    if len(sentences) > 1:
-        receiving = all(operation.kind == "recv" for _, operation, _ in sentences)
-        note = "All of them wait to receive, so nobody sends." if receiving else "Each waits for the other."
-        return "; ".join(said for _, _, said in sentences) + ".", [rank for rank, _, _ in sentences], [note]
-    other = next((report for report in waiting if report.rank == first.peer), None)
-    where = f", which waits in {what(other)}" if other is not None else ""
-    return f"{text}{where}.", [first.peer if other is not None and first.peer is not None else first_rank], [PAIRS]
+            return Finding(f"{sentences[expecting[0]]}, which has finished.", [report.rank], [PAIRS])
+    offered = _offered(messages, peers)
+    if len(offered) == 1:
+        odd, by = next(iter(offered.items()))
+        rest = [said for rank, said in sentences.items() if rank not in (odd, by)]
+        return Finding("; ".join([f"{sentences[odd]}, but {sentences[by]}", *rest]) + ".", [odd], [PAIRS])
+    elsewhere = [report for report in waiting if report.rank not in messages]
+    waited_for = [report for report in elsewhere if report.rank in peers.values()]
+    if waited_for:
+        there = names(report.rank for report in waited_for)
+        in_what = f"{there} {one_or_more(waited_for, 'waits', 'wait')} in {what(waited_for[0])}"
+        at_fault = [report.rank for report in waited_for] if len(messages) > len(elsewhere) else list(messages)
+        if len(messages) == len(elsewhere):  # who of the two sides is wrong, nobody but their author knows
+            at_fault = [*messages, *(report.rank for report in elsewhere)]
+        return Finding("; ".join(sentences.values()) + f"; {in_what}.", at_fault, [PAIRS])
+    receiving = all(one.kind == "recv" for one in messages.values())
+    note = "All of them wait to receive, so nobody sends." if receiving else "Each waits for the other."
+    return Finding("; ".join(sentences.values()) + ".", list(messages), [note if len(messages) > 1 else PAIRS])
+
+
+def _waits_for_message(rank: int, operation: Collective) -> str:
+    peer = _peer(operation)
+    direction = "to receive from" if operation.kind == "recv" else "to send to"
+    return f"rank {rank} waits {direction} {f'rank {peer}' if peer is not None else 'any rank'}"
+
+
+def _peer(operation: Collective) -> int | None:
+    """The other end, as the world numbers its ranks; None is any."""
+    peer = operation.peer
+    if peer is None or peer < 0:
+        return None
+    return operation.members[peer] if peer < len(operation.members) else peer
+
+
+def _offered(messages: dict[int, Collective], peers: dict[int, int | None]) -> dict[int, int]:
+    """Ranks that wait for a message with one rank, while another waits for one with them: {rank: that other}."""
+    found: dict[int, int] = {}
+    for rank, one in messages.items():
+        counterpart = "send" if one.kind == "recv" else "recv"
+        wanting = [other for other, peer in peers.items() if peer == rank and messages[other].kind == counterpart]
+        if wanting and peers[rank] is not None and peers[rank] not in wanting:
+            found[rank] = wanting[0]
+    return found
 
 
 def _expected(
@@ -219,9 +309,13 @@ def _counts(members: list[RankReport]) -> list[str]:
     return ["Collectives begun: " + ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items()) + "."]
 
 
-def _branch(waiting: list[RankReport]) -> tuple[str, int | None]:
+def _stood(waiting: list[RankReport]) -> dict[int, Frame | None]:
+    return {report.rank: report.stack.frame for report in waiting if report.stack}
+
+
+def _branch(stood: Mapping[int, Frame | None]) -> tuple[str, int | None]:
     """Name the statement that some ranks are inside of and others are not, when one separates their lines; its line."""
-    frames = {report.rank: report.stack.frame for report in waiting if report.stack and report.stack.frame}
+    frames = {rank: frame for rank, frame in stood.items() if frame is not None}
     files = {frame.file for frame in frames.values()}
     if len(files) != 1 or len({frame.line for frame in frames.values()}) < 2:
         return "", None

@@ -126,7 +126,7 @@ class Job:
     told of; with `virtual_local_rank` each has LOCAL_RANK 0 and sees one GPU, its own.
     `grace` is what ranks that are stopped have for handlers and `finally` blocks, from a signal on until they are killed; a
     hang leaves nobody who could use it. `own_temporary` gives them a folder for temporary files that goes with the run; else
-    they have the environment's. After `late_after` the user is told for whom ranks wait; None is never. With a `meeting` only the
+    they have the environment's. With `count_bytes` the kernel is asked how much has crossed between the ranks (`wire`). After `late_after` the user is told for whom ranks wait; None is never. With a `meeting` only the
     ranks of one node are on this machine: `world_size` still counts all.
     """
 
@@ -158,6 +158,7 @@ class Job:
     grace: float = 0.0
     own_temporary: bool = True
     late_after: float | None = None
+    count_bytes: bool = False
     meeting: Meeting | None = None
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .hang_detector import AskMembers
 from .member import Member, RunState, counterpart, others
-from .messages import Begin
+from .messages import Begin, Place
 from .places import is_users, said_of
 from .report import Collective, Frame
 from .words import at, names, one_or_more
@@ -21,13 +21,17 @@ from .words import at, names, one_or_more
 EVERY = 0.5
 SELDOM = 8.0
 """Seconds between two questions at most and at least: one that leads to nothing is asked again after twice the time."""
+MEETING = "init_process_group"
 Dump = Callable[[Member], list[tuple[int, str]]]
 """The stacks of a member and of the processes that it has forked, by process id, as Python's fault handler writes them."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Ranks that wait in one call for others that have not begun it, since `began` by `time.monotonic()`."""
+    """Ranks that wait in one call for others that have not begun it, since `began` by `time.monotonic()`.
+
+    Without a `line`, the call is init_process_group.
+    """
 
     call: str
     line: tuple[object, ...]
@@ -38,6 +42,8 @@ class Wait:
 
     def came(self) -> list[Member]:
         """The late ones that have begun the call meanwhile."""
+        if not self.line:
+            return [one for one in self.late if one.met]
         return [one for one in self.late if one.reached.get(self.line, 0) >= self.number]
 
     def has_ended(self) -> bool:
@@ -54,6 +60,8 @@ class Latecomers:
         self.pause = EVERY
         self.wait: Wait | None = None
         self.told: set[tuple[object, ...]] = set()
+        self.meeting: float | None = None
+        """Since when some ranks are known to wait in init_process_group while others are elsewhere."""
 
     def look(self) -> str:
         """What to tell the user now; mostly nothing."""
@@ -65,8 +73,7 @@ class Latecomers:
         self.next = now + min(EVERY, after / 2)
         calls = [member for member in self.run.everyone if self._waits_long(member, now - after)]
         if not calls:
-            self.pause = EVERY
-            return ""
+            return self._look_at_meeting(now, after)
         said = self._tell(calls, now)
         if self.wait is None:
             self.pause = min(2 * self.pause, SELDOM)
@@ -81,6 +88,38 @@ class Latecomers:
         if not came or not wait.told:
             return ""  # how a rank ended is told at the end
         return f"{names(came).capitalize()} called {wait.call} after {now - wait.began:.0f} s: the wait is over."
+
+    def _look_at_meeting(self, now: float, after: float) -> str:
+        """Before the first call: for whom do the others wait in init_process_group?"""
+        apart = [one for one in self.run.everyone if not one.done and one.last is None]
+        if len(apart) < 2 or self.run.elapsed() < after:
+            self.pause, self.meeting = EVERY, None
+            return ""
+        self.ask(apart)
+        there = [one for one in apart if one.sample is not None and one.sample.call == MEETING]
+        late = [one for one in apart if _is_elsewhere(one) and not one.met]
+        self.pause = EVERY if there and late else min(2 * self.pause, SELDOM)
+        self.next = now + self.pause
+        if not there or not late:
+            self.meeting = None
+            return ""
+        self.meeting = now if self.meeting is None else self.meeting
+        if now - self.meeting < after:
+            return ""
+        self.wait = Wait(MEETING, (), 0, tuple(late), self.meeting, told=True)
+        frame = there[0].sample.frame if there[0].sample is not None else None
+        return self._said(there, late, now - self.meeting, MEETING, frame, [self._place(one) for one in late])
+
+    @staticmethod
+    def _said(
+        waiting: list[Member], late: list[Member], seconds: float, called: str, frame: Place, where: list[str]
+    ) -> str:
+        has = one_or_more(waiting, "has", "have")
+        return "\n".join([
+            f"{names(one.rank or 0 for one in waiting).capitalize()} {has} waited {seconds:.0f} s in {called}"
+            f"{at(Frame.of(frame))} for {names(one.rank or 0 for one in late)}. The run goes on.",
+            *(f"  rank {one.rank}{_node(one)} is {place}" for one, place in zip(late, where, strict=True)),
+        ])  # fmt: skip
 
     def _waits_long(self, member: Member, since: float) -> bool:
         """True when its latest call was begun before `since`, and a rank that has to make it too has not begun it."""
@@ -118,12 +157,7 @@ class Latecomers:
         if subject in self.told:  # A loop comes here again and again: it was said once.
             return ""
         self.told.add(subject)
-        has = one_or_more(same, "has", "have")
-        return "\n".join([
-            f"{names(one.rank or 0 for one in same).capitalize()} {has} waited {now - first.last_at:.0f} s in {called}"
-            f"{at(Frame.of(call.frame))} for {names(one.rank or 0 for one in missing)}. The run goes on.",
-            *(f"  rank {one.rank}{_node(one)} is {place}" for one, place in zip(missing, where, strict=True)),
-        ])  # fmt: skip
+        return self._said(same, missing, now - first.last_at, called, call.frame, where)
 
     def _place(self, member: Member) -> str:
         """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from .channel import Channel
 from .job import Job
-from .messages import Begin, End, Mark, MemberReport, Pulse, Raised, Role, StackReport, Waited
+from .messages import Begin, End, MadeGroup, Mark, MemberReport, Pulse, Raised, Role, StackReport, Waited
 from .report import Outcome, RunEnd
 
 KEPT_EVENTS = 50_000
@@ -26,11 +26,13 @@ class Member:
     outcome: Outcome | None = None
     code: int | None = None
     error: Raised | None = None
+    because: Raised | None = None
     frames: list[Any] = field(default_factory=list)
     stack: StackReport | None = None
     watcher: int | None = None
-    events: deque[Begin | End | Waited | Mark] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    events: deque[Begin | End | Waited | Mark | MadeGroup] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     observed: int = 0
+    shown: int = 0
     observed_headers: int = 0
     says_too_much: bool = False
     printed: int = 0
@@ -53,6 +55,11 @@ class Member:
     """How that node says that it has ended."""
 
     @property
+    def met(self) -> bool:
+        """It has come to its first process group."""
+        return any(isinstance(event, MadeGroup) for event in self.events)
+
+    @property
     def done(self) -> bool:
         """Its code has ended, though the process may still be there."""
         return self.outcome is not None or self.gone
@@ -70,7 +77,7 @@ class Member:
             return told
         return MemberReport(
             self.role, self.rank, self.pid, self.outcome, self.code, self.error, self.frames, self.stack, self.stopped,
-            fault, self.peak_memory, self.cpu, self.ended,
+            fault, self.peak_memory, self.cpu, self.ended, self.because,
         )  # fmt: skip
 
 

@@ -85,6 +85,15 @@ class Mark(msgspec.Struct, tag_field="event", tag="mark"):
     time: int
 
 
+class MadeGroup(msgspec.Struct, tag_field="event", tag="group"):
+    """A process group is about to be made; see `report.Group`."""
+
+    name: str
+    members: list[int]
+    frame: Place
+    time: int
+
+
 class IsRank(msgspec.Struct, tag_field="event", tag="rank"):
     """Which rank a worker turned out to be."""
 
@@ -95,6 +104,12 @@ class Observe(msgspec.Struct, tag_field="event", tag="observe"):
     """An observation; `value` and the blob are what `channel.encode` has made."""
 
     name: str
+    value: Any
+
+
+class Show(msgspec.Struct, tag_field="event", tag="show"):
+    """What a rank has now, as `Observe` has it. A `Drawn` is the answer; nothing that has been shown can be taken back."""
+
     value: Any
 
 
@@ -112,11 +127,12 @@ class Raised(msgspec.Struct, tag_field="event", tag="raised"):
 
 
 class Exit(msgspec.Struct, tag_field="event", tag="exit"):
-    """The code has left by SystemExit."""
+    """The code has left by SystemExit, perhaps `because` of an exception that it had caught."""
 
     code: int
     frames: Any = ()
     message: Any = ""
+    because: Raised | None = None
 
 
 class StackReport(msgspec.Struct):
@@ -145,7 +161,10 @@ class Watcher(msgspec.Struct, tag_field="event", tag="watcher"):
 
 
 class Replica(msgspec.Struct, tag_field="event", tag="replica"):
-    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters."""
+    """The fingerprints of one rank's replica after a step; step 0 is before the first, and alone names the parameters.
+
+    `changed` are the numbers of the parameters that something else than a step has changed since the step before.
+    """
 
     optimizer: int
     step: int
@@ -158,6 +177,7 @@ class Replica(msgspec.Struct, tag_field="event", tag="replica"):
     settings: list[dict[str, str]] = []
     brought: list[tuple[int, int]] = []
     wrapped_forward: bool = False
+    changed: list[int] = []
 
 
 class NotFinite(msgspec.Struct, tag_field="event", tag="not finite"):
@@ -183,7 +203,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-FromRank = (Hello | Begin | End | Waited | Mark | IsRank | Observe | Returned | Raised | Exit | Sample | Watcher | Replica
+FromRank = (Hello | Begin | End | Waited | Mark | MadeGroup | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
 
@@ -208,6 +228,12 @@ class Leave(msgspec.Struct, tag_field="event", tag="leave"):
     """All are done."""
 
 
+class Drawn(msgspec.Struct, tag_field="event", tag="drawn"):
+    """The answer to `Show`."""
+
+    number: float
+
+
 # From the client to the supervisor -------------------------------------------------------------------------------
 
 
@@ -219,9 +245,11 @@ class Order(msgspec.Struct, tag_field="event", tag="order"):
 
 
 class Arguments(msgspec.Struct, tag_field="event", tag="arguments"):
-    """The target's arguments: the same for all ranks, or each rank's own."""
+    """The target's arguments: the same for all ranks, or each rank's own. The last `secret` that is not empty is the run's
+    (see `drawn`)."""
 
     kwargs: Any
+    secret: str = ""
 
 
 class Stop(msgspec.Struct, tag_field="event", tag="stop"):
@@ -261,11 +289,18 @@ class Observed(msgspec.Struct, tag_field="event", tag="observed"):
     value: Any
 
 
+class Shown(msgspec.Struct, tag_field="event", tag="shown"):
+    """What a member has shown, in its order."""
+
+    member: int
+    value: Any
+
+
 class Events(msgspec.Struct, tag_field="event", tag="events"):
     """Some of what a member has done, in order."""
 
     member: int
-    events: list[Begin | End | Waited | Mark]
+    events: list[Begin | End | Waited | Mark | MadeGroup]
 
 
 class Refused(msgspec.Struct, tag_field="event", tag="not run"):
@@ -290,6 +325,7 @@ class MemberReport(msgspec.Struct):
     peak_memory: int
     cpu: float
     ended: float
+    because: Raised | None = None
 
 
 class Compared(msgspec.Struct):
@@ -318,7 +354,7 @@ class Explained(msgspec.Struct, tag_field="event", tag="explained"):
 
 
 class Finished(msgspec.Struct, tag_field="event", tag="finished"):
-    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found.
+    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found, `wire` what `wire.between` has counted.
 
     `hosts` are the names of the nodes' machines where each has its own, `node` is this one's number, and `explained` what
     node 0 has told another node.
@@ -331,6 +367,7 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     stray: list[str]
     temporary: list[str]
     immortal: list[int]
+    wire: list[list[int]] | None
     replicas: Compared | None
     members: list[MemberReport]
     node: int = 0
@@ -338,7 +375,7 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     explained: Explained | None = None
 
 
-ToClient = Alive | Output | Notice | Observed | Events | Refused | Finished
+ToClient = Alive | Output | Notice | Observed | Shown | Events | Refused | Finished
 
 
 # Between the supervisors of a run's nodes: `meeting` lets them find each other, `nodes` has what they say after that ----
@@ -391,7 +428,7 @@ class Ended(msgspec.Struct, tag_field="event", tag="rank ended"):
     code: int | None = None
 
 
-Relayed = Begin | End | Waited | Mark | Replica | NotFinite | Ended
+Relayed = Begin | End | Waited | Mark | MadeGroup | Replica | NotFinite | Ended
 
 
 class Said(msgspec.Struct):

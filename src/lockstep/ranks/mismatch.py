@@ -11,11 +11,14 @@ FREE_SIZES = (
     "scatter", "gather", "all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "send",
     "recv", "monitored_barrier",
 )  # fmt: skip
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Collectives with one rank that all name: the one that has the data, or gets them."""
+SAME_ROOT = "Ranks must name the same source (src) or destination (dst)."
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
 
 
 def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
-    """The first collective in which two ranks met with different calls, sizes, types or reductions: {rank: its call}.
+    """The first collective in which two ranks met with different calls, roots, sizes, types or reductions: {rank: its call}.
 
     Not all of these fail by themselves. gloo mixes unrelated tensors of equal size without a word.
     """
@@ -30,7 +33,7 @@ def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
         met
         for numbered in groups.values()
         for number, met in sorted(numbered.items())
-        if len(met) > 1 and len({_signature(collective) for collective in met.values()}) > 1
+        if len(met) > 1 and len({signature(collective) for collective in met.values()}) > 1
     ]
     return min(found, key=lambda met: min(collective.start for collective in met.values()), default=None)
 
@@ -40,33 +43,59 @@ def _meets_others(collective: Collective) -> bool:
     return not collective.members or (len(collective.members) > 1 and collective.rank in collective.members)
 
 
-def _signature(collective: Collective) -> tuple[object, ...]:
+def signature(collective: Collective) -> tuple[object, ...]:
+    """What has to be equal on all ranks."""
     sized = collective.kind not in FREE_SIZES
     return (
         collective.kind,
         collective.nbytes if sized else None,
         collective.dtype if sized else None,
         collective.reduce_op,
+        collective.peer if collective.kind in ROOTED else None,
     )
 
 
+def kinds_of(found: dict[int, Collective]) -> set[str]:
+    """Of the calls that met."""
+    return {call.kind for call in found.values()}
+
+
 def odd_ones(found: dict[int, Collective]) -> list[int]:
-    """The ranks that differ from most."""
-    ranks = sorted(found)
-    usual = Counter(_signature(found[rank]) for rank in ranks).most_common(1)[0][0]
-    return [rank for rank in ranks if _signature(found[rank]) != usual] or ranks[:1]
+    """The ranks that differ from most; nobody if no call is that of most: of two, only their author knows which is wrong."""
+    usual, count = Counter(map(signature, found.values())).most_common(1)[0]
+    return [rank for rank in sorted(found) if signature(found[rank]) != usual] if 2 * count > len(found) else []
+
+
+def two_sides(found: dict[int, Collective]) -> tuple[Collective, Collective]:
+    """A call that differs from most, or from that of the lowest rank, and one that it differs from."""
+    odd = odd_ones(found)
+    other = found[min(rank for rank in found if rank not in odd)]
+    mine = next(found[rank] for rank in odd or sorted(found) if signature(found[rank]) != signature(other))
+    return mine, other
 
 
 def say_mismatch(found: dict[int, Collective]) -> str:
     """Who brought what, without a full stop."""
-    odd = odd_ones(found)
-    other = next(rank for rank in sorted(found) if rank not in odd)
-    mine, theirs = found[odd[0]], found[other]
+    mine, theirs = two_sides(found)
     if mine.kind != theirs.kind:
-        return f"rank {odd[0]} called {mine.title} where rank {other} called {theirs.title}"
+        return f"rank {mine.rank} called {mine.title} where rank {theirs.rank} called {theirs.title}"
+    if mine.kind in ROOTED and mine.peer != theirs.peer:
+        return f"in {mine.title} rank {mine.rank} names rank {_root(mine)} as the root, rank {theirs.rank} rank {_root(theirs)}"
     if mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor:
-        return f"in {mine.title} rank {odd[0]} reduces by {mine.reduce_op}, rank {other} by {theirs.reduce_op}"
-    return f"in {mine.title} rank {odd[0]} brought {mine.tensor}, rank {other} {theirs.tensor}"
+        return f"in {mine.title} rank {mine.rank} reduces by {mine.reduce_op}, rank {theirs.rank} by {theirs.reduce_op}"
+    return f"in {mine.title} rank {mine.rank} brought {mine.tensor}, rank {theirs.rank} {theirs.tensor}"
+
+
+def rule(found: dict[int, Collective]) -> str:
+    """What the ranks have to keep to, and did not."""
+    mine, theirs = two_sides(found)
+    return SAME_ROOT if mine.kind == theirs.kind and mine.kind in ROOTED and mine.peer != theirs.peer else SAME_TENSORS
+
+
+def _root(call: Collective) -> int | None:
+    """The root as the world numbers its ranks; a call knows it by its group's."""
+    known = call.peer is not None and 0 <= call.peer < len(call.members)
+    return call.members[call.peer or 0] if known else call.peer
 
 
 def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
@@ -76,11 +105,11 @@ def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple
     )
 
 
-def mismatch_cause(found: dict[int, Collective], ranks: Sequence[RankReport]) -> Cause:
-    """For a run that failed by it."""
-    odd = odd_ones(found)
-    notes = [SAME_TENSORS]
+def mismatch_cause(found: dict[int, Collective], ranks: Sequence[RankReport], odd: Sequence[int]) -> Cause:
+    """For a run that failed by it; `odd` are those that differ from most."""
+    notes = [rule(found)]
     if any(report.outcome is Outcome.CRASHED for report in ranks):
         notes.append("gloo cannot match them and ends the process: no Python error, exit by SIGABRT.")
-    rows, frame = mismatch_rows(found, odd), found[odd[0]].frame
-    return Cause(Kind.MISMATCH, f"{say_mismatch(found)}.", tuple(odd), frame, rows, tuple(notes), topic=Topic.HANGS)
+    rows, frame = mismatch_rows(found, odd), found[odd[0]].frame if odd else two_sides(found)[0].frame
+    at_fault = tuple(odd or sorted(found))
+    return Cause(Kind.MISMATCH, f"{say_mismatch(found)}.", at_fault, frame, rows, tuple(notes), topic=Topic.HANGS)

@@ -27,6 +27,7 @@ from .messages import (
     EndRun,
     Explained,
     FromNode,
+    MadeGroup,
     Mark,
     MemberReport,
     NodeFinished,
@@ -151,7 +152,7 @@ class OtherNodes:
             self.supervisor.end(member, message.outcome, message.code)
             self.run.last_word = time.monotonic()
             return
-        if isinstance(message, (Begin, End, Waited, Mark)):
+        if isinstance(message, (Begin, End, Waited, Mark, MadeGroup)):
             message.time += link.behind
         if isinstance(message, Waited):
             message.since += link.behind

@@ -7,7 +7,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from .calls import LIBRARIES
 from .report import Collective, Frame, Outcome, RankReport, Waiting
+from .words import names
 
 _PYTHON = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent)
@@ -17,15 +19,18 @@ IN_DDP = {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}
 
 def rows(members: Sequence[RankReport], differs: Sequence[int] = ()) -> tuple[Waiting, ...]:
     """One row for each rank; `differs` are those to point at."""
-    return tuple(_row(report, report.rank in differs) for report in members)
+    return tuple(_row(report, report.rank in differs, len(members)) for report in members)
 
 
-def _row(report: RankReport, differs: bool) -> Waiting:
+def _row(report: RankReport, differs: bool, world_size: int) -> Waiting:
     operation = pending(report)
     if report.outcome in (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED) and report.stack is not None:
         frame = report.stack.frame or (operation.frame if operation else None)
         since = max(0.0, report.ended - operation.start) if operation else None
-        return Waiting(report.rank, what(report), operation.tensor if operation else "", since, frame, differs)
+        of_group = f" of {names(operation.members)}" if operation and 1 < len(operation.members) < world_size else ""
+        return Waiting(
+            report.rank, what(report) + of_group, operation.tensor if operation else "", since, frame, differs
+        )
     last = report.last_collective
     said = "finished" if has_finished(report) else report.outcome.value
     if report.stopped:
@@ -79,6 +84,9 @@ def said_of(operation: Collective, doing: str = "") -> str:
         return f"backward, for DDP's gradient {operation.title.replace('_', '-')}"
     if inside in IN_DDP:
         return f"{IN_DDP[inside]}, in its {operation.title}"
+    library, _, backward = inside.partition("'s ")
+    if library in LIBRARIES.values():
+        return f"{'backward, for ' if backward else ''}{library}'s {operation.title}"
     return operation.title
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
+import queue
 import re
 import sys
 import threading
@@ -28,19 +30,22 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from .calls import CALLS, inside_of
+from .calls import CALLS, around, inside_of
 from .channel import Channel, ChannelError, encode
 from .messages import (
     Ask,
     Begin,
+    Drawn,
     End,
     IsRank,
     Leave,
+    MadeGroup,
     Mark,
     Observe,
     Place,
     Returned,
     Sample,
+    Show,
     StackReport,
     Waited,
     Watcher,
@@ -86,6 +91,9 @@ _FILES = os.path.join(_TORCH, "distributed", "checkpoint") + os.sep
 """Torch's code that reads and writes checkpoints: what it says to other ranks it says through `distributed_c10d`."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
+_PICKLING = ("_object_to_tensor", "_tensor_to_object")
+"""Functions of an object collective in which a rank works by itself, for as long as its objects need."""
+
 UNTOLD_SECONDS = 2.0
 
 _current: Recorder | None = None
@@ -101,6 +109,8 @@ class Recorder:
         self.timeline = timeline
         self.reduced: Callable[[list[torch.Tensor]], None] | None = None  # told what DDP's backward reduces
         self.leave = threading.Event()
+        self._drawn: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self._drawing = threading.Lock()
         self._hidden = (*hidden, _TORCH, _HERE)
         self._lock = threading.RLock()  # a signal handler or a finalizer may communicate while this thread records
         self._number = 0
@@ -237,6 +247,16 @@ class Recorder:
         except ChannelError as error:
             raise ValueError(f"observation {name!r}: {error}") from None
 
+    def draw(self, shown: Any) -> float:
+        """Show what this rank has, and get the number that is due then. Raises TypeError, ValueError as `observe` does."""
+        tree, blob = encode(shown)
+        with self._drawing:
+            try:
+                self.channel.send(Show(tree), blob)
+            except ChannelError as error:
+                raise ValueError(str(error)) from None
+            return self._drawn.get()
+
     def send(self, message: Any) -> None:
         """Tell the supervisor; when it is gone, nobody needs to know."""
         with contextlib.suppress(OSError, ChannelError):
@@ -261,7 +281,7 @@ class Recorder:
                 return (code.co_filename, frame.f_lineno, code.co_name), inside, reduce_op
             if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
                 reduce_op = _reduce_name(frame.f_locals.get("op"))
-            inside = inside_of(code.co_filename, code.co_name) or inside
+            inside = around(inside, inside_of(code.co_filename, code.co_name))
             frame = frame.f_back
         return None, inside, reduce_op
 
@@ -297,7 +317,9 @@ class Recorder:
                     call = CALLS.get(name, name)
                 detail |= _detail(name, frame)
             elif communicating is None and (
-                code.co_filename.startswith(_FILES) or not code.co_filename.startswith((_HERE, _TORCH))
+                name in _PICKLING
+                or code.co_filename.startswith(_FILES)
+                or not code.co_filename.startswith((_HERE, _TORCH))
             ):
                 communicating = False
             inside = inside_of(code.co_filename, name)
@@ -356,7 +378,10 @@ class Recorder:
                 message = None
             if message is None:
                 os._exit(1)
-            asked: Ask | Leave = read(Ask | Leave, message[0])
+            asked: Ask | Leave | Drawn = read(Ask | Leave | Drawn, message[0])
+            if isinstance(asked, Drawn):
+                self._drawn.put(asked.number)
+                continue
             if isinstance(asked, Leave):
                 self.leave.set()
                 continue
@@ -422,6 +447,8 @@ def _is_passive(filename: str, frame: FrameType) -> bool:
 
 
 def _communicates(filename: str, name: str) -> bool:
+    if name in _PICKLING:
+        return False
     return name == "_engine_run_backward" or (
         filename.startswith(_TORCH)
         and f"{os.sep}distributed" in filename[len(_TORCH) - 1 :]
@@ -519,8 +546,14 @@ def _keep_groups(recorder: Recorder) -> None:
     make = getattr(c10d, "_new_process_group_helper", None)
     if make is None:
         return
+    parameters = inspect.signature(make)
 
     def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            given = parameters.bind(*args, **kwargs).arguments
+            members, name = given["global_ranks_in_group"], str(given["group_name"])
+            place = recorder.caller()[0]
+            recorder.send(MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
         made = make(*args, **kwargs)
         recorder.groups.append(made)
         return made

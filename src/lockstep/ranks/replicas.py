@@ -64,6 +64,7 @@ class ReplicaWatch:
             followed = self.optimizers[optimizer] = _Followed(len(self.optimizers), optimizer, list(self.modules))
             self._tell(followed, followed.prints(), names=followed.names)
             self._look_for_values(followed)
+        followed.changed = followed.changes()
         followed.values = [_value_or_none(parameter.grad) for parameter in followed.parameters]
         followed.gradients = [_print_or_none(parameter.grad) for parameter in followed.parameters]
 
@@ -82,7 +83,9 @@ class ReplicaWatch:
             settings=[{key: repr(group[key]) for key in SETTINGS if key in group} for group in optimizer.param_groups],
             brought=self.brought,
             wrapped_forward=self.wrapped_forward,
+            changed=followed.changed,
         )
+        followed.seen = followed.states()
         self.brought, self.wrapped_forward, self.brought_value = [], False, ""
 
     def _look_for_values(self, followed: _Followed) -> None:
@@ -121,6 +124,9 @@ class _Followed:
         self.values: list[str] = []
         """What the gradients held when the step began: NaN, inf, or nothing but numbers."""
         self.infinite: set[int] = set()
+        self.seen: list[tuple[int, list[float]]] = []
+        """What each parameter was at the end of a step: how often it had been written to, and a few of its values."""
+        self.changed: list[int] = []
         self.parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if _is_plain(parameter)
         ]
@@ -137,6 +143,18 @@ class _Followed:
                     if _is_plain(buffer):
                         self.buffers.setdefault(name.replace("module.", ""), buffer)
         self.names = [known.get(id(one), f"parameter {number}") for number, one in enumerate(self.parameters)]
+
+    def states(self) -> list[tuple[int, list[float]]]:
+        """See `seen`. Writing to `parameter.data` isn't counted, so values tell of that."""
+        return [(parameter._version, _sample(parameter)) for parameter in self.parameters]
+
+    def changes(self) -> list[int]:
+        """The parameters that something has changed since the last step."""
+        return [
+            number
+            for number, (now, before) in enumerate(zip(self.states(), self.seen, strict=False))
+            if repr(now) != repr(before)
+        ]
 
     def prints(self) -> list[int]:
         """A fingerprint for each parameter."""

@@ -189,6 +189,15 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A process group that a rank has made or waits for, of the `members`, as the default group numbers them."""
+
+    name: str
+    members: tuple[int, ...]
+    frame: Frame | None
+
+
+@dataclass(frozen=True)
 class Wait:
     """A time in which a rank's main thread stood in a wait for communication; recorded for a timeline only.
 
@@ -248,7 +257,8 @@ class Error:
 class RankReport:
     """One rank's story. `code` is its exit status (negative: the signal that ended it).
 
-    `stopped` tells that a signal (SIGSTOP) held the process, so that it could not go on.
+    `shown` is what it has shown to draw numbers (`ranks.draw`), in order. `stopped` tells that a signal (SIGSTOP) held the
+    process, so that it could not go on. `because` is the exception that its code had caught when it left by SystemExit.
     """
 
     rank: int
@@ -256,6 +266,7 @@ class RankReport:
     pid: int = 0
     code: int | None = None
     error: Error | None = None
+    because: Error | None = None
     stack: Stack | None = None
     stdout: str = ""
     stderr: str = ""
@@ -265,9 +276,11 @@ class RankReport:
     cpu_seconds: float = 0.0
     ended: float = 0.0
     collectives: list[Collective] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     observations: dict[str, Any] = field(default_factory=dict)
+    shown: list[Any] = field(default_factory=list)
 
     @property
     def last_collective(self) -> Collective | None:

@@ -85,14 +85,23 @@ def report(recorder: Any, error: BaseException) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        recorder.send(Exit(error.code or 0, _frames(recorder, error)))
+        recorder.send(Exit(error.code or 0, _frames(recorder, error), because=_caught(recorder, error)))
         return
     if isinstance(error, SystemExit):
         print(error.code, file=sys.stderr, flush=True)
-        recorder.send(Exit(1, _frames(recorder, error), str(error.code)))
+        recorder.send(Exit(1, _frames(recorder, error), str(error.code), _caught(recorder, error)))
         return
-    frames, printed = _frames(recorder, error), _traceback(recorder, error)
-    recorder.send(Raised(type(error).__name__, _message(error), frames, printed))
+    recorder.send(_raised(recorder, error))
+
+
+def _raised(recorder: Any, error: BaseException) -> Raised:
+    return Raised(type(error).__name__, _message(error), _frames(recorder, error), _traceback(recorder, error))
+
+
+def _caught(recorder: Any, error: SystemExit) -> Raised | None:
+    """The exception that was being handled when the code called sys.exit."""
+    caught = error.__cause__ or error.__context__
+    return _raised(recorder, caught) if caught is not None and not isinstance(caught, SystemExit) else None
 
 
 def _message(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from . import draws
 from .mismatch import first_mismatch
 from .report import Cause, Collective, Outcome, RankReport, Replicas
 
@@ -22,6 +23,7 @@ class Run:
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
     `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
     `signal` is what this process was told to end by.
+    `wire[a][b]` is how many bytes the kernel has seen arrive at rank b from rank a; None when it was not asked, or doesn't tell.
     `hosts` are the names of the nodes' machines when each has its own. Then `node` is the number of this one, and any but
     node 0 has only its own ranks here.
     `began` is the start of the run by `time.monotonic()`, from which the times of collectives and marks count.
@@ -37,6 +39,8 @@ class Run:
     quiet_seconds: float | None = None
     began: float | None = None
     signal: int | None = None
+    wire: list[list[int]] | None = None
+    secret: str = ""
     left_running: list[str] = field(default_factory=list)
     left_files: list[str] = field(default_factory=list)
     node: int = 0
@@ -64,6 +68,15 @@ class Run:
     def observed(self, name: str) -> list[Any]:
         """What each rank observed under this name, in rank order; None for a rank that did not."""
         return [report.observations.get(name) for report in self.ranks]
+
+    @property
+    def shown(self) -> list[list[Any]]:
+        """What each rank has shown (`ranks.draw`), in order."""
+        return [report.shown for report in self.ranks]
+
+    def drawn(self, rank: int, count: int) -> float:
+        """What the rank was given for what it showed after `count` other things (`ranks.draw`)."""
+        return draws.drawn(self.secret, rank, count)
 
     @property
     def collectives(self) -> list[list[Collective]]:

@@ -32,9 +32,10 @@ import time
 import traceback
 from typing import Any
 
-from . import leftovers, meeting, network, processes
+from . import leftovers, meeting, network, processes, wire
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
+from .draws import drawn
 from .folder import make_folder, remove_run_folder
 from .hang_detector import TICK, Hang, HangDetector, Stacks
 from .job import Job, Meeting
@@ -47,6 +48,7 @@ from .messages import (
     Ask,
     Begin,
     ChildEnded,
+    Drawn,
     End,
     Ended,
     Events,
@@ -58,6 +60,7 @@ from .messages import (
     Hello,
     IsRank,
     Leave,
+    MadeGroup,
     Mark,
     NotFinite,
     Notice,
@@ -71,6 +74,8 @@ from .messages import (
     Returned,
     Role,
     Sample,
+    Show,
+    Shown,
     Stop,
     ToClient,
     Waited,
@@ -112,6 +117,7 @@ class Supervisor:
         self.statuses: dict[int, int] = {}
         self.arguments: list[tuple[Any, bytes]] = []
         """The target's arguments: the same for all ranks, or each rank's own."""
+        self.secret = ""
         self.directory = ""
         self.store: Any = None
         self.listening: socket.socket | None = None
@@ -224,6 +230,7 @@ class Supervisor:
                 return
             arguments: Arguments = read(Arguments, given[0])
             self.arguments.append((arguments.kwargs, given[1]))
+            self.secret = arguments.secret or self.secret
 
     def _end_run(self, why: Why, limit: float = 0.0) -> None:
         """Note why the run ends, the first time; a client that is gone needs no other reason."""
@@ -544,7 +551,7 @@ class Supervisor:
         if self.leaving and isinstance(message, (Returned, Raised, Exit)):
             return
         match message:
-            case Begin() | Mark() | End() | Waited() if not member.says_too_much:
+            case Begin() | Mark() | End() | Waited() | MadeGroup() if not member.says_too_much:
                 member.events.append(message)
                 member.operations += isinstance(message, Begin)
                 if isinstance(message, Begin):
@@ -563,12 +570,12 @@ class Supervisor:
                 if member.role is Role.WORKER:
                     member.rank = message.rank
             case Observe(name, value):
-                text = len(str(value))
-                member.observed_headers += text
-                member.observed += len(blob) + NUMBERS_IN_MEMORY * text
-                member.says_too_much |= member.observed > self.job.observation_limit
-                if not member.says_too_much:
+                if self._has_room(member, value, blob):
                     self.tell(Observed(self.run.members.index(member), name, value), blob)
+            case Show(value):
+                if self._has_room(member, value, blob):
+                    self.tell(Shown(self.run.members.index(member), value), blob)
+                    self._answer(member)
             case Returned():
                 self.end(member, Outcome.RETURNED, 0)
             case Raised():
@@ -577,7 +584,24 @@ class Supervisor:
             case Exit():
                 member.frames = leftovers.frames(message.frames)
                 member.error = leftovers.cut(Raised("", message.message, message.frames)) if message.message else None
+                member.because = leftovers.cut(message.because) if message.because else None
                 self.end(member, Outcome.EXITED, message.code)
+
+    def _has_room(self, member: Member, value: Any, blob: bytes) -> bool:
+        """Count what a member tells of itself: true as long as that is not too much."""
+        text = len(str(value))
+        member.observed_headers += text
+        member.observed += len(blob) + NUMBERS_IN_MEMORY * text
+        member.says_too_much |= member.observed > self.job.observation_limit
+        return not member.says_too_much
+
+    def _answer(self, member: Member) -> None:
+        """Give a member the number that is due after what it has shown."""
+        number = drawn(self.secret, member.rank or 0, member.shown)
+        member.shown += 1
+        if member.channel is not None:
+            with contextlib.suppress(OSError):
+                member.channel.send(Drawn(number))
 
     def _relay(self, member: Member, message: Any) -> None:
         if self.node_zero is not None:
@@ -654,6 +678,7 @@ class Supervisor:
 
     def _finish(self, shared_memory: set[str]) -> None:
         run, seconds = self.run, self.run.elapsed()
+        crossed = self._crossed()  # as long as the ranks' connections are open
         if run.end is not None and run.end.why is Why.INTERRUPTED:
             self._stop_where_they_stand(Outcome.INTERRUPTED)
         if self.others is not None:
@@ -704,7 +729,13 @@ class Supervisor:
         if self.node_zero is not None:
             self.node_zero.finish([one.report(faults[one.pid]) for one in run.members], stray, temporary)
             self._wait_for_explanation(self.node_zero)
-        self._report(seconds, faults, stray, temporary, immortal)
+        self._report(seconds, faults, stray, temporary, immortal, crossed)
+
+    def _crossed(self) -> list[list[int]] | None:
+        """The bytes that have crossed between the ranks, of a job that wants them; in a network of its own they can't be seen."""
+        if not self.job.count_bytes or self.job.network is not None:
+            return None
+        return wire.between([[member.pid, *processes.descendants(member.pid)] for member in self.run.ranks])
 
     def _wait_for_explanation(self, node_zero: NodeZero) -> None:
         """Until node 0 has said what it has found: when every other node has ended its ranks, too."""
@@ -772,7 +803,7 @@ class Supervisor:
             self.hear(0.005)
             self._look_at_ends()
 
-    def _send_events(self, index: int, events: list[Begin | End | Waited | Mark]) -> None:
+    def _send_events(self, index: int, events: list[Begin | End | Waited | Mark | MadeGroup]) -> None:
         try:
             self.client.send(Events(index, events))
         except ChannelError:  # too large for one message, or, alone, for any
@@ -781,8 +812,9 @@ class Supervisor:
                 self._send_events(index, part)
 
     def _report(
-        self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int]
-    ) -> None:
+        self, seconds: float, faults: dict[int, str], stray: list[str], temporary: list[str], immortal: list[int],
+        crossed: list[list[int]] | None,
+    ) -> None:  # fmt: skip
         with contextlib.suppress(OSError):
             everyone = [*self.run.members, *self.run.elsewhere]
             for index, member in enumerate(everyone if self.node_zero is None else ()):
@@ -791,7 +823,7 @@ class Supervisor:
                     self._send_events(index, events[at : at + 2000])
             self.client.send(Finished(
                 self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, self.still_for, stray[:20], temporary,
-                immortal, self.comparison.found(), [member.report(faults.get(member.pid, "")) for member in everyone],
+                immortal, crossed, self.comparison.found(), [member.report(faults.get(member.pid, "")) for member in everyone],
                 self.node, self.hosts, self.node_zero.explained if self.node_zero is not None else None,
             ))  # fmt: skip
             if self.others is not None:

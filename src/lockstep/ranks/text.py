@@ -7,9 +7,11 @@ import textwrap
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from .hangs import groups_apart
+from .mismatch import kinds_of, mismatch_rows, odd_ones, rule, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
-from .words import names
+from .words import at, names
 
 WIDTH = 96
 CODE_WIDTH = 40
@@ -35,6 +37,9 @@ TITLES = {
     Kind.INTERRUPTED: "INTERRUPTED",
     Kind.NODE_LOST: "NODE LOST",
 }
+
+UNEVEN = {"all_gather", "reduce_scatter"}
+"""Collectives for which NCCL allows each rank a size of its own."""
 
 ReadOn = Mapping[Topic | None, str]
 """Where a reader finds more about a topic."""
@@ -82,6 +87,20 @@ def headline(run: Run) -> str:
     if cause.kind is Kind.INTERRUPTED:
         return cause.headline[0].upper() + cause.headline[1:]
     return f"{TITLES[cause.kind]}{after}: {cause.headline}"
+
+
+def silent_mismatch(run: Run) -> str:
+    """Of a run that ended well, though ranks met in one collective with different things; mostly nothing."""
+    met, apart = run.silent_mismatch, groups_apart(run.ranks)
+    if apart is not None:
+        frame = next((frame for frame in apart.where.values() if frame), None)
+        return "\n\n".join(
+            [_wrapped(f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck.", WIDTH), *apart.notes]
+        )
+    if not met or (run.device != "cpu" and kinds_of(met) <= UNEVEN):
+        return ""
+    said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
+    return "\n\n".join([_wrapped(said, WIDTH), table(mismatch_rows(met, odd_ones(met))), rule(met)])
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:

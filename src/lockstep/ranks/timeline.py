@@ -255,7 +255,9 @@ def _idle(report: RankReport, phases: list[Phase], gradients: list[Mark], calls:
     for phase in phases:
         if phase.name != "backward":
             continue
-        launched = [one.start for one in calls if one.inside == "backward" and phase.begin <= one.start <= phase.end]
+        launched = [
+            one.start for one in calls if one.inside.endswith("backward") and phase.begin <= one.start <= phase.end
+        ]
         ready = [mark.at for mark in gradients if phase.begin <= mark.at <= phase.end]
         if launched:  # DDP launches the last bucket when the last gradient is ready
             spans.append((max(ready or launched), phase.end))

@@ -1,0 +1,135 @@
+"""Where the ranks' code parted: the first call of a group that one rank made more, less or in place of another.
+
+Where a hang stands is often far behind that: a collective that one rank made alone meets the next one of the others, and
+as long as the two look alike, all go on, one call apart. What tells them from each other is the line that made each. Lines
+may differ for good reasons (`if rank == 0:` sends, `else:` receives), so a difference counts only if the calls after it fit
+better when one side is moved by a few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .mismatch import first_mismatch, signature
+from .places import said_of
+from .report import Collective, RankReport
+from .words import at, names
+
+FURTHEST = 64
+"""Calls by which a side may be moved: a rank that skips a step is as many behind as the step has calls."""
+FIT = 0.8
+"""The share of the calls behind the difference that must fit then."""
+COMPARED = 500
+
+Site = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The calls that met there, {rank: its call}, and the ranks that differ from most; nobody if there is no majority."""
+
+    calls: dict[int, Collective]
+    odd: list[int]
+
+    @property
+    def others(self) -> list[int]:
+        """The ranks that are not odd; of two sides of which none is, all but the first."""
+        return [rank for rank in sorted(self.calls) if rank not in (self.odd or self.first_side)]
+
+    @property
+    def first_side(self) -> list[int]:
+        """The ranks that made the call of the lowest one, as far as its line tells."""
+        site = _site(self.calls[min(self.calls)])
+        return [rank for rank in sorted(self.calls) if _site(self.calls[rank]) == site]
+
+
+def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
+    """Of a run that went wrong. None if all ranks made the same calls as far as each came."""
+    met = first_mismatch(members)
+    found = [Divergence(met, _odd(met, members, signature))] if met is not None else []
+    for sequences in _groups(members):
+        moved = _moved(sequences)
+        if moved is not None:
+            found.append(Divergence(moved, _odd(moved, members, _site)))
+    return min(found, key=lambda one: min(call.start for call in one.calls.values()), default=None)
+
+
+def say(parted: Divergence) -> str:
+    """Who called what where the others called something else."""
+    odd = parted.odd or parted.first_side
+    mine, theirs = parted.calls[odd[0]], parted.calls[parted.others[0]]
+    here = "" if parted.odd else at(mine.frame)
+    return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {said_of(theirs)}{at(theirs.frame)}."
+
+
+def _odd(met: dict[int, Collective], members: Sequence[RankReport], key: Callable[[Collective], Site]) -> list[int]:
+    """The ranks that differ from most. If that leaves it open, groups like theirs (the other rows of a mesh) decide."""
+    seen = Counter(map(key, met.values()))
+    if 2 * max(seen.values()) <= len(met):
+        one = next(iter(met.values()))
+        beside = [
+            key(call)
+            for report in members
+            for call in report.collectives
+            if call.group_number == one.group_number and len(call.members) == len(one.members)
+            and not {*call.members} & {*one.members}
+        ]  # fmt: skip
+        seen.update(site for site in beside if site in seen)
+    usual, count = seen.most_common(1)[0]
+    return [rank for rank in sorted(met) if key(met[rank]) != usual] if 2 * count > sum(seen.values()) else []
+
+
+def _groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
+    """The collectives of each group, for each rank by their number."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
+    for report in members:
+        for call in report.collectives:
+            if not call.is_point_to_point and len(call.members) > 1 and call.rank in call.members:
+                groups.setdefault((call.group, call.members), {}).setdefault(report.rank, {})[call.group_number] = call
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _moved(group: dict[int, dict[int, Collective]]) -> dict[int, Collective] | None:
+    """The first number at which a side fits the other better when it is moved."""
+    first = max(min(calls) for calls in group.values())
+    last = max(max(calls) for calls in group.values())
+    for number in range(first, last + 1):
+        met = {rank: calls[number] for rank, calls in group.items() if number in calls}
+        if len(met) < 2:
+            return None
+        sites = Counter(map(_site, met.values()))
+        if len(sites) == 1:
+            continue
+        usual = sites.most_common(1)[0][0]
+        one = next(rank for rank in sorted(met) if _site(met[rank]) == usual)
+        odd = [rank for rank in sorted(met) if _site(met[rank]) != usual]
+        if any(_is_moved(_from(group[rank], number), _from(group[one], number)) for rank in odd):
+            return met
+    return None
+
+
+def _from(calls: dict[int, Collective], number: int) -> list[Site]:
+    return [_site(calls[n]) for n in range(number, min(number + COMPARED, max(calls) + 1)) if n in calls]
+
+
+def _is_moved(one: list[Site], other: list[Site]) -> bool:
+    """True when the two, which begin with different calls, fit if one of them is moved, and not as they stand."""
+    as_they_stand = _fit(one[1:], other[1:])
+    if as_they_stand >= FIT:
+        return False
+    further = range(1, FURTHEST + 1)
+    moved = [_fit(one[by:], other) for by in further] + [_fit(one, other[by:]) for by in further]
+    return max(moved) >= FIT
+
+
+def _fit(one: list[Site], other: list[Site]) -> float:
+    """The share of equal calls, as far as both go."""
+    pairs = list(zip(one, other, strict=False))
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
+
+
+def _site(call: Collective) -> Site:
+    frame = call.frame
+    return (call.kind, call.inside, frame.file, frame.line) if frame is not None else (call.kind, call.inside)
