@@ -253,7 +253,7 @@ def judge_bytes(grader: Grader, run: Run) -> None:
             what = (f"With {SHORT_LENGTH:,} numbers of type int16, rank {rank} sent messages of {sent:,} bytes to rank {other}, but the operating "
                     f"system counted {counted:,} bytes.")  # fmt: skip
             less, more = counted < sent, counted > SLACK * sent + HEADERS
-            grader.fail_on([rank] * less, "no-communication", f"{what} The numbers came another way.", at=FUNCTION)
+            grader.fail_on([rank] * less, "no-communication", f"{what} The numbers took a different path.", at=FUNCTION)
             said = f"{what} Something other than send and recv moved the rest."
             grader.fail_on([rank] * more, "calls-a-collective", said, at=FUNCTION)
 
