@@ -90,8 +90,8 @@ def imported(*paths: str) -> frozenset[str]:
         below = ROOT / path
         assert below.exists(), path
         for file in [below] if below.is_file() else [*below.rglob("*.py"), *below.rglob("*.ipynb")]:
-            if {".ipynb_checkpoints", "submissions", "source"} & set(file.parts):
-                continue  # chapters/source has what the notebooks have
+            if {".ipynb_checkpoints", "submissions", "source", "jobs"} & set(file.parts):
+                continue  # chapters/source has what the notebooks have; the foreign jobs import what is not ours
             text = file.read_text(encoding="utf-8")
             names = {
                 name for code in (notebook_code(file) if file.suffix == ".ipynb" else [text]) for name in imports(code)

@@ -617,7 +617,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 a, b = torch.tensor(1.0), torch.tensor(10.0)
-tensors = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: a different order, say from iterating over a set
+tensors = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: a different order, say from a set
 for tensor in tensors:
     dist.all_reduce(tensor)
 print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
