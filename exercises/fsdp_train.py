@@ -88,7 +88,7 @@ class ShardedTraining:
 
         - Every rank writes its own rows. Together, the ranks write each number once.
         """
-        raise NotImplementedError("fsdp_train: the state with the names of the model's parameters, and the step")
+        raise NotImplementedError("fsdp_train: the state under the names of the parameters, and the step")
 
     def load(self, folder: str | Path) -> int:
         """Continue as if training had never stopped, from what any number of ranks saved, on a mesh of any shape.

@@ -112,7 +112,7 @@ class ShardedTraining:
 
         - Every rank writes its own rows. Together, the ranks write each number once.
         """
-        # --- solution: the state with the names of the model's parameters, and the step ---
+        # --- solution: the state under the names of the parameters, and the step ---
         dcp.save({**self._state(), "step": step}, checkpoint_id=folder)
         # --- end ---
 

@@ -98,7 +98,8 @@ def test_the_diagnoses_name_sections_that_exist() -> None:
     for read in sorted(named):
         for number, title in re.findall(r'chapter (\d+), ["“]([^"”]+)["”]', read):
             if int(number) in built:
-                assert title in headings(built[int(number)]), f"{read}: there is no such heading"
+                plain = [heading.replace("`", "") for heading in headings(built[int(number)])]
+                assert title in plain, f"{read}: there is no such heading"
 
 
 # The builder -----------------------------------------------------------------------------------------------------
