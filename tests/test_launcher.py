@@ -205,8 +205,8 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
 
 
 def test_first_use_makes_the_environment_and_the_next_only_uses_it(checkout: Checkout) -> None:
-    outcome = checkout.run("lab", "--port", "9 9", "")
-    assert outcome.seen["arguments"] == ["lab", "--port", "9 9", ""]
+    outcome = checkout.run("lab", "--allow-root", "--port", "9 9", "")
+    assert outcome.seen["arguments"] == ["lab", "--allow-root", "--port", "9 9", ""]
     assert outcome.seen["prefix"] == str(checkout.venv)
     assert outcome.seen["file"] == str(checkout.root / "src" / "lockstep" / "__main__.py")
     lock = str(checkout.root / "requirements.lock")
