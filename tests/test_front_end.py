@@ -170,7 +170,7 @@ def test_the_terminal_has_addresses_and_no_log(first: tuple[Notebook, list[Any],
     """A kernel has started and run by now; what a library logs meanwhile is nothing that a learner could act on."""
     logged = [line for line in running.said() if line.startswith("[")]
     assert [line[:3] for line in logged] == ["[C "], logged
-    assert any("/lab/tree/chapters/" in line for line in running.said())
+    assert any("/lab/tree/start.ipynb" in line for line in running.said())
 
 
 def test_the_diagram_steps(first: tuple[Notebook, list[Any], list[str]]) -> None:
