@@ -92,7 +92,12 @@ class ExerciseResult:
 
     @property
     def stage(self) -> str:
-        """The first stage that is not passed: `stage 3 of 7, …`. Empty after the last one, and if there are none."""
+        """The first stage that is not passed: `stage 3 of 7, …`.
+
+        Empty before a check has passed, as for an untouched stub, after the last stage, and if there are none.
+        """
+        if not any(check.outcome is CheckOutcome.PASSED for check in self.checks):
+            return ""
         stages = list(dict.fromkeys(check.stage for check in self.checks if check.stage))
         missing = {check.stage for check in self.checks if check.outcome is not CheckOutcome.PASSED}
         ahead = ((number, name) for number, name in enumerate(stages, 1) if name in missing)
