@@ -206,7 +206,7 @@ class NodeZero:
     def answer(self, question: AskNode, members: list[Member]) -> None:
         """These are those that were asked for, and have been asked."""
         known = [(one.rank or 0, one.sample) for one in members if one.sample is not None]
-        self.send(Samples(question.id, [(rank, stack) for rank, stack in known if stack is not None]))
+        self.send(Samples(question.id, known))
 
     def finish(self, members: list[MemberReport], stray: list[str], temporary: list[str]) -> None:
         """All here have ended."""
