@@ -44,8 +44,8 @@ print(Path("four_ranks.py").read_text())
 
 # %% [markdown]
 # `twelve_layers.py` holds the network and the training step. All communication comes from `DDP(...)`, PyTorch's
-# `DistributedDataParallel`. In this chapter you replace that line with your own code, one small step at a time.
-# Afterwards you can
+# `DistributedDataParallel`. In this chapter you replace it with your own code, one small step at a time. Afterwards you
+# can
 #
 # - **choose** a collective and say what each rank holds afterwards;
 # - **carry out** a ring all-reduce by hand and say what it costs;
@@ -74,7 +74,7 @@ print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
 # In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Before
-# you run each, cover the right half of its picture: what will each rank hold?
+# you run each one, cover the right half of its picture. What will each rank hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -105,7 +105,7 @@ if dist.get_rank() == 0:
     print(t.tolist())
 
 # %% [markdown]
-# On the other ranks the tensor's content is now undefined.
+# The content of the other ranks' tensors is now undefined.
 #
 # ### All-reduce: the sum, everywhere
 #
@@ -121,8 +121,8 @@ dist.all_reduce(t)
 print(t.tolist())
 
 # %% [markdown]
-# This is the collective that averages DDP's gradients. `op=dist.ReduceOp.MAX`, `MIN`, `PRODUCT` or `AVG` replaces the
-# sum.
+# DDP averages gradients with this collective. For a different operation, pass `op=dist.ReduceOp.MAX`, `MIN`, `PRODUCT`
+# or `AVG`.
 #
 # ### All-gather: all tensors, everywhere
 #
@@ -163,8 +163,7 @@ print("gathered:", torch.cat(pieces).tolist())
 # ### Every rank must call it
 #
 # `dist.barrier()` is a collective without data: it returns when all ranks have called it. If a rank leaves out a
-# collective, the others wait for it, and the job **hangs**. Try it (`--expect hang` tells the course that this is meant
-# to hang):
+# collective, the others wait for it, and the job **hangs**. Try it; `--expect hang` says that this cell is meant to.
 
 # %%
 # %%ranks 3 --expect hang
@@ -179,7 +178,7 @@ dist.barrier()
 
 # %% [markdown]
 # Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Outside this course they would wait for half an hour. Order
-# matters too: each rank's first collective is paired with the others' first, its second with their second, and so on.
+# matters too: a rank's first collective is paired with the other ranks' first, its second with their second, and so on.
 #
 # ### Point to point
 #
@@ -253,9 +252,9 @@ quiz("01_internals/collectives")
 # gradient has to become its mean over all ranks before `optimizer.step()`. The simplest way: **after backward, one
 # all-reduce for each parameter.**
 #
-# The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. **Predict**: how many all-reduces,
-# how many bytes in all, and how many all-reduces launched **early**, before the last gradient is ready? Replace each
-# `None`.
+# Use the network from the first picture: 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. **Predict**
+# how many all-reduces there are, how many bytes they carry in all, and how many are launched **early**, before the last
+# gradient is ready. Replace each `None`.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -288,8 +287,8 @@ timeline(after_backward)
 #
 # ### Scale first, then sum
 #
-# `average` multiplies by 1/N (N is the number of ranks), *then* sums. Does the order matter? The largest float16 number
-# is 65504. Below, the gradient is 40000 on both ranks:
+# `average` multiplies by 1/N (for N ranks) and *then* sums. Does the order matter? The largest float16 number is 65504.
+# Below, the gradient is 40000 on both ranks:
 
 # %%
 # %%ranks 2
@@ -305,9 +304,9 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. It multiplies by 1/N; you might divide by N or use `ReduceOp.AVG`.
-# Mathematically that is the same. How many of 100,000 gradients differ from DDP's on three ranks? (`observe` hands a
-# value to the notebook.)
+# DDP scales first, so its sum doesn't overflow. It multiplies by 1/N. Dividing by N, or `ReduceOp.AVG`, is
+# mathematically the same. How many of 100,000 gradients differ from DDP's on three ranks? (`observe` hands a value to
+# the notebook.)
 
 # %%
 # %%ranks 3 --into run
@@ -332,13 +331,13 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<15} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# This is rounding, and harmless. But for exactly DDP's gradients, multiply by `1 / N`, then sum. On two or four ranks
-# nothing differs: halves and quarters are exact.
+# These are rounding differences, and harmless. To reproduce DDP's gradients exactly, multiply by `1 / N`, then sum. On
+# two or four ranks nothing differs: halves and quarters are exact.
 #
 # ### A gradient that only some ranks have
 #
 # A parameter that a batch doesn't use has `grad = None`. In a model with branches, that can happen on some ranks only.
-# Can they skip the parameter?
+# Can those ranks skip the parameter?
 
 # %%
 # %%ranks 2 --expect hang
@@ -372,7 +371,7 @@ quiz("01_internals/mean")
 # ## Exercise: implement average_gradients
 #
 # *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop
-# above and add the rule for missing gradients.
+# above and add the rule for missing gradients. How can all ranks learn, with one collective, which gradients exist?
 #
 # `%check average_gradients` runs your file on several ranks and grades it; `%hint average_gradients` shows the next
 # hint. In a terminal, type `./lockstep check average_gradients`.
@@ -389,11 +388,6 @@ contract("average_gradients")
 # %check average_gradients
 
 # %% [markdown]
-# <details><summary>It hangs, or the sizes don't match</summary>
-# The ranks made different calls. Each rank knows only which of its <em>own</em> gradients are None. How can all ranks
-# learn which gradients exist, with one collective?
-# </details>
-#
 # The solution is `solutions/average_gradients.py`.
 #
 # ## All-reduce by hand
@@ -417,7 +411,7 @@ Stepper(ranks=4, length=8)
 #
 # 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. At the end each rank holds the full sum of
 #    one chunk.
-# 2. **All-gather, N − 1 steps.** The full sums travel on round the ring until every rank has all of them.
+# 2. **All-gather, N − 1 steps.** The full sums travel round the ring until every rank has all of them.
 #
 # Now choose "everybody sends everything" above the picture. The next cell does that on four ranks with 4000 bytes.
 # **Predict** how many bytes rank 0 sends, and how many it would send in a ring.
@@ -446,8 +440,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Rank 0 sent its tensor three times; in a ring, one and a half times. With more ranks the first factor grows without
-# limit; the second stays below two.
+# Rank 0 sent its tensor three times; in a ring it would send one and a half times as much as the tensor. With N ranks
+# that is N − 1 against 2(N − 1)/N, which stays below two.
 
 # %%
 quiz("01_internals/ring")
@@ -465,15 +459,6 @@ contract("ring_all_reduce")
 # %check ring_all_reduce
 
 # %% [markdown]
-# <details><summary>The sum is right for 2 ranks and wrong for 3</summary>
-# Step through the picture with 3 ranks and write down which chunks rank 0 sends. From the second step on, a rank sends
-# the chunk that it has just received.
-# </details>
-#
-# <details><summary>It hangs</summary>
-# Every rank sends and none receives: see "Point to point". Or a rank skips an empty chunk, and its neighbor waits for it.
-# </details>
-#
 # The solution is `solutions/ring_all_reduce.py`.
 #
 # ## What it costs
@@ -497,8 +482,8 @@ for n in (2, 3, 4, 6, 8):
 # The bytes stay below twice the tensor, but the steps grow with N, and with them the latency. (NCCL can also use trees,
 # and picks what it expects to be faster.)
 #
-# Send 100 MB of gradients on eight ranks in 1, 10 or 1000 parts. **Predict**: which takes the least time in total?
-# Which has the shortest last part?
+# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts.
+# **Predict** which takes the least time in total, and in which the *last* part is over soonest.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -612,13 +597,13 @@ story(with_handles, lines=8)
 timeline(with_handles)
 
 # %% [markdown]
-# It is gone from the first eight lines: all 24 waits now come after backward. In the picture, gradients become ready
-# while green bars run. This is **overlap**. But half of the 24 messages carry a bias of 1 KiB, and each pays the full
-# latency.
+# It is gone from the first eight lines, because all 24 waits now come after backward. In the picture, gradients become
+# ready while green bars run: this is **overlap**. But half of the 24 messages carry a bias of 1 KiB, and each pays the
+# full latency.
 #
 # ### One flat buffer
 #
-# The other extreme: copy all gradients into one flat tensor and reduce it once.
+# The other extreme is to copy all gradients into one flat tensor and reduce it once. **Predict** the three numbers.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -645,7 +630,7 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# One message, no overlap. You have now measured both extremes:
+# There is one message, and it overlaps nothing. You have now measured both extremes:
 #
 # | averaged | all-reduces | launched early | overlap | latency paid |
 # |---|---|---|---|---|
@@ -680,13 +665,13 @@ story(run)
 # - **Step 0 has one bucket** with all 3158016 bytes (in torch 2.13, without `find_unused_parameters=True`, explained
 #   below).
 # - **Before step 1 DDP rebuilds the buckets**, once, because it now knows in which order gradients become ready. Rank 0
-#   sends its choice to the others: the two small broadcasts.
+#   sends its choice to the others in the two small broadcasts.
 # - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), later ones at 25 MiB. A
 #   small first bucket fills early, so communication starts early.
 #
-# To check the order, the next model calls its layers in a different order than it registers them. Its **communication
-# hook**, which replaces DDP's all-reduce, prints what each bucket holds. (It returns a *future*, a handle with a
-# result.)
+# Which order does DDP use? The next model registers its layers in one order and calls them in a different one. Its
+# **communication hook**, which replaces DDP's all-reduce, prints what each bucket holds. (It returns a *future*, a
+# handle with a result.)
 
 # %%
 # %%ranks 2
@@ -779,7 +764,7 @@ print(pictures)
 #
 # A long green bar need not mean a slow network: an all-reduce lasts until the *slowest* rank has joined.
 #
-# For a closer look, `save_trace` writes a file for `chrome://tracing` or `ui.perfetto.dev` (which uploads nothing).
+# For a closer look, `save_trace` writes a file for `ui.perfetto.dev` or `chrome://tracing`.
 
 # %%
 import json
@@ -807,7 +792,7 @@ for handle in handles:
 print("sum of a:", a.item(), "  sum of b:", b.item())
 
 # %% [markdown]
-# No error, and both sums are wrong: calls are paired by their order, never by their content.
+# Both sums are wrong, and no rank raises an error: calls are paired by their order, never by their content.
 
 # %%
 quiz("01_internals/overlap")
@@ -816,7 +801,7 @@ quiz("01_internals/overlap")
 # ## What is copied when
 #
 # Averaging keeps equal weights equal. But what makes them equal in the first place? Wrap a model whose weights differ
-# between ranks, with and without `init_sync=False`.
+# between ranks, with and without `init_sync=False`:
 
 # %%
 # %%ranks 2 --into run
@@ -905,8 +890,8 @@ story(accumulated)
 #
 # ### A branch that a rank doesn't use
 #
-# With `find_unused_parameters=True` DDP follows the rule from "The mean". Below, only rank 0 uses `side`, and no rank
-# uses `idle`.
+# With `find_unused_parameters=True` DDP follows your rule for missing gradients. Below, only rank 0 uses `side`, and no
+# rank uses `idle`.
 
 # %%
 # %%ranks 2
@@ -960,8 +945,8 @@ quiz("01_internals/copied")
 #
 # 1. **Copy.** The constructor broadcasts parameters and buffers; `forward` calls the module; `state_dict` and
 #    `load_state_dict` are the module's own.
-# 2. **Average after backward.** The training loop calls `finish_gradient_synchronization` after backward: put the loop
-#    from "The mean" there.
+# 2. **Average after backward.** Put the loop from "The mean" into `finish_gradient_synchronization`, which the training
+#    loop calls after backward.
 # 3. **Launch in a hook.** Move the loop's two lines into a hook for each parameter.
 # 4. **Wait after backward.** Launch with `async_op=True`; wait in `finish_gradient_synchronization`.
 # 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. The hook counts down
@@ -979,20 +964,6 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# <details><summary>It hangs in stage 6</summary>
-# The ranks launched their buckets in different orders, or one rank left out a bucket because a parameter got no gradient
-# there. In every step, launch all buckets, in an order that all ranks know.
-# </details>
-#
-# <details><summary>"launched after backward"</summary>
-# Your hook collects gradients but launches nothing. Launch when the count reaches zero, from the hook, with
-# <code>async_op=True</code>.
-# </details>
-#
-# <details><summary>The last bit is different</summary>
-# See "Scale first, then sum".
-# </details>
-#
 # The solution is `solutions/mini_ddp.py`. From stage 2 on, the next cells draw your class below PyTorch's DDP with
 # buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds *at most* the
 # cap.) **Predict** at every stage.
@@ -1021,9 +992,10 @@ timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 # in the grey part after it. (The reference solution sends 96 bytes more: for each of the 24 parameters, a number that
 # says whether its gradient exists.)
 #
-# Now you can read PyTorch's version, `torch/csrc/distributed/c10d/reducer.cpp`:
+# Train something with your class: `torchrun --nproc-per-node=2 exercises/mini_ddp.py`. And now you can read PyTorch's,
+# `torch/csrc/distributed/c10d/reducer.cpp`:
 #
-# | yours | PyTorch's |
+# | your class | PyTorch's `Reducer` |
 # |---|---|
 # | the hook | `autograd_hook` |
 # | the countdown | `mark_variable_ready` |
@@ -1131,7 +1103,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is it worth the price? BatchNorm estimates a mean from one batch. How far off is it?
+# Is it worth the price? That depends on how well one batch estimates the mean:
 
 # %%
 torch.manual_seed(0)
@@ -1174,8 +1146,8 @@ forwards("no_grad", 2)
 
 # %% [markdown]
 # A forward sends buffers unless the *previous* one ran under `no_sync` or `no_grad`. So rank 1 keeps its 2 in the
-# second `no_sync` forward, and in the training step after it. `eval()` makes no difference: the last forward in this
-# section's first cell sent them.
+# second `no_sync` forward, and in the training step after it. `eval()` makes no difference: this section's first cell
+# ended with a forward in evaluation mode, which sent the buffers.
 #
 # Two arguments switch this off; one is deprecated. Again rank 0 has a 1 and rank 1 a 2. What does rank 1 hold after the
 # constructor, and after a forward?
@@ -1219,8 +1191,9 @@ quiz("01_internals/buffers")
 # %% [markdown]
 # ## Is it the gradient of the joined batch?
 #
-# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch**. Do
-# they? `relative_error` compares the two gradients: |DDP − joined| / |joined|. **Predict** which of six cases give 0.
+# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
+# *global batch*. Do they? `relative_error` compares the two gradients: |DDP − joined| / |joined|. **Predict** which of
+# six cases give 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1358,7 +1331,7 @@ for _ in range(2):
 # Both messages recommend `find_unused_parameters=True`, which only silences them: the new layer still isn't averaged.
 # Change the model first, wrap it last.
 #
-# The last bypass is two forwards followed by two backwards:
+# The last bypass doesn't change the model. It is two forwards followed by two backwards:
 
 # %%
 # %%ranks 2 --into run
@@ -1476,9 +1449,9 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default the eight gradients are eight blocks of memory, besides the bucket; as views they share the bucket's. So a
-# float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients are views. The
-# *activations*, which forward keeps for backward, come on top.
+# By default the eight gradients are eight blocks of memory, besides the bucket; as views they all lie in the bucket's
+# block. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
+# are views. The *activations*, which forward keeps for backward, come on top.
 #
 # More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
 # data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).
@@ -1499,7 +1472,6 @@ quiz("01_internals/fsdp_or_ddp")
 #   exposed.
 # - Multiply by 1/N first, then sum. The mean is the joined batch's gradient if the counts are equal, the loss is a
 #   mean, and there is no BatchNorm.
-# - A ring sends 2(N − 1)/N of the tensor from each rank, in 2(N − 1) steps.
 # - DDP never checks that parameters stay equal. You can, with `spread`.
 #
 # In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong
@@ -1508,9 +1480,9 @@ quiz("01_internals/fsdp_or_ddp")
 # ## What to read next
 #
 # Chapter 2 sets up training: launchers, process groups, samplers. PyTorch describes DDP's hooks and buckets at
-# `pytorch.org/docs/stable/notes/ddp.html`. The paper on DDP is Li et al., "PyTorch Distributed: Experiences on
-# Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and Yuan, "Bandwidth optimal all-reduce
-# algorithms for clusters of workstations" (2009).
+# `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al., "PyTorch Distributed: Experiences on Accelerating
+# Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+# clusters of workstations" (2009).
 
 # %%
 from lockstep.notebook.course_map import course_map

@@ -197,8 +197,8 @@ dist.init_process_group("gloo")
 #
 # ### Never overwrite what the launcher set
 #
-# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Under torchrun,
-# the same two lines break it:
+# Programs that start their own ranks set `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Under torchrun, the
+# same two lines break a program:
 
 # %%
 # %%ranks 2 --expect hang
@@ -297,8 +297,8 @@ dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 # The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The ranks that joined
 # raise; the missing one says nothing.
 #
-# Lengthen it if rank 0 works alone for twenty minutes while the others wait. It is an argument of `init_process_group`,
-# not of `DDP`:
+# Use a long timeout if rank 0 works alone for twenty minutes while the others wait. It is an argument of
+# `init_process_group`, not of `DDP`:
 
 # %%
 # %%ranks 1 --expect raised
@@ -331,7 +331,7 @@ dist.all_reduce(t, group=mine)
 print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
 
 # %% [markdown]
-# (`cpu:gloo` asks for gloo for CPU tensors, and for no other backend.)
+# (`cpu:gloo` means gloo for CPU tensors, and nothing else.)
 #
 # ### Four programs side by side
 #
@@ -386,8 +386,8 @@ dist.init_process_group("nccl")
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# To see both answers without GPUs, the next cell pretends that each of two nodes has two, and lets `set_device` only
-# report:
+# To see both of its answers without GPUs, the next cell pretends that each of two nodes has two GPUs, and replaces
+# `set_device` by a function that only reports:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -409,9 +409,9 @@ print("with two GPUs a node:", *local_device())
 # %% [markdown]
 # Ranks 2 and 3 take GPUs 0 and 1 of their own node. Three rules for GPUs:
 #
-# - **`set_device` first, then `init_process_group`.** Until then, everything that says just `"cuda"` goes to GPU 0, on
-#   every rank. The other order often works, since nccl connects at the first collective only, but any GPU work in
-#   between makes every rank occupy memory on GPU 0.
+# - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
+#   GPU 0, on every rank. The other order often works, since nccl connects at the first collective only, but any GPU
+#   work in between makes every rank occupy memory on GPU 0.
 # - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
 #   once, and tells calls without a tensor, such as `barrier`, which device to use. You still need `set_device`.
 # - **Move inputs and targets too**, as `train_epoch` does. Move a loss function only if it holds tensors:
@@ -441,15 +441,6 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 # %check setup_ddp
 
 # %% [markdown]
-# <details><summary>It hangs under torchrun</summary>
-# Your function writes to <code>os.environ</code>, or opens a store at a different address. Print
-# <code>MASTER_PORT</code> in its first and its last line.
-# </details>
-#
-# <details><summary>KeyError: 'LOCAL_RANK'</summary>
-# Some launchers set only an address and a port. What can you use instead on a single node?
-# </details>
-#
 # The solution is `solutions/setup_ddp.py`.
 #
 # ## Sharding
@@ -471,8 +462,8 @@ deal(10, 4, shuffle=False)
 
 # %% [markdown]
 # Rank r gets r, r + 4, r + 8. But 4 doesn't divide 10, and all ranks must take the same number of steps, or some would
-# wait forever in an all-reduce. So the sampler **pads**: samples 0 and 1 are dealt twice. That rarely matters in
-# training, but it does in evaluation ("Global metrics"). `drop_last=True` leaves samples out instead:
+# wait forever in an all-reduce. So the sampler **pads**: samples 0 and 1 are dealt twice. That matters in evaluation
+# ("Global metrics"), and rarely in training. `drop_last=True` leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
@@ -499,8 +490,8 @@ for drop_last in (False, True):
 # ### Shuffling, and set_epoch
 #
 # By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so no
-# messages are needed. The sampler doesn't count epochs; you tell it. The left column calls `set_epoch(0)` in every
-# epoch, the right one `set_epoch(epoch)`:
+# messages are needed. The sampler doesn't count epochs; you tell it. Below, the left column uses `set_epoch(0)` in
+# every epoch, the right one `set_epoch(epoch)`:
 
 # %%
 for epoch in range(3):
@@ -588,11 +579,11 @@ print("sampler:", [batch.tolist() for batch in loader])
 
 # %% [markdown]
 # With equal seeds both ranks compute the same gradient: twice the work for the result of one. With different seeds the
-# batches differ, but an "epoch" is two passes over the data. Neither raises, but `len(loader)` shows both: on N ranks
-# it should be 1/N of its value on one.
+# batches differ, but an "epoch" is two passes over the data. Neither mistake raises an error, but `len(loader)` gives
+# both away: on N ranks it should be 1/N of its value on one.
 #
 # With `num_workers`, each rank starts its own workers: four ranks with four each are twenty processes. By default Linux
-# *forks* a worker from its rank and copies the rank's open connections. gloo over TCP tolerates that; DDP's
+# *forks* a worker from its rank, with copies of the rank's open connections. gloo over TCP tolerates that; DDP's
 # documentation warns about NCCL and about gloo over InfiniBand:
 
 # %%
@@ -823,7 +814,7 @@ torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detac
 # %% [markdown]
 # Rank 0 saw only the smallest digits. So **reduce the sum and the count, and divide at the end.** (The cell's last line
 # compares that with one pass over all data.) The mean of the ranks' means is right only if all ranks have the same
-# number of samples; here the last rank has fewer. That is why `train_epoch` returns a sum and a count.
+# number of samples; here the last has fewer. That is why `train_epoch` returns a sum and a count.
 #
 # Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th sample
 # instead:
@@ -949,8 +940,8 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# Now start it with torchrun, as a cluster would. (`quiet_exit.py` avoids a bug of gloo: see the box below.) The launch
-# takes a few seconds, since four processes import torch. The numbers are the same:
+# Now start it with torchrun, as a cluster would. (The command runs it through `quiet_exit.py`, which avoids a bug of
+# gloo: see the box below.) The launch takes a few seconds, since four processes import torch. The numbers are the same:
 
 # %%
 def terminal(*arguments):
@@ -977,7 +968,7 @@ print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digi
 #
 # In a **program**, do nothing: the exception ends the process with a traceback and status 1, and the launcher ends the
 # other ranks. Don't call `destroy_process_group` in a `finally`. With NCCL it can wait for GPU work that needs the
-# failed rank, before the traceback is printed.
+# failed rank, and you see the traceback only after that wait.
 #
 # A **function whose process lives on**, in a notebook or a test, must leave the group even if it fails, or its next
 # call finds the old group. Use `finally`:
@@ -1048,15 +1039,6 @@ contract("train_ddp")
 # %check train_ddp
 
 # %% [markdown]
-# <details><summary>"Rank 0 printed …; the mean over the ranks was …"</summary>
-# Reduce the sum of the losses and the number of samples on every rank, and let rank 0 print their ratio. A mean of
-# batch means is different: the last batch is smaller.
-# </details>
-#
-# <details><summary>It leaves the group when training fails, but the next call hangs</summary>
-# The wrapper is still alive when the group is destroyed. Delete it first, in the same <code>finally</code>.
-# </details>
-#
 # The solution is `solutions/train_ddp.py`.
 #
 # ## Launching from Python
@@ -1183,15 +1165,8 @@ contract("launch_distributed")
 # %check launch_distributed
 
 # %% [markdown]
-# <details><summary>"Can't pickle …" or "Can't get attribute …"</summary>
-# <code>mp.spawn</code> can only run a function at the top level of a module, not a lambda or a nested function.
-# </details>
-#
-# <details><summary>It works, but reports a crash once in a while</summary>
-# If the exit status is −6, see the box in "Cleanup". Call <code>os._exit</code> on the rank once its result is saved.
-# </details>
-#
-# The solution is `solutions/launch_distributed.py`.
+# If it works but reports exit status −6 once in a while, see the box in "Cleanup": call `os._exit` on the rank once its
+# result is saved. The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
@@ -1246,8 +1221,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. Don't compute it from the number of GPUs: that is wrong if a node runs fewer
-# ranks than it has GPUs, and it fails here:
+# Read the node's number from `GROUP_RANK`. If you compute it from the number of GPUs, it is wrong on a node with fewer
+# ranks than GPUs, and it fails here:
 
 # %%
 # %%ranks 4 --nodes 2 --expect raised
@@ -1263,8 +1238,8 @@ quiz("02_setup/node_rank")
 # %% [markdown]
 # ### When the nodes do not meet
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is running;
-# without a store every port refuses:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is running; at
+# any other time the node refuses, firewall or not:
 
 # %%
 def reach(port):
@@ -1278,8 +1253,9 @@ del store
 print("when it is gone:      ", reach(port))
 
 # %% [markdown]
-# One open port isn't enough: the ranks also connect to each other, at ports that the system chooses. If a machine has
-# several networks, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the interface to use.
+# One open port isn't enough: the ranks also connect to each other, at ports that the system chooses, and the firewall
+# must let these through too. If a machine has several networks, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the
+# interface to use.
 #
 # ### Under SLURM
 #
@@ -1296,7 +1272,7 @@ print("when it is gone:      ", reach(port))
 # | `MASTER_ADDR` | the first name in `scontrol show hostnames $SLURM_JOB_NODELIST` |
 # | `MASTER_PORT` | any, the same for all, such as 10000 + `SLURM_JOB_ID` % 20000 |
 #
-# `TORCHELASTIC_USE_AGENT_STORE` stays unset, so rank 0 hosts the store.
+# This way `TORCHELASTIC_USE_AGENT_STORE` stays unset, so rank 0 hosts the store.
 #
 # ## Checklist
 #

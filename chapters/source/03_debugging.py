@@ -11,10 +11,10 @@
 # %% [markdown]
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
-# When one process fails, its traceback tells you where. When four processes fail together, you get four errors, and
-# most of them blame the wrong process. Or they hang, and you get none. This chapter follows one broken job from its
-# symptom to a test that keeps it fixed. Then it goes through the tools, one kind of failure at a time, and you write
-# three of them. At the end, 28 broken jobs wait for you in a clinic. Afterwards you can
+# When one process fails, its traceback tells you where. When four fail together, you get four errors, and most of them
+# blame the wrong process. When they hang, you get none. This chapter follows one broken job from its symptom to a test
+# that keeps it fixed. Then it goes through the tools, one kind of failure at a time, and you write three of them. At
+# the end, 28 broken jobs wait for you in a clinic. Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** a failed launch: the root cause, the errors that only follow from it, and an NCCL timeout;
@@ -108,8 +108,8 @@ records = torch.zeros(9, 4)[dist.get_rank() :: dist.get_world_size()]
 print(len(records), "records make", len(records.split(2)), "batches")
 
 # %% [markdown]
-# So rank 0's third all-reduce has no partner. A good hypothesis also predicts something new: with three ranks, each has
-# three records, so the job should finish.
+# So rank 0's third all-reduce has no partner. A good hypothesis also predicts something new: with three ranks, each
+# rank has three records, so the job should finish.
 
 # %%
 lockstep_run("-n", "3", "suspect.py")
@@ -170,7 +170,7 @@ print("fixed.py:  ", statuses("fixed.py"))
 #     assert subprocess.run(command, timeout=60).returncode == 0
 # ```
 #
-# If your job isn't small yet, cut it down: half the steps, random tensors instead of the loader, no optimizer. Then ask
+# To make your own job small, halve the steps, feed random tensors instead of the loader's, drop the optimizer. Then ask
 # the question that fits the symptom:
 #
 # | the job | you ask | section |
@@ -233,8 +233,8 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # `@record` copies the error into the summary, so put it on every `main`; without it, you search the interleaved output
 # of all ranks. (`torchrun --log-dir=logs --tee=3` also writes each rank's output to a separate file.)
 #
-# **Read "Root Cause (first observed failure)" first.** torchrun then ends the other ranks and lists them as failures
-# too, usually with exit code −15.
+# **Read "Root Cause (first observed failure)" first.** After that failure torchrun ended the other ranks, and it lists
+# them as failures too, usually with exit code −15.
 #
 # | exit code | means |
 # |---|---|
@@ -281,7 +281,7 @@ quiz("03_debugging/echo")
 # ## Hangs
 #
 # A waiting rank prints nothing and raises nothing until the timeout, 30 minutes with gloo and 10 with NCCL. A GPU that
-# waits in NCCL even shows 100 % utilization; only its power draw is low. Nearly every hang has the same cause: **some
+# waits in NCCL shows 100 % utilization; a low power draw gives it away. Nearly every hang has the same cause: **some
 # ranks wait for a call that another rank never makes.**
 
 # %%
@@ -304,11 +304,11 @@ else:
     train()
 
 # %% [markdown]
-# Drawn over time, ranks 0 and 1 wait for a call that rank 2 never makes, and rank 2 waits for theirs:
+# Here is the same hang, drawn over time:
 #
 # ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
 #
-# Lockstep read every rank's stack and counted its calls. The next tools each do part of that without Lockstep.
+# Lockstep read every rank's stack and counted its calls. Each of the next tools does part of that without Lockstep.
 #
 # ### A stack of every rank
 #
@@ -419,8 +419,8 @@ except RuntimeError as error:
 # %% [markdown]
 # In torch 2.13, DETAIL has limits:
 #
-# - It names a missing rank, but only when the timeout expires. (It puts a monitored barrier before each collective.)
-# - It compares kind, shape and type, so it doesn't notice a rank that swaps two tensors of equal shape ("Mismatches").
+# - It names a missing rank only when the timeout expires. (It puts a monitored barrier before each collective.)
+# - It compares kind, shape and type. If a rank swaps two tensors of equal shape, DETAIL doesn't notice ("Mismatches").
 # - With gloo and DDP, it crashes the process:
 
 # %%
@@ -716,8 +716,8 @@ for number in range(2):
     print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
-# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** How large is the difference before
-# and after the next step? In which case do the replicas differ *before* it?
+# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** How far apart are the replicas before
+# and after one step?
 
 # %%
 # %%ranks 2
@@ -737,6 +737,8 @@ for name in ("bypassed", "loaded on rank 0", "learning rate of rank 1"):
     print(f"{name:24} spread before: {before:.2f}   after: {spread(model.parameters()):.2f}")
 
 # %% [markdown]
+# In the second case, the step leaves them exactly as far apart as before: DDP averages gradients, not weights.
+#
 # `--watch-replicas`, for `%%ranks` and `./lockstep run`, checks any job without changing its code. It fingerprints
 # every parameter after each `optimizer.step()` and says what bypassed DDP. It adds no collective, and costs one pass
 # over the weights per step.
@@ -759,7 +761,7 @@ for number in range(6):
 # | the lie | what gives it away |
 # |---|---|
 # | every rank reads the same samples | `len(loader)` is the same as on one process; with equal seeds, so are the gradients |
-# | the same dropout masks on every rank | two ranks' masks are equal: no rank-dependent seed was set after wrapping |
+# | the same dropout masks on every rank | two ranks' masks are equal: they drew with the same seed |
 # | the same order in every epoch | the first indices of two epochs are equal: `set_epoch` is missing |
 # | rank 0's accuracy, reported for the whole job | the number covers only rank 0's samples |
 # | samples counted twice in the evaluation | more samples were counted than the data set has |
@@ -777,7 +779,7 @@ for number in range(4):
     step(model, optimizer, x)
 
 # %% [markdown]
-# Does it take BatchNorm's running statistics for a divergence? **Predict** what it says.
+# BatchNorm's running statistics differ between ranks. **Predict** whether `--watch-replicas` reports them as drift.
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -805,8 +807,8 @@ quiz("03_debugging/equal_replicas")
 # *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
 # The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and since
-# which step. While all agree, it may send only a few bytes per tensor. A plain sum isn't enough: it stays the same if
-# two values swap places, and the check swaps them.
+# which step. While the ranks agree, it may send only a few bytes per tensor. A plain sum isn't enough: it stays the
+# same if two values swap places, and the check swaps them.
 
 # %%
 contract("find_divergence")
@@ -815,14 +817,6 @@ contract("find_divergence")
 # %check find_divergence
 
 # %% [markdown]
-# <details><summary>"… was permuted, and nothing was found"</summary>
-# Your checksum ignores the order of the values. Use the bytes: a hash, or a sum weighted by position.
-# </details>
-#
-# <details><summary>It hangs when a gradient is missing on one rank</summary>
-# All ranks must pass tensors of the same size. Give a missing gradient its own checksum, such as a fixed number.
-# </details>
-#
 # The solution is `solutions/find_divergence.py`.
 #
 # ## Devices
@@ -893,8 +887,8 @@ quiz("03_debugging/what_moves")
 # %% [markdown]
 # ## Exercise: implement device_report
 #
-# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). Your check looks at every
-# tensor.
+# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). Unlike the checks above, yours
+# looks at every tensor.
 
 # %%
 contract("device_report")
@@ -903,11 +897,6 @@ contract("device_report")
 # %check device_report
 
 # %% [markdown]
-# <details><summary>"… is not in the report"</summary>
-# Batches are nested: dictionaries in lists in dataclasses. Walk them with a function that calls itself, and pass the
-# path along.
-# </details>
-#
 # The solution is `solutions/device_report.py`.
 #
 # ## The network
@@ -983,8 +972,8 @@ except ranks.NotRun as missing:
     print("not run:", missing)
 
 # %% [markdown]
-# One rank could not reach the ranks' store (`--master-port` would fix its port). The other waits for an entry that the
-# first would have written there. Neither message says "firewall".
+# One rank could not reach the ranks' store (`--master-port` sets its port). The other waits for an entry that the first
+# would have written there. Neither message says "firewall".
 #
 # **If `init_process_group` fails, let it raise.** Then the launcher ends all ranks. This function catches the error
 # instead:
@@ -1031,7 +1020,7 @@ quiz("03_debugging/open_port")
 # ## NCCL on a cluster
 #
 # With NCCL a collective runs on the GPU. The call returns at once, and Python may be far ahead when the collective gets
-# stuck. So it is not your code that raises the error, but a thread inside torch, the **watchdog**. It checks every
+# stuck. So the error doesn't come from your code, but from a thread inside torch, the **watchdog**. It checks every
 # collective that was **enqueued** (handed to the GPU). If one takes longer than the group's timeout, the watchdog
 # writes to the log and ends the process with SIGABRT, exit code −6.
 #
@@ -1067,12 +1056,6 @@ quiz("03_debugging/open_port")
 # | one rank enqueued fewer | that rank's Python: data, branch, exception, a slow save |
 # | all enqueued #N, none completed it | the arguments of #N on each rank (sizes, order), then network and GPUs |
 # | all enqueued #N, some completed it | GPU and link of the ranks that did not (`nvidia-smi`, the driver's Xid errors in `dmesg`) |
-#
-# ### The flight recorder
-#
-# Each rank keeps its latest collectives (2000 in torch 2.13) with sizes, state and stack in a ring buffer, the **flight
-# recorder**. When the watchdog fires, every rank writes its buffer to a file, and `torchfrtrace` compares the files.
-# The buffer works with gloo too, but you have to write the file yourself:
 
 # %%
 # %%writefile recorder.py
@@ -1191,14 +1174,6 @@ contract("preflight")
 # %check preflight
 
 # %% [markdown]
-# <details><summary>"… still waited after the time was over"</summary>
-# Every wait needs its own timeout: the store's, the group's, the barrier's. By default, each waits for minutes.
-# </details>
-#
-# <details><summary>A rank is missing, and the others do not say which</summary>
-# Only rank 0 gets the list from <code>monitored_barrier</code>. It can tell the others through the store.
-# </details>
-#
 # The solution is `solutions/preflight.py`. Start your next cluster job with it.
 #
 # ## Find the bug in the check
@@ -1224,8 +1199,8 @@ print("synchronized:", test_gradient_sync(model))
 print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 
 # %% [markdown]
-# They were. The check overwrites the gradients *after* backward, when nothing averages them any more. A check must not
-# change what it checks: gather the gradients and compare them.
+# The gradients were equal. The check overwrites them *after* backward, when nothing averages them any more. A check
+# must not change what it checks: gather the gradients and compare them.
 #
 # **2. How much of a step is communication?** To know the answer, let a communication hook sleep for 50 ms before every
 # all-reduce:
@@ -1299,8 +1274,8 @@ dist.init_process_group("gloo")
 test_communication()
 
 # %% [markdown]
-# All five would have been found by running them on a correct job *and* on one with the fault. Do both with every check
-# that you write.
+# You find all five bugs by running the check on a correct job *and* on one with the fault that it looks for. Do both
+# with every check that you write.
 
 # %%
 quiz("03_debugging/test_the_test")
@@ -1393,9 +1368,9 @@ for step in range(2):
     ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out other layers
 
 # %% [markdown]
-# **"Out of memory? A smaller batch."** That may hide the cause: several ranks put tensors on GPU 0, through a fixed
-# `cuda:0` or a `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the
-# batch size is not the cause.
+# **"Out of memory? A smaller batch."** Several ranks may be putting tensors on GPU 0, through a fixed `cuda:0` or a
+# `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the batch size is not
+# the cause.
 #
 # **"It works on one node, so two nodes will work."** A second node brings new addresses, new interfaces and a firewall,
 # and `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes before the job.
@@ -1459,8 +1434,7 @@ quiz("03_debugging/longer_timeout")
 #
 # ## Take it with you
 #
-# - One rank tests arithmetic, two test communication. Add a run on three: it exposes a fixed 2 where the number of
-#   ranks should be.
+# - One rank tests arithmetic, two test communication. A third exposes a fixed 2 where the number of ranks should be.
 # - The loudest rank is rarely at fault. "Connection closed by peer" is an echo.
 # - If parameters aren't equal bit for bit on all ranks, something bypassed DDP.
 # - Whether a rank calls a collective must not depend on anything that differs between ranks.
@@ -1474,8 +1448,7 @@ quiz("03_debugging/longer_timeout")
 # Chapter 4 makes the job fast. PyTorch documents "Debugging torch.distributed applications"
 # (`pytorch.org/docs/stable/distributed.html`), its `TORCH_NCCL_*` variables
 # (`pytorch.org/docs/stable/torch_nccl_environment_variables.html`) and the flight recorder
-# (`pytorch.org/tutorials/unstable/flight_recorder_tutorial.html`). NVIDIA's NCCL user guide has "Environment variables"
-# and "Troubleshooting".
+# (`pytorch.org/tutorials/unstable/flight_recorder_tutorial.html`).
 
 # %%
 from lockstep.notebook.course_map import course_map
