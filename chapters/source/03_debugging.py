@@ -1056,6 +1056,12 @@ quiz("03_debugging/open_port")
 # | one rank enqueued fewer | that rank's Python: data, branch, exception, a slow save |
 # | all enqueued #N, none completed it | the arguments of #N on each rank (sizes, order), then network and GPUs |
 # | all enqueued #N, some completed it | GPU and link of the ranks that did not (`nvidia-smi`, the driver's Xid errors in `dmesg`) |
+#
+# ### The flight recorder
+#
+# Each rank keeps its latest collectives (2000 in torch 2.13), with sizes, state and stack, in a ring buffer, the
+# **flight recorder**. When the watchdog fires, every rank writes its buffer to a file, and `torchfrtrace` compares the
+# files. The buffer works with gloo too, but you have to write the file yourself:
 
 # %%
 # %%writefile recorder.py
