@@ -458,6 +458,10 @@ def deal(samples, ranks, epoch=0, **options):
         sampler.set_epoch(epoch)
     return [list(sampler) for sampler in samplers]
 
+def together(dealt):
+    """What all ranks got, in one list."""
+    return [sample for shard in dealt for sample in shard]
+
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
@@ -469,7 +473,7 @@ deal(10, 4, shuffle=False)
 
 # %%
 dealt = deal(10, 4, shuffle=False)
-assert sum(map(len, dealt)) == 12 and set(sum(dealt, [])) == set(range(10))
+assert len(together(dealt)) == 12 and set(together(dealt)) == set(range(10))
 print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
@@ -481,7 +485,8 @@ print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_l
 from torch.utils.data import DataLoader
 
 dealt = deal(1000, 4)
-print("samples of each rank:", *map(len, dealt), "  dealt twice:", 1000 - len(set(sum(dealt, []))))
+sizes = [len(shard) for shard in dealt]
+print("samples of each rank:", *sizes, "  dealt twice:", 1000 - len(set(together(dealt))))
 for drop_last in (False, True):
     sizes = [len(batch) for batch in DataLoader(range(1000), 32, sampler=dealt[0], drop_last=drop_last)]
     print(f"the loader with drop_last={drop_last}: {len(sizes)} batches, the last of {sizes[-1]}")
@@ -549,7 +554,7 @@ quiz("02_setup/set_epoch")
 dealt = [list(DistributedSampler(range(10), 2, r, seed=r)) for r in range(2)]  # BUG: two seeds
 print(dealt)
 print("dealt twice:", sorted(set(dealt[0]) & set(dealt[1])))
-print("never dealt:", sorted(set(range(10)) - set(sum(dealt, []))))
+print("never dealt:", sorted(set(range(10)) - set(together(dealt))))
 
 # %% [markdown]
 # **Both sampler and shuffle.** This one raises an error:
