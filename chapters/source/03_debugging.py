@@ -13,8 +13,8 @@
 #
 # When one process fails, its traceback tells you where. When four fail together, you get four errors, and most of them
 # blame the wrong process. When they hang, you get none. This chapter follows one broken job from its symptom to a test
-# that keeps it fixed. Then it goes through the tools, one kind of failure at a time, and you write three of them. At
-# the end, 28 broken jobs wait for you in a clinic. Afterwards you can
+# that keeps it fixed, then shows the tools for each kind of failure; you write three of them. At the end, 28 broken
+# jobs wait for you in a clinic. Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** a failed launch: the root cause, the errors that only follow from it, and an NCCL timeout;
@@ -529,7 +529,7 @@ for initial in (True, False):
 
 # %% [markdown]
 # By default DDP still divides by 2 when one rank is left, so every sample has the same weight. With `False`, it takes
-# the mean over the ranks that still have data. If uneven data is a *mistake*, make it an error on all ranks:
+# the mean over the ranks that still have data. If uneven data is a *mistake*, raise an error on all ranks:
 
 # %%
 # %%ranks 2
@@ -631,9 +631,8 @@ dist.broadcast(t, src=0)
 print(t)
 
 # %% [markdown]
-# A rank that skips one collective causes the same damage: from then on, each of its calls is paired with the wrong one.
-# Here rank 1 skips a batch whose loss is NaN. To show the pairs, each rank sends its batch's number instead of a
-# gradient:
+# If a rank skips one collective, each of its later calls is paired with the wrong one. Here rank 1 skips a batch whose
+# loss is NaN. To show the pairs, each rank sends its batch's number instead of a gradient:
 
 # %%
 # %%ranks 2 --expect hang
@@ -658,11 +657,11 @@ quiz("03_debugging/swapped")
 # %% [markdown]
 # ## Silent divergence
 #
-# DDP makes the **replicas**, the ranks' copies of the model, equal in its constructor, and then averages gradients
-# without ever looking at the parameters again. Replicas that start equal and take equal steps stay equal, *bit for
-# bit*. So if a single bit differs, something bypassed DDP.
+# DDP makes the **replicas**, the ranks' copies of the model, equal in its constructor, and never looks at the
+# parameters again. Replicas that start equal and take equal steps stay equal, *bit for bit*. So if a single bit
+# differs, something bypassed DDP.
 #
-# In the picture, rank 1's learning rate doubles at step 4. DDP still averages the gradients, and nothing raises an
+# In the picture, rank 1's learning rate doubles at step 4. The gradients are still averaged, and nothing raises an
 # error:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
@@ -739,9 +738,8 @@ for name in ("bypassed", "loaded on rank 0", "learning rate of rank 1"):
 # %% [markdown]
 # In the second case, the step leaves them exactly as far apart as before: DDP averages gradients, not weights.
 #
-# `--watch-replicas`, for `%%ranks` and `./lockstep run`, checks any job without changing its code. It fingerprints
-# every parameter after each `optimizer.step()` and says what bypassed DDP. It adds no collective, and costs one pass
-# over the weights per step.
+# `--watch-replicas`, for `%%ranks` and `./lockstep run`, checks any job as it is. It fingerprints every parameter after
+# each `optimizer.step()`, without a collective, and says what bypassed DDP.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -821,9 +819,8 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# Errors such as "Expected all tensors to be on the same device" name two devices, but not your tensor. Here the device
-# `meta` stands in for a GPU: its tensors have a shape but no values, and can't be mixed with CPU tensors. Which of the
-# three calls fail?
+# "Expected all tensors to be on the same device" names two devices, but not your tensor. Here the device `meta` stands
+# in for a GPU: its tensors have no values, and can't be mixed with CPU tensors. Which of the three calls fail?
 
 # %%
 from torch import nn
@@ -997,8 +994,8 @@ process_group_is_ready()
 
 # %% [markdown]
 # **A connection breaks later.** If a process *dies*, its connections close and the neighbors know at once. If a cable
-# is *pulled* or a host freezes, nothing closes, and only the timeout reports it. On one machine, a stopped process
-# comes closest:
+# is *pulled* or a host freezes, nothing closes, and only the timeout reports it. A stopped process shows that on one
+# machine:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1123,8 +1120,7 @@ from lockstep.commands import explain
 explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as_json=False)
 
 # %% [markdown]
-# `explain` doesn't need the `pg_config` that `write_buffer` adds. It also reads torchrun's `error.json` and the output
-# of `py-spy dump`.
+# `explain` also reads torchrun's `error.json` and the output of `py-spy dump`.
 #
 # ### The variables that matter
 #
@@ -1324,13 +1320,12 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# Without the flag, the first backward sends everything at once, and then DDP rebuilds the buckets, here two per step.
-# With the flag it **never rebuilds** them, and every backward adds an all-reduce of **4 bytes per parameter tensor**
-# (32 here), by which the ranks agree on what was used. DDP also walks the whole graph. How much time this takes depends
-# on the model and the network.
+# Without the flag, DDP rebuilds its one bucket into two after the first backward. With the flag it **never rebuilds**
+# them, and every backward adds an all-reduce of **4 bytes per parameter tensor** (32 here), by which the ranks agree on
+# what was used. DDP also walks the whole graph. What this costs in time depends on the model and the network.
 #
-# The larger cost: a layer that is never used no longer raises an error. Use the flag only if different steps use
-# different layers. It works even if the choice depends on the rank:
+# Worse, a layer that is never used no longer raises an error. Use the flag only if different steps use different
+# layers. It works even if the choice depends on the rank:
 
 # %%
 # %%writefile branches.py
@@ -1362,8 +1357,8 @@ for name, parameter in ddp.module.named_parameters():
     print(name, parameter.grad)
 
 # %% [markdown]
-# Each rank's gradient is 1. `left` was used on one of two ranks, so its mean is 0.5. `spare` was used on none and keeps
-# no gradient. Without the flag, the second step fails:
+# `left` has a gradient of 1 on one of two ranks, so its mean is 0.5. `spare` has none anywhere and keeps `None`.
+# Without the flag, the second step fails:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -1378,11 +1373,11 @@ for step in range(2):
 # `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the batch size is not
 # the cause.
 #
-# **"It works on one node, so two nodes will work."** A second node brings new addresses, new interfaces and a firewall,
-# and `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes before the job.
+# **"It works on one node, so two nodes will work."** The second brings new addresses, interfaces and a firewall, and
+# `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes first.
 #
-# **"It scales badly, so it must be the network."** It may also be the loader, a small batch, or one slow rank: a
-# collective's duration includes waiting for the last rank. Measure (chapter 4) before you tune NCCL.
+# **"It scales badly, so it must be the network."** Or the loader, a small batch, or one slow rank: a collective lasts
+# until the last rank has joined. Measure (chapter 4) before you tune NCCL.
 
 # %%
 quiz("03_debugging/unused")
@@ -1405,8 +1400,8 @@ for name, case in cases.items():
 # and `RANK`), **fix** it, and run `./lockstep check clinic/NAME`. Diagnosis and fix are both graded. A fix that only
 # hides the symptom, such as a longer timeout, is rejected, and the check says why.
 #
-# Which rank is at fault depends on your ticket, a number drawn when you run your first case. Here is one case under
-# ticket 1:
+# Your ticket, a number drawn when you run your first case, decides which rank is at fault. Here is a case under ticket
+# 1:
 
 # %%
 os.environ["CLINIC_TICKET"] = "1"
@@ -1440,14 +1435,14 @@ quiz("03_debugging/longer_timeout")
 #
 # ## Take it with you
 #
-# - One rank tests arithmetic, two test communication. A third exposes a fixed 2 where the number of ranks should be.
+# - One rank tests arithmetic, two test communication, three expose what two hide.
 # - The loudest rank is rarely at fault. "Connection closed by peer" is an echo.
 # - If parameters aren't equal bit for bit on all ranks, something bypassed DDP.
 # - Whether a rank calls a collective must not depend on anything that differs between ranks.
 # - Don't trust a check that you have never seen fail.
 #
 # In an interview, expect: "Your job hangs after the first epoch. What do you do?" Start with a question, not with a
-# tool: where is each rank, and which one does something different?
+# tool: where is each rank?
 #
 # ## What to read next
 #
