@@ -24,7 +24,7 @@ def measured(run: Run | None, predicted: Sequence[int | None]) -> None:
 
 
 def story(run: Run, rank: int = 0, lines: int | None = None) -> None:
-    """Print what a rank did, in order: its marks and, indented, its communication. `lines` shows only the first ones."""
+    """Print what a rank did, in order: its marks and, indented, its communication. `lines`: only the first ones."""
     report = run.ranks[rank]
     events = [*report.collectives, *report.marks]
     events.sort(key=lambda event: event.number)

@@ -304,7 +304,7 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. It multiplies by 1/N. Dividing by N, or `ReduceOp.AVG`, is
+# DDP scales first, so its sum doesn't overflow. And it multiplies by 1/N. Dividing by N, or `ReduceOp.AVG`, is
 # mathematically the same. How many of 100,000 gradients differ from DDP's on three ranks? (`observe` hands a value to
 # the notebook.)
 
@@ -370,8 +370,9 @@ quiz("01_internals/mean")
 # %% [markdown]
 # ## Exercise: implement average_gradients
 #
-# *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop
-# above and add the rule for missing gradients. How can all ranks learn, with one collective, which gradients exist?
+# *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop in
+# "The mean" and add the rule for missing gradients. How can all ranks learn, with one collective, which gradients
+# exist?
 #
 # `%check average_gradients` runs your file on several ranks and grades it; `%hint average_gradients` shows the next
 # hint. In a terminal, type `./lockstep check average_gradients`.
@@ -413,8 +414,9 @@ Stepper(ranks=4, length=8)
 #    one chunk.
 # 2. **All-gather, N − 1 steps.** The full sums travel round the ring until every rank has all of them.
 #
-# Now choose "everybody sends everything" above the picture. The next cell does that on four ranks with 4000 bytes.
-# **Predict** how many bytes rank 0 sends, and how many it would send in a ring.
+# Now choose "everybody sends everything" above the picture: each rank sends its whole tensor to every other. The next
+# cell does that on four ranks with 4000 bytes. **Predict** how many bytes rank 0 sends, and how many it would send in a
+# ring.
 
 # %%
 # %%ranks 4 --into run
@@ -440,8 +442,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Rank 0 sent its tensor three times; in a ring it would send one and a half times as much as the tensor. With N ranks
-# that is N − 1 against 2(N − 1)/N, which stays below two.
+# Rank 0 sent 3 times its tensor; in a ring it would send 1.5 times. With N ranks that is N − 1 against 2(N − 1)/N,
+# which stays below two.
 
 # %%
 quiz("01_internals/ring")
@@ -483,7 +485,7 @@ for n in (2, 3, 4, 6, 8):
 # and picks what it expects to be faster.)
 #
 # Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts.
-# **Predict** which takes the least time in total, and in which the *last* part is over soonest.
+# **Predict** which takes the least time in total, and which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -1228,7 +1230,7 @@ for name, error in run.ranks[0].observations.items():
 # Four cases are wrong, without an error message.
 #
 # - **26 + 6**: the mean of two means isn't the mean of all samples. Multiply each rank's loss by *ranks × own samples /
-#   all samples*.
+#   all samples*, as in the third row.
 # - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
 # - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
 # - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Weight by valid targets. Padding
