@@ -350,7 +350,7 @@ for rank in range(2):
 # ### A job that already hangs
 #
 # If you prepared nothing, `py-spy dump --pid N` reads the stack of one running process. `./lockstep attach` reads all
-# ranks of a job and compares them (both usually need `sudo`). For `stacks.py` without its timeout, it said:
+# ranks on this machine and compares them. (Both usually need `sudo`.) For `stacks.py` without its timeout, it said:
 #
 # ```
 # HANG: rank 0 in all_reduce at stacks.py:9; rank 1 in barrier at stacks.py:6: the ranks wait for each other.
