@@ -58,7 +58,9 @@ def measure() -> None:
 
 
 def main() -> None:
-    run = ranks.run(ranks.Function(__file__, "measure"), WORLD, deadline=DEADLINE, environment={**os.environ, **UNCACHED})
+    run = ranks.run(
+        ranks.Function(__file__, "measure"), WORLD, deadline=DEADLINE, environment={**os.environ, **UNCACHED}
+    )
     if run.cause is not None:
         raise SystemExit(run.cause.headline)
     first, eager, compiled = run.observed("seconds")[0]
