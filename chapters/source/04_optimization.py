@@ -1108,10 +1108,9 @@ longer = time.perf_counter() - began
 print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
 
 # %% [markdown]
-# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and
-# the smallest memory limits the batch. Give the
-# slow device a smaller batch and weight the losses by samples, as in `accumulate`. A separate group per kind of GPU
-# doesn't help:
+# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and the
+# smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples, as in
+# `accumulate`. A separate group per kind of GPU doesn't help:
 
 # %%
 # %%ranks 4
@@ -1583,8 +1582,8 @@ except RuntimeError as error:
 # %% [markdown]
 # Is it faster here? Hardly, because matrix products dominate these layers. On two ranks with batches of 64, forward and
 # backward took 27 ms instead of 34 in one trial, and 39 instead of 40 in another. The first step took four to six
-# minutes, because other programs used the two cores. In three of six trials with such layers, torch 2.13 failed in that
-# step with an internal error (`FakeTensorDeviceMismatchError`). `benchmarks/compile_ddp.py` measures your machine.
+# minutes, because other programs used the two cores. In four of seven trials with such layers, torch 2.13 failed in
+# that step with an internal error (`FakeTensorDeviceMismatchError`). `benchmarks/compile_ddp.py` measures your machine.
 #
 # Each rank compiles its own copy, and again for each new shape, while the other ranks wait. So keep shapes constant, and
 # make the group's timeout longer than compiling takes.
