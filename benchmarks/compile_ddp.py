@@ -11,6 +11,7 @@ FakeTensorDeviceMismatchError: try again. Needs a C++ compiler.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -39,10 +40,10 @@ def measure() -> None:
     """On a rank: seconds of the first compiled step, and of the fastest eager and compiled ones."""
     dist.init_process_group("gloo")
     batch = torch.randn(64, 512)
-    eager, compiled = (DistributedDataParallel(Net(), bucket_cap_mb=1) for _ in range(2))
-    compiled = torch.compile(compiled)
+    eager = DistributedDataParallel(Net(), bucket_cap_mb=1)
+    compiled = torch.compile(DistributedDataParallel(Net(), bucket_cap_mb=1))
 
-    def step(model: nn.Module) -> float:
+    def step(model: Callable[[torch.Tensor], torch.Tensor]) -> float:
         dist.barrier()
         began = time.perf_counter()
         model(batch).square().mean().backward()
