@@ -335,7 +335,7 @@ class _Listener:
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, list[Any]] = {}
-        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup]] = {}
+        self.events: dict[int, list[messages.Event]] = {}
         self.interrupts: list[int] = []
 
     def listen(self) -> Run:
@@ -513,9 +513,7 @@ def _stack(told: StackReport) -> Stack:
     return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
 
 
-def _place_events(
-    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup], began: float
-) -> None:
+def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:
     ends: dict[int, float] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
