@@ -515,6 +515,7 @@ def _stack(told: StackReport) -> Stack:
 
 def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:
     ends: dict[int, float] = {}
+    sites: dict[int, tuple[tuple[Frame, ...], str]] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
             at = event.time / 1e9 - began
@@ -528,7 +529,8 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
                 case messages.MadeGroup():
                     report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
                 case Begin():
-                    report.collectives.append(_collective(report.rank, event, at))
+                    callers, via = sites.setdefault(event.site, (_frames(event.callers), event.via))
+                    report.collectives.append(replace(_collective(report.rank, event, at), callers=callers, via=via))
     if ends:
         report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 

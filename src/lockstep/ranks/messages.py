@@ -43,7 +43,7 @@ class Hello(msgspec.Struct, tag_field="event", tag="hello"):
 
 
 class Begin(msgspec.Struct, tag_field="event", tag="begin"):
-    """A communication call begins; see `report.Collective`."""
+    """A communication call begins; see `report.Collective`. `callers` and `via` come with the first call of a `site`."""
 
     number: int
     kind: str
@@ -60,6 +60,9 @@ class Begin(msgspec.Struct, tag_field="event", tag="begin"):
     peer: int | None = None
     frame: Place = None
     device: str = ""
+    site: int = 0
+    callers: list[Place] = []
+    via: str = ""
 
 
 class End(msgspec.Struct, tag_field="event", tag="end"):
