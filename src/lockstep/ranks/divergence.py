@@ -62,7 +62,6 @@ def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
         for key in (_site, _chain):
             if (moved := _moved(sequences, key)) is not None:
                 found.append(Divergence(moved, _odd(moved, members, key), by_callers=key is _chain))
-                break
     return min(found, key=lambda one: min(call.start for call in one.calls.values()), default=None)
 
 
