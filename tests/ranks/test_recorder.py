@@ -207,6 +207,23 @@ dist.all_reduce(t, async_op=True).get_future().wait()  # as DDP's reducer waits
     assert all(call.end is not None for call in run.collectives[0])
 
 
+def test_a_call_knows_who_has_called_its_function_and_the_library_between() -> None:
+    run = recorded("""
+import torch.distributed.nn.functional as library
+def helper():
+    library.all_reduce(t)
+    dist.barrier()
+helper()
+for _ in range(2):
+    helper()
+""")
+    calls = run.collectives[1]
+    lines = [(one.frame.line, [caller.line for caller in one.callers]) for one in calls if one.frame]
+    first = lines[0][0]
+    assert lines == [(first + more, [first + by]) for by in (2, 4, 4) for more in (0, 1)]
+    assert [one.via.partition(" ")[2] for one in calls] == ["frames of torch.distributed.nn", ""] * 3
+
+
 def test_many_calls_are_kept_in_order() -> None:
     run = recorded("for _ in range(3000): dist.all_reduce(t)")
     assert [call.group_number for call in run.collectives[1]] == list(range(1, 3001))

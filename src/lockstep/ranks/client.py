@@ -335,7 +335,7 @@ class _Listener:
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, list[Any]] = {}
-        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup]] = {}
+        self.events: dict[int, list[messages.Event]] = {}
         self.interrupts: list[int] = []
 
     def listen(self) -> Run:
@@ -513,10 +513,9 @@ def _stack(told: StackReport) -> Stack:
     return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
 
 
-def _place_events(
-    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup], began: float
-) -> None:
+def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:
     ends: dict[int, float] = {}
+    sites: dict[int, tuple[tuple[Frame, ...], str]] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
             at = event.time / 1e9 - began
@@ -530,7 +529,8 @@ def _place_events(
                 case messages.MadeGroup():
                     report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
                 case Begin():
-                    report.collectives.append(_collective(report.rank, event, at))
+                    callers, via = sites.setdefault(event.site, (_frames(event.callers), event.via))
+                    report.collectives.append(replace(_collective(report.rank, event, at), callers=callers, via=via))
     if ends:
         report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 
