@@ -205,7 +205,7 @@ def test_a_question_is_answered_and_the_answer_kept(first: tuple[Notebook, list[
     for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].right):
         box.get_by_role("radio").nth(number).check()
         box.get_by_role("button", name="Check").click()
-        told = box.get_by_role("status").filter(has_text="Right." if choice.right else "Not so.")
+        told = box.get_by_role("status").filter(has_text="Right." if choice.right else "Not quite.")
         told.wait_for()
         assert re.sub(r"[`\s]", "", choice.why) in re.sub(r"\s", "", told.inner_text())
         kept = "right" if choice.right else "wrong"
@@ -369,9 +369,7 @@ def exercise(running: Lab) -> Iterator[Path]:
     forget(running)
 
 
-def test_a_check_fails_and_passes_and_the_map_knows(
-    bench: Any, running: Lab, exercise: Path, tmp_path: Path
-) -> None:
+def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, exercise: Path, tmp_path: Path) -> None:
     wrong = find(ROOT, "average_gradients/touches_frozen")
     assert wrong is not None
     go_on = tmp_path / "go on"
