@@ -1,4 +1,4 @@
-"""A learner's copies of the chapters: what JupyterLab saves goes there, and the course's own notebooks stay as they are.
+"""A learner's copies of the chapters: JupyterLab saves them there, and the course's own notebooks stay as they are.
 
 So running a chapter changes nothing that git knows, and an update never meets a chapter that has been run. A copy is
 named after what it was made from: when the course's chapter changes, that one is shown again, and the copy is set
