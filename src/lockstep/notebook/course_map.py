@@ -37,6 +37,8 @@ STYLE = """<style>
   .ls-map .ls-title { grid-column: 3 / -1 } .ls-map progress { grid-column: 3 }
   .lockstep-said .ls-map ol ol { margin-left: 24px }
 }
+@container (max-width: 380px) { .ls-map summary small { grid-column: 3 / -1 } }
+.ls-map ol ol small a { white-space: nowrap }
 .lockstep-said .ls-map summary { color: inherit }
 .ls-map summary::before { content: "▸"; width: 12px } .ls-map details[open] > summary::before { content: "▾" }
 .ls-map summary::-webkit-details-marker { display: none }
