@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 
 from lockstep.commands.lab import first_page, start_page
 from lockstep.commands.terminal import show_next, show_status
-from lockstep.course import Course, CourseError, progress
+from lockstep.course import Course, CourseError, hints, progress
 from lockstep.course.copies import chapter_file, set_aside
 from lockstep.course.outline import outlines
 from lockstep.course.standing import mark, next_up, standing
@@ -230,6 +230,9 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     assert lines[0] == "You are in chapter 2, “Where we start”."
     assert re.match(rf"✓ 1 How DDP works inside +questions 0/\d+  exercises 0/{of}", lines[2])
     assert lines[3].split() == ["average_gradients"]
+    cases = sum("/" in name for name in course.names)
+    assert f"clinic: {cases} not tried yet" in [line.strip() for line in lines], "not a line for each"
+    assert hints.next_hint(course, "average_gradients")[2].startswith("**Where to start**"), "it is no heading"
 
 
 def test_a_broken_chapter_is_named(course: Course) -> None:

@@ -45,16 +45,16 @@ class CourseFiles(AsyncLargeFileManager):
 
     async def save(self, model: Any, path: str = "") -> Any:
         """Write a file; of a chapter, the learner's copy."""
-        if kept := self._copy(path):
+        if kept := self._learners(path):
             with contextlib.suppress(OSError):  # where none can be made, the chapter itself is written
-                await asyncio.to_thread(_make, super()._get_os_path(path), kept)
+                await asyncio.to_thread(_make, Path(self.root_dir, path.strip("/")), kept)
         return await super().save(model, path)  # type: ignore[no-untyped-call]
 
     def _get_os_path(self, path: str) -> str:
-        kept = self._copy(path)
-        return str(kept) if kept and kept.is_file() else str(super()._get_os_path(path))
+        kept = self._learners(path)
+        return str(kept) if kept and kept.is_file() else super()._get_os_path(path)  # type: ignore[no-any-return,no-untyped-call]
 
-    def _copy(self, path: str) -> Path | None:
+    def _learners(self, path: str) -> Path | None:
         """Where the learner's copy of this file is, or would be; None for what is no chapter."""
         folder, _, name = path.strip("/").removesuffix(".ipynb").rpartition("/")
         if folder == "chapters" and name in _chapters(Path(self.root_dir)):
@@ -63,7 +63,7 @@ class CourseFiles(AsyncLargeFileManager):
         return None
 
 
-def _make(chapter: str, kept: Path) -> None:
+def _make(chapter: Path, kept: Path) -> None:
     if not kept.is_file():
         kept.parent.mkdir(exist_ok=True)
         shutil.copyfile(chapter, kept)
