@@ -52,7 +52,7 @@ class CourseFiles(AsyncLargeFileManager):
 
     def _get_os_path(self, path: str) -> str:
         kept = self._learners(path)
-        return str(kept) if kept and kept.is_file() else super()._get_os_path(path)  # type: ignore[no-any-return,no-untyped-call]
+        return str(kept) if kept and kept.is_file() else super()._get_os_path(path)  # type: ignore[no-untyped-call]
 
     def _learners(self, path: str) -> Path | None:
         """Where the learner's copy of this file is, or would be; None for what is no chapter."""
