@@ -4,7 +4,7 @@ Read from their sources: Moodle's `mod/assign/feedback/offline/importgradeslib.p
 and Last modified (grade), as its own worksheet in English has them, and `mod/assign/feedback/file/importziplib.php`
 files whose names begin with `Fullname_NUMBER_assignsubmission_file_`. Canvas's `lib/gradebook_importer.rb` wants
 Student, ID, Section and one column for each assignment, and a row with the points possible; for files,
-`generate_comments_from_files` of its assignments wants names with `_USER_ATTACHMENT_`, an attachment that was handed in.
+`generate_comments_from_files` of its assignments wants names with `_USER_ATTACHMENT_`, of what was handed in.
 
 A learner whose grading broke on our side is in no gradebook. Who is excused from a part gets the same share of the
 whole; who is excused from everything is `EX` for Canvas, and not in Moodle's worksheet, which has no word for it.
@@ -93,7 +93,7 @@ def _zip(graded: ClassResult, pages: Mapping[str, bytes], named: Mapping[str, st
 
 
 def _of(graded: ClassResult, system: str) -> list[tuple[Learner, str, str]]:
-    """Those who have a number there, the number and their last upload's. Two who claim the same one are both left out."""
+    """Those who have a number there, the number and their last upload's. Two with the same are both left out."""
     found = [(one, number, upload) for one in graded.learners for kind, number, upload in [_account(one)]
              if kind == system and number.isdigit()]  # fmt: skip
     numbers = [number for _, number, _ in found]
