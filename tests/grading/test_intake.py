@@ -601,7 +601,7 @@ def test_odd_names_of_files(tmp_path: Path, take: TakeIn) -> None:
         "expected average_gradients.py" in refused[0]
         and "nearest found is Trainn_DDP.py (should it be train_ddp.py?)" in refused[0]
     )
-    assert found["mallory"].notes[0].startswith("ignored, no exercise's file: ") and "more" in found["mallory"].notes[0]
+    assert found["mallory"].notes[0].startswith("ignored, no exercise in it: ") and "more" in found["mallory"].notes[0]
 
 
 # Within what was handed in
@@ -673,15 +673,16 @@ def test_what_lies_beside_is_ignored_and_told(tmp_path: Path, take: TakeIn) -> N
         "ada"
     ]
     assert ada.files == ("train_ddp.py",) and not ada.refused and not marker.exists()
-    assert ada.notes == ("ignored, no exercise's file: clinic_data.py, conftest.py, sitecustomize.py, torch.py",)
+    assert ada.notes == ("ignored, no exercise in it: clinic_data.py, conftest.py, sitecustomize.py, torch.py",)
 
 
 def test_notebooks(tmp_path: Path, take: TakeIn) -> None:
     found = take(
         put(tmp_path / "class", {"ada/train_ddp.ipynb": b"{}", "bob/train_ddp.ipynb": b"{}", "bob/train_ddp.py": GOOD})
     )
-    assert found["ada"].refused[0] == "train_ddp.ipynb is a notebook: hand in train_ddp.py"
-    assert found["bob"].notes == ("ignored: train_ddp.ipynb, a notebook",) and not found["bob"].refused
+    assert found["ada"].refused[0].startswith("nothing to grade: expected")
+    assert found["ada"].notes == found["bob"].notes == ("ignored, no exercise in it: train_ddp.ipynb",)
+    assert found["bob"].files == ("train_ddp.py",) and not found["bob"].refused
 
 
 def notebook(*cells: str) -> bytes:
@@ -727,7 +728,7 @@ def test_a_file_of_any_name_that_defines_an_exercise_is_taken_for_it(tmp_path: P
     assert found["ada"].files == found["eve"].files == ("train_ddp.py",)
     assert found["ada"].notes == ("my file.py was taken for train_ddp.py: its name should be that",)
     assert found["bob"].files == ("setup_ddp.py", "train_ddp.py")
-    assert not found["cat"].files and found["cat"].notes == ("ignored, no exercise's file: half.py",)
+    assert not found["cat"].files and found["cat"].notes == ("ignored, no exercise in it: half.py",)
     assert not found["fay"].files and "a.py and b.py: which of them is train_ddp.py?" in found["fay"].refused[0]
 
 

@@ -23,24 +23,20 @@ def chapter(notebook: bytes, names: Collection[str]) -> bytes:
     """The notebook without the sections of exercises that are not among `names`, and with the minutes of the others."""
     book = json.loads(notebook)
     parts = [(cell, text) for cell in book["cells"] for text in _parts(cell)]
-    levels = [_level(cell, text) for cell, text in parts]
-    kept, index = [], 0
-    while index < len(parts):
-        end = next((at for at in range(index + 1, len(parts)) if levels[at]), len(parts))
-        asked = CHECK.findall("\n".join(text for cell, text in parts[index:end] if cell["cell_type"] == "code"))
-        if levels[index] and asked and not any(_is_released(one, names) for line in asked for one in line.split()):
-            end = next((at for at in range(end, len(parts)) if 0 < levels[at] <= levels[index]), len(parts))
+    levels = [len(text) - len(text.lstrip("#")) if HEADING.match(text) else 0 for _, text in parts] + [1]
+    kept, at = [], 0
+    while at < len(parts):
+        end = next(after for after in range(at + 1, len(levels)) if levels[after])
+        asked = CHECK.findall("\n".join(text for _, text in parts[at:end]))
+        if levels[at] and asked and not any(_is_released(one, names) for line in asked for one in line.split()):
+            end = next(after for after in range(end, len(levels)) if 0 < levels[after] <= levels[at])
         else:
-            kept += parts[index:end]
-        index = end
+            kept += parts[at:end]
+        at = end
     writing, whole = _minutes(kept), _minutes(parts)
-    sources: dict[int, str] = {}
-    for cell, text in kept:
-        sources[id(cell)] = sources.get(id(cell), "") + text
-    book["cells"] = [cell for cell in book["cells"] if id(cell) in sources]
     for cell in book["cells"]:
-        source = sources[id(cell)]
-        if cell["cell_type"] == "markdown" and (found := MINUTES.search(source)):
+        source = "".join(text for owner, text in kept if owner is cell)
+        if found := MINUTES.search(source):
             reading = int(found[1])
             if any("/" in name for name in names):  # the minutes of a group's exercises stand nowhere else
                 writing += int(found[2]) - whole
@@ -49,16 +45,13 @@ def chapter(notebook: bytes, names: Collection[str]) -> bytes:
         elif "course_map(" in source:
             cell["outputs"] = []  # it shows all chapters
         cell["source"] = source.splitlines(keepends=True)
+    book["cells"] = [cell for cell in book["cells"] if cell["source"]]
     return (json.dumps(book, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def _parts(cell: dict[str, Any]) -> list[str]:
     text = "".join(cell["source"])
     return [one for one in HEADING.split(text) if one] if cell["cell_type"] == "markdown" else [text]
-
-
-def _level(cell: dict[str, Any], text: str) -> int:
-    return len(text) - len(text.lstrip("#")) if cell["cell_type"] == "markdown" and HEADING.match(text) else 0
 
 
 def _is_released(name: str, names: Collection[str]) -> bool:

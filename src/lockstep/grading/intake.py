@@ -161,7 +161,6 @@ class _Gathering:
     refused: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     beside: dict[str, None] = field(default_factory=dict)
-    notebooks: dict[str, str] = field(default_factory=dict)
     upload: int = 0
     looked_into: int = 0
     near: dict[str, dict[bytes, tuple[str, bytes]]] = field(default_factory=dict)  # by file and digest: name, content
@@ -214,10 +213,9 @@ class _Gathering:
         file, notebook = self.expected.near(name), name.endswith(".ipynb")
         if not (file or notebook or name.endswith(".py")) or sum(map(len, self.near.values())) >= MOST_NEAR:
             return False
-        if not file:
-            self.looked_into += 1
-            if self.looked_into > MOST_LOOKED_INTO:
-                return False
+        self.looked_into += not file
+        if self.looked_into > MOST_LOOKED_INTO:
+            return False
         data = self._read(member, within, shown, NOTEBOOK_BYTES if notebook else MAX_BYTES)
         if data is None:
             return True
@@ -229,10 +227,7 @@ class _Gathering:
         return bool(files)
 
     def _pass_by(self, name: str) -> None:
-        stem, _, suffix = name.rpartition(".")
-        if suffix == "ipynb" and (known := self.expected.find((f"{stem}.py",))):
-            self.notebooks[known[0]] = min(printable(name), self.notebooks.get(known[0], printable(name)))
-        elif len(self.beside) < 200:
+        if len(self.beside) < 200:
             self.beside[name[:200]] = None
 
     def _consider(
@@ -291,7 +286,6 @@ class _Gathering:
                 notebook = name.endswith(".ipynb")
                 why = "its imports, functions, classes and constants" if notebook else "its name should be that"
                 self.notes[f"{name} was taken for {leaf(file)}: {why}"] = None
-                self.notebooks.pop(file, None)
 
     def _open(self, member: ArchiveMember, upload: int, within: Parts, shown: str) -> None:
         if len(within) > NESTING:
@@ -335,16 +329,11 @@ class _Gathering:
                 why = "the newest by its number" if newer else "in exercises/ or nearest to the top"
                 names = ", ".join(one.shown for one in others[:3])
                 self.notes[f"several files for {file}: {best.shown} was taken, {why}; not taken: {names}"] = None
-        for file, notebook in sorted(self.notebooks.items()):
-            if file in self.taken:
-                self.notes[f"ignored: {notebook}, a notebook"] = None
-            elif not self.hostile:
-                self.refused[f"{notebook} is a notebook: hand in {file}"] = None
-        beside = sorted(name for name in self.beside if name.endswith(".py"))
+        beside = sorted(name for name in self.beside if name.endswith((".py", ".ipynb")))
         if beside and not self.hostile:
             listed = ", ".join(printable(name, 40) for name in beside[:5])
             more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
-            self.notes[f"ignored, no exercise's file: {listed}{more}"] = None
+            self.notes[f"ignored, no exercise in it: {listed}{more}"] = None
             self._ask(beside)
         if not self.taken and not self.hostile:
             self.refused[self._nothing()] = None
