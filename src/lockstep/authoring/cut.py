@@ -75,7 +75,7 @@ def readme(text: str, files: Mapping[str, bytes], names: Sequence[str], whole: b
     if not whole:
         rows = {one[1]: _row(one, files, names) for one in ROW.finditer(text)}
         text = ROW.sub(lambda found: rows[found[1]][0], text)
-        reading, writing = (sum(row[part] for row in rows.values()) for part in (1, 2))
+        reading, writing = sum(row[1] for row in rows.values()), sum(row[2] for row in rows.values())
         text = TOTALS.sub(f"\nReading takes about {reading} minutes, the exercises about {writing}.", text)
     example = EXAMPLE if EXAMPLE in names else min(names, key=lambda name: "/" in name)
     longer = max(0, len(example) - len(EXAMPLE))
