@@ -695,6 +695,7 @@ def test_a_notebooks_definitions_are_taken_and_what_it_runs_is_not(tmp_path: Pat
         "def setup_ddp(rank): ...\ndef cleanup_ddp(): ...\nsetup_ddp(0)",
         "%%ranks 2\ndef broken(:",
         "@torch.no_grad()\ndef train_ddp():\n    return 1\n",
+        "from __future__ import annotations\n",
         "!pip install x\nmodel = train_ddp()",
         "def train_ddp():\n    return 2  # better",
     ]

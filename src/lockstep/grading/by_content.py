@@ -48,7 +48,8 @@ def of_notebook(data: bytes) -> str:
             if _stays(node):
                 first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
                 kept += [*lines[first - 1 : node.end_lineno], ""]
-    return "\n".join(kept)
+    future = [line for line in kept if line.startswith("from __future__ ")]  # only at the top
+    return "\n".join((*dict.fromkeys(future), *(line for line in kept if line not in future)))
 
 
 def _cells(data: bytes) -> Iterator[str]:
