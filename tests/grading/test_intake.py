@@ -695,7 +695,7 @@ def test_a_notebooks_definitions_are_taken_and_what_it_runs_is_not(tmp_path: Pat
         "def setup_ddp(rank): ...\ndef cleanup_ddp(): ...\nsetup_ddp(0)",
         "%%ranks 2\ndef broken(:",
         "@torch.no_grad()\ndef train_ddp():\n    return 1\n",
-        "from __future__ import annotations\n",
+        "from __future__ import annotations\nfrom setup_ddp import setup_ddp, cleanup_ddp",
         "!pip install x\nmodel = train_ddp()",
         "def train_ddp():\n    return 2  # better",
     ]
@@ -713,6 +713,7 @@ def test_a_notebooks_definitions_are_taken_and_what_it_runs_is_not(tmp_path: Pat
     module: dict = {}
     exec(text.replace("import torch\n", "import torch\nassert 'lockstep' not in dir()\n"), module)
     assert module["train_ddp"]() == 2 and module["LR"] == 0.1 and "model" not in module and "print" not in text
+    assert "import setup_ddp" not in text and "def setup_ddp" in text
     assert (
         found["bob"].files == ("setup_ddp.py", "train_ddp.py")
         and (found["bob"].folder / "train_ddp.py").read_bytes() == GOOD

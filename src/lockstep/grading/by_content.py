@@ -49,7 +49,12 @@ def of_notebook(data: bytes) -> str:
                 first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
                 kept += [*lines[first - 1 : node.end_lineno], ""]
     future = [line for line in kept if line.startswith("from __future__ ")]  # only at the top
-    return "\n".join((*dict.fromkeys(future), *(line for line in kept if line not in future)))
+    lines = [*dict.fromkeys(future), *(line for line in kept if line not in future)]
+    there, tree = _defined("\n".join(lines)), parse("\n".join(lines))
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.ImportFrom) and {one.name for one in node.names} <= there:  # of another exercise in it
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+    return "\n".join(lines)
 
 
 def _cells(data: bytes) -> Iterator[str]:
