@@ -73,7 +73,9 @@ def _stays(node: ast.stmt) -> bool:
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
         return not any(module.partition(".")[0] in _IN_FRONT_ENDS for module in modules)
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return not any(isinstance(part, (ast.Call, ast.Await)) for part in ast.walk(node))
+        name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        calls = any(isinstance(part, (ast.Call, ast.Await)) for part in ast.walk(node))
+        return not calls or name.startswith("_") or name.isupper()  # a module's own, computed once
     return isinstance(node, _DEFINITIONS)
 
 
