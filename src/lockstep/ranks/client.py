@@ -89,10 +89,13 @@ class Server:
             if self._control is not None:
                 self._control.close()
             ours, theirs = socket.socketpair()
+            outside = subprocess.DEVNULL if self._prefix else None  # bubblewrap's own descriptors are open to the ranks
             self._process = subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno()), *self.preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=outside,
+                stderr=outside,
                 env=child_environment() if self._environment is None else self._environment,
                 start_new_session=True,
             )
