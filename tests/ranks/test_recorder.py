@@ -243,3 +243,24 @@ observe("collected while it was asked", any(collected))
 """
     run = recorded(text)
     assert run.observed("collected while it was asked") == [False, False]
+
+
+def test_a_child_of_a_rank_tells_nothing() -> None:
+    """It makes a group of its own, whatever a thread of the rank was saying when it was forked."""
+    run = ranks.run(
+        ranks.Source(
+            "import os, threading, torch.distributed as dist\n"
+            "from lockstep.ranks import recorder\n"
+            "held, free = threading.Event(), threading.Event()\n"
+            "def say():\n"
+            "    with recorder.current().channel._lock: held.set(); free.wait()\n"
+            "sayer = threading.Thread(target=say); sayer.start(); held.wait()\n"
+            "child = os.fork()\n"
+            "if not child:\n"
+            "    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); os._exit(7)\n"
+            "free.set(); sayer.join()\n"
+            "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        ),
+        1,
+    )
+    assert run.ok, (run.cause, run.ranks)

@@ -549,6 +549,8 @@ def _keep_groups(recorder: Recorder) -> None:
     parameters = inspect.signature(make)
 
     def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
+        if recorder.pid != os.getpid():  # A child of this rank: the channel is not its own, nor is the lock on it.
+            return make(*args, **kwargs)
         with contextlib.suppress(Exception):
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])
