@@ -652,6 +652,28 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 
 # %% [markdown]
 # Two ranks continue with the losses of four. The first loss needs only the weights, the next ones AdamW's moments.
+#
+# With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
+# returns, and a thread writes them while the next steps run. The threads call collectives too, so give them a **process
+# group of their own**. In the default group, gloo would pair them with those of the training, and end the job:
+
+# %%
+# %%ranks 4
+from resumable import *
+
+model, optimizer = start()
+before = [train(model, optimizer) for step in range(2)]
+own = dist.new_group(backend="gloo")  # +
+saving = dcp.async_save(state_of(model, optimizer), checkpoint_id="saved/beside", process_group=own)  # +
+after = [train(model, optimizer) for step in range(3)]  # while the slices are written
+saving.result()  # before the next save, and before the end
+state = state_of(model, optimizer)
+dcp.load(state, checkpoint_id="saved/beside")
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+print("losses:", *before, " during the save ", *after, " loaded ", train(model, optimizer))
+
+# %% [markdown]
+# The loaded state has the loss of step 3 again: the copy was made when you called `async_save`, before the next steps.
 
 # %%
 quiz("06_beyond_ddp/resume")
