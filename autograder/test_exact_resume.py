@@ -292,6 +292,19 @@ def test_random_numbers(grader: Grader) -> None:
     judge_loading(grader)
     for case in cases(grader):
         judge_random_numbers(grader, case)
+    for case in cases(grader):
+        judge_skipped(grader, case)
+
+
+def judge_skipped(grader: Grader, case: Case) -> None:
+    """What the epoch has done before the interruption isn't loaded again."""
+    epoch = case.stop // STEPS * STEPS
+    for rank, call in enumerate(case.calls):
+        done = {sample for step in case.through[rank]["steps"][epoch : case.stop] for sample in step["samples"]}
+        if done and done <= set(call["steps"][0]["fetched"]):
+            what = f"{case.interrupted}: before step {case.stop + 1} rank {rank} loaded the {len(done)} samples of this epoch's earlier steps again."
+            at = r"continue || islice || DataLoader\( || for .* in || " + TRAIN
+            grader.fail("loads-what-was-done", what, of=[rank], at=at)
 
 
 def judge_random_numbers(grader: Grader, case: Case) -> None:

@@ -40,13 +40,13 @@ SIZES = {
 """By the number of ranks: how many samples each rank has in each step."""
 SGD = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
 ADAMW = {"lr": 0.02, "weight_decay": 0.05, "eps": 1e-3}  # so large an eps that a gradient's rounding stays rounding
-UNCLIPPED, CLIPPED = [1e6, 1e6, 1e6], [0.05, 1e6, 0.03]  # the norm is about 0.7, the largest element 0.13 or more
+UNCLIPPED, CLIPPED = [50.0, 50.0, 50.0], [0.05, 50.0, 0.03]  # the norm is about 0.7, the largest element 0.13 or more
 CLOSE = Tolerance(relative=1e-4, absolute=1e-5)
 COARSE = Tolerance(relative=0.1, absolute=0.02, norm=0.02)  # bfloat16 has three digits
 STEPS = 3
 
 CLASS = r"class ShardedTraining"
-SHARD = r"fully_shard\(.*[lm]o?d?a?ye?r? || fully_shard || def __init__ || " + CLASS
+SHARD = r"fully_shard\(.*[lm]o?d?a?ye?r? || fully_shard\( || def __init__ || " + CLASS
 RESHARD = r"reshard_after_forward= || " + SHARD
 POLICY = r"MixedPrecisionPolicy || mp_policy || \.to\( || bfloat16 || " + SHARD
 OPTIMIZER = r"make_optimizer\( || " + SHARD
@@ -58,6 +58,14 @@ LOSS = r"return .*(item|loss|total) || all_reduce || def step"
 NORM = r"return .*norm || norm || def step"
 SAVE = r"dcp\.save || torch\.save || save\( || def save"
 LOAD = r"set_\w*state_dict || dcp\.load || load_state_dict || torch\.load || def load"
+
+ERRORS = (
+    ("overlapping meshes", "fsdp-order", SHARD),
+    ("shared with a parameter already", "fsdp-shared-apart", SHARD),
+    ("got mixed torch.Tensor and DTensor", "fsdp-not-sharded", SHARD),
+    ("must have the same dtype", "fsdp-dtypes-meet", POLICY),
+)
+"""What torch says, what it means here, and where to look."""
 
 State = dict[str, torch.Tensor]
 Gradients = list[State]
@@ -208,6 +216,17 @@ def each_value(played: Played, gradient: State, most: float) -> State:
     return {name: one.clamp(-most, most) for name, one in gradient.items()}
 
 
+def scaled_up(played: Played, gradient: State, most: float) -> State:
+    """Scaled to the norm `most`, also if it was smaller."""
+    del played
+    return {name: one * (most / norm_of(gradient)) for name, one in gradient.items()}
+
+
+def at_its_share(played: Played, gradient: State, most: float) -> State:
+    """Clipped while it was divided by the number of ranks, and multiplied by it then."""
+    return clipped(played, gradient, most * played.world_size)
+
+
 def not_at_all(played: Played, gradient: State, most: float) -> State:
     """No clipping."""
     del played, most
@@ -218,13 +237,13 @@ class Plain:
     """The model in float64 on one process. `combine` and `clip` make a step's gradient from those of the ranks."""
 
     def __init__(self, played: Played, combine: Combine = joined, clip: Clip = clipped, *, forgets: bool = True,
-                 decays_frozen: bool = False, renewed: int | None = None, altered: int | None = None,
+                 decays_frozen: bool = False, trains_frozen: bool = False, renewed: int | None = None, altered: int | None = None,
                  options: dict[str, Any] | None = None) -> None:  # fmt: skip
         """Without `forgets`, gradients add up over the steps. At step `renewed` there is a new optimizer with `options`; at
         step `altered` the one that there is gets them.
         """
         own = {name: torch.nn.Parameter(tensor.double().clone()) for name, tensor in played.state.items()}
-        trained = [one for name, one in own.items() if name != FROZEN or decays_frozen]
+        trained = [one for name, one in own.items() if name != FROZEN or decays_frozen or trains_frozen]
         optimizer = getattr(torch.optim, played.optimizer)(trained, **played.options)
         self.losses: list[float] = []
         self.norms: list[float] = []
@@ -242,7 +261,9 @@ class Plain:
             for inputs, targets in played.batches[step]:
                 loss = loss_of(own, inputs, targets)
                 found = torch.autograd.grad(loss, list(own.values()))
-                gradients.append({name: one for name, one in zip(own, found, strict=True) if name != FROZEN})
+                gradients.append(
+                    {name: one for name, one in zip(own, found, strict=True) if name != FROZEN or trains_frozen}
+                )
                 self.sums[-1].append(loss.item())
             gradient = combine(gradients, counts)
             if not forgets and before:
@@ -263,23 +284,23 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     cause = run.cause
     assert cause is not None
+    if found := grader.read_error(run, ERRORS):
+        return found
     error = cause.error
-    if error is not None:
-        for said, id, at in (
-            ("overlapping meshes", "fsdp-order", SHARD),
-            ("shared with a parameter already", "fsdp-shared-apart", SHARD),
-            ("got mixed torch.Tensor and DTensor", "fsdp-not-sharded", SHARD),
-            ("must have the same dtype", "fsdp-dtypes-meet", POLICY),
-        ):
-            if said.lower() in error.message.lower():
-                told = f"{names(cause.ranks).capitalize()} raised {error}"
-                return grader.diagnosis(id, told, of=cause.ranks, at=error.frame or at)
-        if any(mark.name == "load" for report in run.ranks for mark in report.marks):
-            told = f"Two ranks loaded what three had saved. {names(cause.ranks).capitalize()} raised {error}"
-            return grader.diagnosis("fsdp-load-fails", told, of=cause.ranks, at=error.frame or LOAD)
+    if error is not None and any(mark.name == "load" for report in run.ranks for mark in report.marks):
+        told = f"Two ranks loaded what three had saved. {names(cause.ranks).capitalize()} raised {error}"
+        return grader.diagnosis("fsdp-load-fails", told, of=cause.ranks, at=error.frame or LOAD)
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and error is None):
         headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
         said = f"{headline}. All ranks had the same model, and batches of different sizes."
+        empty = [
+            (step, rank)
+            for step, sizes in enumerate(SIZES.get(run.world_size, []), 1)
+            for rank, n in enumerate(sizes)
+            if not n
+        ]
+        if empty and cause.ranks == (empty[0][1],):
+            said = f"In step {empty[0][0]} rank {empty[0][1]} has no samples, and it doesn't call what the others call. {headline}."
         return grader.diagnosis("fsdp-ranks-differ", said, evidence=evidence(run), of=cause.ranks, at=WEIGHT)
     return None
 
@@ -298,13 +319,22 @@ def judge_steps(grader: Grader, played: Played, tolerance: Tolerance = CLOSE, mo
         hypothesis("fsdp-gradient-scaled", f"That comes from the gradient divided by {world}.", WEIGHT, scaled(1 / world)),
         hypothesis("fsdp-gradient-scaled", f"That comes from the gradient times {world}.", WEIGHT, scaled(world)),
         hypothesis("fsdp-old-gradients", "That comes from gradients to which those of the steps before were added.", ZERO, forgets=False),
+        hypothesis("fsdp-not-clipped", "That comes from a gradient that was scaled up to max_norm, although its norm was smaller.",
+                   CLIP, clip=scaled_up),
         hypothesis("fsdp-frozen-moved", "That is what weight decay makes of a frozen parameter.", ZERO, decays_frozen=True),
+        hypothesis("fsdp-frozen-moved", "The frozen parameter was trained.", OPTIMIZER, trains_frozen=True),
         *more,
     ]  # fmt: skip
     if played.shards < world:
-        groups = played.shards
+        groups, replicas = played.shards, world // played.shards
+        mistakes.append(hypothesis("fsdp-wrong-norm", "That comes from a gradient clipped by a norm that counts the rows of every replica.",
+                                   CLIP, clip=lambda played, own, most: clipped(played, own, most / replicas**0.5)))  # fmt: skip
         mistakes.append(hypothesis("fsdp-gradient-scaled", f"That comes from the gradient divided by {world // groups}.",
                                    WEIGHT, scaled(groups / world)))  # fmt: skip
+    for rank, seen in enumerate(played.states):
+        if others := sorted(set(seen[0]) - set(played.state)):
+            said = f"On rank {rank} the model has a parameter {others[0]}, which is the same as another one before: it was shared."
+            grader.fail("fsdp-shared-apart", said, of=[rank], at=SHARD)
     what = f"With {world} ranks, [step].parameter of the model (0 is before the first step)"
     right = Plain(played).states
     grader.explain(what, played.states, right, mistakes, otherwise="fsdp-wrong-step", at=WEIGHT, tolerance=tolerance)
@@ -392,6 +422,10 @@ def test_loss(grader: Grader) -> None:
     played = main_run(grader)
     plain = Plain(played)
     counts = SIZES[3]
+    later = [
+        sum(float(loss_of(plain.states[step + 1], *own)) for own in batch) / sum(counts[step])
+        for step, batch in enumerate(played.batches)
+    ]
     own = [
         [total / max(n, 1) for total, n in zip(sums, sizes, strict=True)]
         for sums, sizes in zip(plain.sums, counts, strict=True)
@@ -403,6 +437,7 @@ def test_loss(grader: Grader) -> None:
                    Each([[plain.sums[s][r] / sum(counts[s]) for s in steps] for r in ranks])),
         Hypothesis("fsdp-own-loss", "That is the mean of the ranks' means.", [sum(own[s]) / 3 for s in steps]),
         Hypothesis("fsdp-own-loss", "That is the sum over all samples.", [sum(plain.sums[s]) for s in steps]),
+        Hypothesis("fsdp-own-loss", "That is the loss after the step.", later),
         Hypothesis("fsdp-own-loss", "That is 3 times the loss.", [3 * loss for loss in plain.losses]),
         Hypothesis("fsdp-own-loss", "That is a third of the loss.", [loss / 3 for loss in plain.losses]),
     ]  # fmt: skip
@@ -423,6 +458,8 @@ def test_clipping(grader: Grader) -> None:
                    lambda: Plain(played, clip=each_alone).states, CLIP),
         Hypothesis("fsdp-clips-each-alone", "That comes from a gradient whose elements were cut off one by one.",
                    lambda: Plain(played, clip=each_value).states, CLIP),
+        Hypothesis("fsdp-not-clipped", "That comes from a gradient that was clipped before it was multiplied by the number of ranks.",
+                   lambda: Plain(played, clip=at_its_share).states, CLIP),
         Hypothesis("fsdp-not-clipped", "That comes from the gradient without clipping.", lambda: Plain(played, clip=not_at_all).states, CLIP),
     ]  # fmt: skip
     judge_steps(grader, played, more=mistakes)
@@ -502,6 +539,11 @@ def test_mesh(grader: Grader) -> None:
         if seen <= quarter:
             said = f"Rank {rank} keeps {seen} elements: the model is divided among all 4 ranks. On this mesh it would be about {expected}."
             grader.fail("fsdp-wrong-mesh", said, of=[rank], at=MESH)
+    parts = played.run.observed("part")
+    for rank, other in ((0, 2), (1, 3)):
+        if parts[rank] != parts[other]:
+            said = f"Ranks {rank} and {other} keep different rows: the mesh's first dimension replicates, its second shards."
+            grader.fail("fsdp-wrong-mesh", said, of=[rank, other], at=MESH)
     judge_rows(grader, played)
     judge_steps(grader, played)
     judge_forward_gathers(grader, played)
@@ -543,7 +585,7 @@ def test_resuming(grader: Grader) -> None:
     """two ranks continue exactly where three have saved"""
     saved = saving_run(grader)
     left = SAVED_AFTER
-    loading: dict[str, Any] = {"lr": 0.5, "weight_decay": 0.5}
+    loading: dict[str, Any] = {"lr": 0.5}
     state = {name: one + 1 for name, one in saved.state.items()}
     run = grader.run(
         "loads", 2, each=[{"batches": [step[rank] for step in batches(grader, 2)[left:]]} for rank in range(2)],

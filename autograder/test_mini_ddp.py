@@ -42,13 +42,12 @@ from lockstep.grading import (
     equal,
     evidence,
     fitting,
-    names,
     say_mismatch,
     wrong_ranks,
 )  # fmt: skip
 
-LAYERS, PER_BUCKET = 12, 4
-LAYER = 32 * 32 * 4  # bytes
+LAYERS, PER_BUCKET = 13, 5  # the last bucket has three
+LAYER = 32 * 32 * 8  # bytes
 
 CLASS = r"class MiniDDP"
 BROADCAST = r"broadcast\( || def __init__ || " + CLASS
@@ -87,7 +86,7 @@ def unused_run(grader: Grader) -> Trained:
 
 
 def overlap_run(grader: Grader) -> Run:
-    """Equal layers, of which PER_BUCKET fill a bucket exactly."""
+    """Equal layers of float64, of which PER_BUCKET fill a bucket exactly."""
     return grader.run("overlaps", WORLD, layers=LAYERS, per_bucket=PER_BUCKET)
 
 
@@ -95,11 +94,9 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     cause = run.cause
     assert cause is not None
-    if cause.error is not None:
-        for text, id in (("that doesn't require gradient", "hooks-frozen"), ("None", "trips-over-none")):
-            if text in cause.error.message:
-                said = f"{names(cause.ranks).capitalize()} raised {cause.error}."
-                return grader.diagnosis(id, said, of=cause.ranks, at=cause.error.frame)
+    known = (("that doesn't require gradient", "hooks-frozen", HOOK), ("None", "trips-over-none", MISSING))
+    if found := grader.read_error(run, known):
+        return found
     if cause.kind not in ("hang", "mismatch", "crashed"):
         return None
     sizes = [[call.nbytes for call in calls if call.kind == "all_reduce"] for calls in run.collectives]
@@ -130,13 +127,16 @@ def judge_waits(grader: Grader, run: Run, steps: int) -> None:
             grader.fail_on([rank] * (asked < launched), "never-waits", said, at=FINISH)
 
 
-def gradients_of_mistakes(ranks: list[Step], rank: int, name: str) -> list[Hypothesis]:
-    """What the usual mistakes give for one parameter; `rank` is the one it is asked for."""
+def gradients_of_mistakes(ranks: list[Step], rank: int, name: str, idle: bool) -> list[Hypothesis]:
+    """What the usual mistakes give for one parameter; `rank` is the one it is asked for.
+
+    With `idle` no rank used the trainable layer `never`.
+    """
     right, own = ranks[rank]["theirs"][name], [one["alone"].get(name) for one in ranks]
     here, same = ranks[rank], ranks[0]["mine"].get(name)
     averaged = [
         other for other, mean in here["theirs"].items()
-        if equal(here["mine"].get(other), mean, EXACT) and not equal(here["alone"].get(other), mean)
+        if idle and None not in own and equal(here["mine"].get(other), mean, EXACT) and not equal(here["alone"].get(other), mean)
     ]  # fmt: skip
     partly = f"It is that rank's own gradient, although {averaged[0] if averaged else ''} is averaged. No rank used never.weight: its bucket was never complete."
     shares = [None if gradient is None else gradient / WORLD for gradient in own]
@@ -151,7 +151,7 @@ def gradients_of_mistakes(ranks: list[Step], rank: int, name: str) -> list[Hypot
     ]  # fmt: skip
 
 
-def judge_gradients(grader: Grader, trained: Trained) -> None:
+def judge_gradients(grader: Grader, trained: Trained, idle: bool = False) -> None:
     """Every gradient of every step against DDP's; fails with what it is instead."""
     met = trained.run.silent_mismatch
     if met:
@@ -161,7 +161,7 @@ def judge_gradients(grader: Grader, trained: Trained) -> None:
         for name, right in ranks[0]["theirs"].items():
             seen = [one["mine"].get(name) for one in ranks]
             for rank in wrong_ranks(seen, Each([one["theirs"][name] for one in ranks]), EXACT)[:1]:
-                why = fitting(seen, gradients_of_mistakes(ranks, rank, name), of=[rank])
+                why = fitting(seen, gradients_of_mistakes(ranks, rank, name, idle), of=[rank])
                 why = why or Hypothesis("wrong-mean", "", None)
                 away = difference(seen[rank], right, EXACT)
                 far = "missing" if seen[rank] is None or away is None else f"up to {away.distance:.2g} away from DDP's"
@@ -191,6 +191,16 @@ def judge_type(grader: Grader) -> None:
     grader.explain(what, seen, right, [rounded], otherwise="wrong-mean", at=TYPE, tolerance=EXACT)
 
 
+def judge_three_ranks(grader: Grader) -> None:
+    """The mean on three ranks, whose number isn't that of the other checks."""
+    each = [{"slope": slope} for slope in (3.0, 6.0, 9.0)]
+    seen = grader.run("slopes", 3, each=each, dtype="float64").observed("gradient")
+    halves = Hypothesis("wrong-mean", "That is the sum divided by 2.", torch.full((3,), 9.0, dtype=torch.float64))
+    what = "Three ranks had gradients of 3, 6 and 9. The mean"
+    right = torch.full((3,), 6.0, dtype=torch.float64)
+    grader.explain(what, seen, right, [halves], otherwise="wrong-mean", at=DIVIDE)
+
+
 # The checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +210,9 @@ def test_construction(grader: Grader) -> None:
     initial, tokens = inputs(grader, "wraps", 1)
     each = [{"initial": own, "tokens": tokens[0, rank]} for rank, own in enumerate(initial)]
     run = grader.run("wraps", WORLD, each=each, cap=CAP)
+    copied = [rank for rank, itself in enumerate(run.observed("itself")) if not itself]
+    said = "On {ranks} self.module is not the module that MiniDDP was given. An optimizer made before has other parameters."
+    grader.fail_on(copied, "wraps-a-copy", said, at=r"deepcopy || self\.module = || " + CLASS)
     judge_values(grader, initial, run.observed("constructed"))
     bad = wrong_ranks(run.observed("output"), Each(run.observed("plain")))
     said = "On {ranks} MiniDDP's forward doesn't return what the module returns for the same arguments."
@@ -250,6 +263,7 @@ def test_matches_ddp(grader: Grader) -> None:
     judge_gradients(grader, trained)
     judge_parameters(grader, trained)
     judge_type(grader)
+    judge_three_ranks(grader)
 
 
 @AVERAGE
@@ -260,7 +274,8 @@ def test_divides_first(grader: Grader) -> None:
     what = f"Both ranks had a gradient of {slope:g}, and the largest float32 is 3.4e+38. The mean"
     run = grader.run("slopes", WORLD, slope=slope, dtype="float32")
     seen, right = run.observed("gradient"), torch.full((3,), slope)
-    grader.explain(what, seen, right, otherwise="divides-after-the-sum", at=DIVIDE)
+    summed = Hypothesis("divides-after-the-sum", "", torch.full((3,), torch.inf))
+    grader.explain(what, seen, right, [summed], otherwise="wrong-mean", at=DIVIDE)
 
 
 @HOOKS
@@ -276,10 +291,14 @@ def test_overlap(grader: Grader) -> None:
         full = f"Rank {rank} launched its first all-reduce when all {LAYERS} gradients were ready: "
         mistakes = [
             (first > done, "launches-after-backward", f"Rank {rank} launched its first all-reduce when backward had returned: all "
-             f"{len(ready)} gradients were ready by then. The first {PER_BUCKET} filled a bucket.", FINISH),
+             f"{len(ready)} gradients were ready by then.", FINISH),
+            (first > ready[-1] and len(reductions) == LAYERS, "launches-after-backward", f"{full}a parameter's hook waits for "
+             "those of all others.", HOOK),
             (first > ready[-1] and len(reductions) == 1, "one-bucket", full + "everything is in one bucket.", BUCKET),
             (first > ready[-1], "forward-order", full + "the first bucket to be launched is the last to be complete.",
              r"parameters\( || " + BUCKET),
+            (sum(one.nbytes for one in reductions) >= 2 * LAYERS * LAYER, "sends-twice", f"Rank {rank} made {len(reductions)} "
+             f"all-reduces of {sum(one.nbytes for one in reductions)} bytes in all. The gradients have {LAYERS * LAYER}.", REDUCE),
         ]  # fmt: skip
         for is_so, id, said, at in mistakes:
             grader.fail_on([rank] if is_so else [], id, said, at=at)
@@ -305,7 +324,7 @@ def test_no_wait_in_hook(grader: Grader) -> None:
 @pytest.mark.needs("test_no_wait_in_hook")
 def test_buckets(grader: Grader) -> None:
     """as many all-reduces as there are buckets of bucket_cap_mb"""
-    run, wanted, cap = overlap_run(grader), LAYERS // PER_BUCKET, PER_BUCKET * LAYER
+    run, wanted, cap = overlap_run(grader), -(-LAYERS // PER_BUCKET), PER_BUCKET * LAYER
     for rank in range(WORLD):
         sizes = [one.nbytes for one in sent(events(run, rank))]
         what = (
@@ -314,9 +333,10 @@ def test_buckets(grader: Grader) -> None:
         )
         mistakes = [
             (len(sizes) == LAYERS, "no-buckets", "", REDUCE),
-            (sum(sizes) >= 2 * LAYERS * LAYER, "sends-twice", "", REDUCE),
             (len(sizes) != wanted, "wrong-bucket-size", f" The first has {sizes[0]} bytes.", BUCKET),
             (max(sizes) >= cap + LAYER, "wrong-bucket-size", f" The largest has {max(sizes)} bytes, above the {cap} of the cap.", BUCKET),
+            (sizes[-1] > sizes[0], "forward-order", f" The first has {sizes[0]} bytes and the last {sizes[-1]}: the rest that "
+             "fills no bucket is of the last parameters, not of the first.", r"parameters\( || " + BUCKET),
         ]  # fmt: skip
         for is_so, id, says, at in mistakes:
             grader.fail_on([rank] * is_so, id, what + says, at=at)
@@ -331,8 +351,12 @@ def test_buckets(grader: Grader) -> None:
 def test_unused(grader: Grader) -> None:
     """a branch that is used on some ranks, or on none, is handled as DDP does"""
     for trained in (idle_run(grader), unused_run(grader)):
-        judge_gradients(grader, trained)
+        judge_gradients(grader, trained, idle=True)
         judge_parameters(grader, trained)
+    seen = grader.run("pairs", WORLD, each=[{"slopes": [0.0]}, {"slopes": [None]}]).observed("gradient")
+    what = "Rank 0 had a gradient of exactly zero for a parameter, and rank 1 had none. The mean"
+    mistakes = [Hypothesis("missing-stays-missing", "A mean of zero is not a gradient of None.", None)]
+    grader.explain(what, seen, torch.zeros(3), mistakes, otherwise="wrong-mean", at=MISSING)
 
 
 @ACCUMULATE
@@ -352,10 +376,16 @@ def test_no_sync(grader: Grader) -> None:
         [Hypothesis("loses-accumulated", "All ranks still have their own.", Each([one["alone"] for one in seen]))],
         otherwise="loses-accumulated", at=NO_SYNC, tolerance=EXACT,
     )  # fmt: skip
-    run = grader.run("overlaps", WORLD, layers=LAYERS, per_bucket=PER_BUCKET, quiet=1)
-    before, after = (
-        {rank for rank in range(WORLD) if sent(events(one, rank, "backward done"))}
-        for one in (overlap_run(grader), run)
+    before = {rank for rank in range(WORLD) if sent(events(overlap_run(grader), rank, "backward done"))}
+    for raises, when in ((False, "After one no_sync()"), (True, "After an exception in no_sync()")):
+        run = grader.run("overlaps", WORLD, layers=LAYERS, per_bucket=PER_BUCKET, quiet=1, raises=raises)
+        after = {rank for rank in range(WORLD) if sent(events(run, rank, "backward done"))}
+        said = f"{when} the next backward launched no all-reduce on {{ranks}}: all were left to finish_gradient_synchronization."
+        grader.fail_on(before - after, "never-syncs-again" if raises else "launches-after-backward", said, at=NO_SYNC)
+    each = [{"slopes": [3.0, 1.0]}, {"slopes": [6.0, None]}]
+    seen = grader.run("pairs", WORLD, each=each).observed("gradient")
+    what = "Rank 0 had gradients of 3 in no_sync() and 1 outside, rank 1 had 6 in no_sync() and none outside. The mean"
+    lost = Hypothesis(
+        "loses-accumulated", "Rank 1 brought zeros: what it had from no_sync() was left out.", torch.full((3,), 2.0)
     )
-    said = "After one no_sync() the next backward launched no all-reduce on {ranks}: all were left to finish_gradient_synchronization."
-    grader.fail_on(before - after, "launches-after-backward", said, at=NO_SYNC)
+    grader.explain(what, seen, torch.full((3,), 5.0), [lost], otherwise="loses-accumulated", at=MISSING)

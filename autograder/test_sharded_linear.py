@@ -44,8 +44,20 @@ SCALE = r"/=? .*(world|size)|\.div_?\(|ReduceOp\.AVG || " + REDUCE
 INPUTS = r"needs_input_grad || def backward || " + FORWARD
 KEPT = r"save_for_backward || ctx\.\w+ = || self\.\w+ = .*gather || def forward || " + CLASS
 SHAPES = r"\.view\( || \.T\b || \.t\(\) || reshape || flatten || def backward || " + FORWARD
+NO_INPUTS = r"numel\(\) || len\( || == 0 || def forward || " + CLASS
 STATE = r"def full_state_dict || " + CLASS
 DTYPE = r"\.float\(\) || dtype || torch\.(zeros|empty)\( || new_ || " + GATHER
+
+ERRORS = (
+    ("does not require grad and does not have a grad_fn", "output-without-graph", FORWARD),
+    ("returned an invalid gradient", "gradient-of-wrong-shape", REDUCE),
+    ("returned an incorrect number of gradients", "gradient-of-wrong-shape", REDUCE),
+    ("cannot register a hook", "needs-a-graph", FORWARD),
+    ("leaf variable", "gradient-of-wrong-shape", REDUCE),
+    ("same size", "ranks-gather-differently", GATHER),
+    ("invalid tensor size", "ranks-gather-differently", GATHER),
+)
+"""What torch says, what it means here, and where to look."""
 
 State = dict[str, torch.Tensor]
 Combine = Callable[[Sequence[torch.Tensor]], torch.Tensor]
@@ -155,22 +167,17 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     cause = run.cause
     assert cause is not None
-    error = cause.error
-    if error is not None:
-        for said, id, at in (
-            ("does not require grad and does not have a grad_fn", "output-without-graph", FORWARD),
-            ("returned an invalid gradient", "gradient-of-wrong-shape", REDUCE),
-            ("returned an incorrect number of gradients", "gradient-of-wrong-shape", REDUCE),
-            ("cannot register a hook", "needs-a-graph", FORWARD),
-            ("leaf variable", "gradient-of-wrong-shape", REDUCE),
-            ("same size", "ranks-gather-differently", GATHER),
-            ("invalid tensor size", "ranks-gather-differently", GATHER),
-        ):
-            if said.lower() in error.message.lower():
-                told = f"{names(cause.ranks).capitalize()} raised {error}"
-                return grader.diagnosis(id, told, of=cause.ranks, at=error.frame or at)
-    if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and error is None):
+    if found := grader.read_error(run, ERRORS):
+        return found
+    if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and cause.error is None):
         headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
+        last = [calls[-1] for calls in run.collectives if calls]
+        if len({call.shape for call in last if call.kind == "all_reduce" and call.shape[-1:] == (COLUMNS,)}) > 1:
+            said = f"{headline}. Those are gradients of the inputs, of which each rank has a different number."
+            return grader.diagnosis("input-gradient-averaged", said, of=cause.ranks, at=last[0].frame)
+        if any(mark.name == "one needs" for report in run.ranks for mark in report.marks):
+            said = f"Only the inputs of rank 0 need a gradient, and in backward the ranks call different collectives. {headline}."
+            return grader.diagnosis("ranks-gather-differently", said, evidence=evidence(run), of=cause.ranks, at=INPUTS)
         said = f"{headline}. All ranks had the same layer."
         return grader.diagnosis("ranks-gather-differently", said, evidence=evidence(run), of=cause.ranks, at=GATHER)
     return None
@@ -201,8 +208,9 @@ def judge_state(grader: Grader, played: Played) -> None:
         ),
     ]
     for rank, one in enumerate(seen):
-        if isinstance(one, dict) and any(len(one[name]) > len(tensor) for name, tensor in state.items() if name in one):
-            shapes = {name: tuple(tensor.shape) for name, tensor in one.items()}
+        tensors = {name: tensor for name, tensor in one.items() if isinstance(tensor, torch.Tensor)}
+        if any(len(tensors[name]) > len(tensor) for name, tensor in state.items() if name in tensors):
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             said = f"full_state_dict returns {shapes} for a layer of {played.rows} rows: the padding is still there."
             grader.fail("padding-left", said, of=[rank], at=STATE)
     what = f"The layer that full_state_dict returns for {played.rows} rows on {played.world_size} ranks,"
@@ -254,6 +262,9 @@ def judge_training(grader: Grader, played: Played, tolerance: Tolerance = CLOSE)
     def total(own: Sequence[torch.Tensor]) -> torch.Tensor:
         return mean(own) * world
 
+    def per_input(own: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [one / len(played.batches[rank][0][0][0]) for rank, one in enumerate(own)]
+
     def hypothesis(id: str, says: str, combine: Combine, at: str = REDUCE, last_only: bool = False) -> Hypothesis:
         return Hypothesis(id, says, lambda: played.trained(combine, last_only), at)
 
@@ -271,6 +282,12 @@ def judge_training(grader: Grader, played: Played, tolerance: Tolerance = CLOSE)
         hypothesis("bias-not-averaged", "The weight is right, and the bias has the gradient of each rank's inputs alone.",
                    bias_alone(local)),
         hypothesis("bias-not-averaged", "The weight is right, and the bias has the sum over the ranks.", bias_alone(total)),
+        hypothesis("wrong-sharded-gradient", "The weight is right, and the bias has the mean over the inputs, not their sum.",
+                   bias_alone(lambda own: mean(per_input(own)))),
+        hypothesis("wrong-sharded-gradient", "Each rank's gradient is divided by its number of inputs, and then they are summed.",
+                   lambda own: total(per_input(own))),
+        hypothesis("wrong-sharded-gradient", "Each rank's gradient is divided by its number of inputs before the mean.",
+                   lambda own: mean(per_input(own))),
         hypothesis("gradient-overwritten", "The second of two backwards before a step has replaced the first.", mean,
                    r"\.grad = || " + REDUCE, last_only=True),
     ]  # fmt: skip
@@ -404,6 +421,7 @@ def test_input_gradient(grader: Grader) -> None:
                 f"inputs that don't, where half is enough."
             )
             grader.fail("input-gradient-needless", said, of=[rank], at=INPUTS)
+    grader.run("work", 3, state=played.state, batch=played.batches[0][0][0], one_needs=True)
 
 
 @pytest.mark.needs("test_full_state")
@@ -492,6 +510,13 @@ def test_collectives(grader: Grader) -> None:
 def test_shapes(grader: Grader) -> None:
     """inputs of any number of dimensions, contiguous or not"""
     state = Played(grader, 2).state
+    uneven = [{"shape": [0, COLUMNS]}, {"shape": [5, COLUMNS]}]
+    run = grader.attempt("once", 2, each=uneven, state=state, strided=False)
+    if run.cause is not None:
+        error = run.cause.error
+        what = f"{names(run.cause.ranks)} raised {error}" if error else run.cause.headline
+        said = f"Rank 0 had no inputs and rank 1 had 5: {what}"
+        grader.fail("no-inputs-on-a-rank", said, evidence=evidence(run), of=run.cause.ranks, at=NO_INPUTS)
     for shape, strided in (
         ([5, 50], True),
         ([2, 3, 50], False),

@@ -236,6 +236,9 @@ def test_speaks(grader: Grader) -> None:
     whole, own = (model.loss(second["weights"], of, samples) for samples in (together(run, 1), share(second)))
     what = f"In step 2 the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
     grader.fail_on([0] * (model.prints(told, own) and not model.prints(told, whole)), "rank-local-loss", what, at=at)
+    logged = [set(range(start, TOTAL + 1, 2)) for start in (1, 2)]  # whether it counts from 0 or from 1
+    what = f"With --log-every 2, {{ranks}} printed the losses over all ranks of the steps {', '.join(printed) or 'none'} alone."
+    grader.fail_on([0] * (not any(one <= set(map(int, printed)) for one in logged)), "rank-local-loss", what, at=at)
 
 
 @pytest.mark.needs("test_step")
@@ -403,6 +406,10 @@ def test_refuses(grader: Grader) -> None:
     bad = [rank for rank, error in enumerate(said) if error == "nothing"]
     what = f"--batch-size {BATCH} and --accumulate 5 on {WORLD} ranks: {{ranks}} trained instead of raising ValueError."
     grader.fail_on(bad, "uneven-batch-accepted", what, at=r"accumulate || " + TRAIN)
+    made = run.observed("made")
+    late = [rank for rank, steps in enumerate(made) if steps]
+    what = f"--batch-size {BATCH} and --accumulate 5 on {WORLD} ranks: {{ranks}} made {max(made)} steps before the ValueError."
+    grader.fail_on(late, "uneven-batch-accepted", what, at=r"accumulate || " + TRAIN)
     others = [rank for rank, error in enumerate(said) if error != "ValueError"]
     what = f"--batch-size {BATCH} and --accumulate 5 on {WORLD} ranks: {{ranks}} raised {''.join(said[others[0]] if others else '')}; "
     grader.fail_on(others, "another-error", what + "a ValueError was expected.", at=r"raise || accumulate || " + TRAIN)

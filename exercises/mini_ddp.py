@@ -60,7 +60,10 @@ class MiniDDP(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums."""
+        """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums.
+
+        An exception that leaves it changes nothing about that.
+        """
         raise NotImplementedError("mini_ddp: exchange nothing in here")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -159,7 +159,10 @@ class MiniDDP(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums."""
+        """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums.
+
+        An exception that leaves it changes nothing about that.
+        """
         # --- solution: exchange nothing in here ---
         before, self._synchronize = self._synchronize, False
         try:

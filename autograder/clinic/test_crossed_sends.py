@@ -49,8 +49,13 @@ def test_it_ends(grader: Grader) -> None:
 @pytest.mark.needs("test_it_ends")
 def test_rod(grader: Grader) -> None:
     """the rod has the temperatures that one process computes"""
-    for run in (*(run for _, run in treat_widely(grader, CASE)), treat(grader, CASE, 1, 3)):
+    runs = [*(run for _, run in treat_widely(grader, CASE)), treat(grader, CASE, 1, 3)]
+    for run in runs:
         _rod(grader, run)
+    for run in runs:
+        for rank, number in enumerate(run.observed("never_waited")):
+            what = f"Rank {rank} of {run.world_size} started {number} sends and receives that it never waited for."
+            grader.fail_on([rank] * (number > 0), "message-never-waited-for", what, at=r"isend || irecv || " + EXCHANGE)
 
 
 def _rod(grader: Grader, run: Run) -> None:

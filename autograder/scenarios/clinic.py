@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from types import ModuleType
@@ -17,12 +18,16 @@ timeouts: list[float] = []
 wrapped: list[dict[str, Any]] = []
 samples: list[list[int]] = []
 linear_calls: list[bool] = []
+started: list[dist.Work] = []
+ended: set[int] = set()
 LAUNCHERS = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 OPTIONS = ("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb")
 
 
 def before() -> None:
-    """Note where the launcher says to meet; from the first import on note timeouts, DDP's options and the samples read."""
+    """Note where the launcher says to meet; from the first import on note timeouts, DDP's options, the samples read, and
+    the sends and receives that are started and never waited for.
+    """
     observe("launchers_address", LAUNCHERS)
     for name in ("init_process_group", "new_group"):
         setattr(dist, name, _noting_timeout(getattr(dist, name)))
@@ -34,6 +39,7 @@ def before() -> None:
         construct(self, *args, **options)
 
     DistributedDataParallel.__init__ = constructed  # type: ignore[method-assign]
+    _note_works()
     import clinic_data
 
     read = clinic_data.Records.__getitem__
@@ -43,6 +49,34 @@ def before() -> None:
         return read(self, index)
 
     clinic_data.Records.__getitem__ = noted
+
+
+def _note_works() -> None:
+    """Keep each work of `isend` and `irecv`, and note which of them are waited for, or asked for until they are done."""
+
+    def noting(original: Any) -> Any:
+        @functools.wraps(original)
+        def noted(*args: Any, **options: Any) -> Any:
+            work = original(*args, **options)
+            if work is not None:
+                started.append(work)
+            return work
+
+        return noted
+
+    def awaiting(original: Any) -> Any:
+        def awaited(self: dist.Work, *args: Any) -> Any:
+            if not sys._getframe(1).f_globals.get("__name__", "").startswith("lockstep."):
+                ended.add(id(self))
+            return original(self, *args)
+
+        return awaited
+
+    for name in ("isend", "irecv"):
+        setattr(dist, name, noting(getattr(dist, name)))
+        setattr(sys.modules["torch.distributed.distributed_c10d"], name, getattr(dist, name))
+    for name in ("wait", "is_completed"):
+        setattr(dist.Work, name, awaiting(getattr(dist.Work, name)))
 
 
 def _noting_timeout(original: Any) -> Any:
@@ -84,6 +118,7 @@ def treat(module: ModuleType, count_linear: bool = False) -> None:
         observe("wrapped", wrapped)
         observe("samples", samples)
         observe("linear_calls", sum(linear_calls))
+        observe("never_waited", sum(id(work) not in ended for work in started))
     observe("result", {str(key): _plain(value) for key, value in result.items()} if isinstance(result, dict) else None)
 
 

@@ -80,7 +80,7 @@ class Job:
         )
         self.named = dict(self.model.named_parameters())
         observe("kept", {name: (local(one).numel(), str(one.dtype)) for name, one in self.named.items()})
-        observe("optimizers", len(self.made))
+        observe("part", [round(float(local(one).detach().double().sum()), 9) for one in self.named.values()])
         self.model.register_forward_pre_hook(lambda *_: mark("forward"), prepend=True)
         self.seen["states"].append(full(self.model))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import warnings
@@ -84,7 +85,9 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, side:
 def wraps(submission, initial: dict[str, torch.Tensor], tokens: torch.Tensor, cap: float) -> None:
     """What MiniDDP makes of a module, and what it and the module return for the same batch."""
     device = join()
-    wrapped = submission.MiniDDP(Awkward(initial).to(device), bucket_cap_mb=cap)
+    model = Awkward(initial).to(device)
+    wrapped = submission.MiniDDP(model, bucket_cap_mb=cap)
+    observe("itself", wrapped.module is model)
     observe("constructed", state(wrapped.module))
     with torch.no_grad():
         observe("output", wrapped(tokens.to(device), side=True))
@@ -150,19 +153,26 @@ def trains(
     observe("theirs", {name: p.detach().clone() for name, p in theirs.module.named_parameters()})
 
 
-def overlaps(submission, layers: int, per_bucket: int, quiet: int = 0) -> None:
-    """Backward through equal layers, with a mark whenever a gradient is ready; so many in no_sync go before it."""
+def overlaps(submission, layers: int, per_bucket: int, quiet: int = 0, raises: bool = False) -> None:
+    """Backward through equal layers of float64, with a mark whenever a gradient is ready; so many in no_sync go before it.
+
+    With `raises`, each no_sync is left by an exception.
+    """
     device = join()
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).to(device)
+    layer = {"bias": False, "device": device, "dtype": torch.float64}
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, **layer) for _ in range(layers)))
+    ones = torch.ones(1, WIDTH, device=device, dtype=torch.float64)
     for index, parameter in enumerate(model.parameters()):
         parameter.register_post_accumulate_grad_hook(lambda _, index=index: mark(f"ready {index}"))
-    wrapped = submission.MiniDDP(model, bucket_cap_mb=per_bucket * WIDTH * WIDTH * 4 / 2**20)
+    wrapped = submission.MiniDDP(model, bucket_cap_mb=per_bucket * WIDTH * WIDTH * 8 / 2**20)
     for _ in range(quiet):
-        with wrapped.no_sync():
-            wrapped(torch.ones(1, WIDTH, device=device)).sum().backward()
+        with contextlib.suppress(InterruptedError), wrapped.no_sync():
+            wrapped(ones).sum().backward()
+            if raises:
+                raise InterruptedError
     for _ in range(2):
         wrapped.zero_grad()
-        loss = wrapped(torch.ones(1, WIDTH, device=device)).sum()
+        loss = wrapped(ones).sum()
         mark("backward")
         loss.backward()
         mark("backward done")
@@ -188,6 +198,30 @@ def slopes(submission, slope: float, dtype: str) -> None:
     wrapped(slope).backward()
     wrapped.finish_gradient_synchronization()
     observe("gradient", wrapped.module.weight.grad)
+
+
+class Pair(nn.Module):
+    """Two parameters. The first has whatever gradient it is called with; with None it has no part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, slope: float | None) -> torch.Tensor:
+        """A scalar."""
+        total = self.second.sum()
+        return total if slope is None else total + (self.first * slope).sum()
+
+
+def pairs(submission, slopes: list[float | None]) -> None:
+    """One backward for each of these gradients, all but the last in no_sync."""
+    wrapped = submission.MiniDDP(Pair().to(join()))
+    for slope in slopes[:-1]:
+        with wrapped.no_sync():
+            wrapped(slope).backward()
+    wrapped(slopes[-1]).backward()
+    wrapped.finish_gradient_synchronization()
+    observe("gradient", wrapped.module.first.grad)
 
 
 def saves(submission) -> None:

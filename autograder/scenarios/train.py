@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from lockstep.grading.on_rank import mark, observe, rank
 
 FEATURES, CLASSES = 6, 3
-FOLDER = Path("run")
+FOLDER = Path("runs", "job")  # nested, as the default is: neither of the two exists at first
 
 steps: list[dict[str, Any]] = []
 seen: list[list[int]] = []
@@ -234,7 +234,9 @@ def steps_once(
 
 
 def refuses(submission: Any, arguments: list[str]) -> None:
-    """Arguments that it must refuse."""
+    """Arguments that it must refuse, and how many steps it made before that."""
+    made: list[Any] = []
+    register_optimizer_step_pre_hook(lambda *_: made.append(None))
     try:
         submission.main([*arguments, "--folder", str(FOLDER)])
     except NotImplementedError:
@@ -243,6 +245,7 @@ def refuses(submission: Any, arguments: list[str]) -> None:
         observe("refused", "ValueError" if isinstance(error, ValueError) else type(error).__name__)
     else:
         observe("refused", "nothing")
+    observe("made", len(made))
     sys.stdout.flush()
 
 
@@ -327,6 +330,7 @@ def saves(submission: Any) -> None:
     torch.save = save
     for name, kind in (("fsync", "fsync"), ("fdatasync", "fsync"), ("replace", "rename"), ("rename", "rename")):
         around(name, kind)
+    FOLDER.parent.mkdir(exist_ok=True)
     submission.save(path, {"model": {"weight": torch.full((2000,), float(rank()))}, "step": 7 + rank()})
     observe("there", path.is_file())
     dist.barrier()

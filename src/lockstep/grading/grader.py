@@ -254,6 +254,22 @@ class Grader:
         message = f"{what} on rank {first} is {where}{others}. {found.says}".rstrip()
         self.fail(found.id, message, evidence=evidence, of=wrong, at=found.at or at or None)
 
+    def read_error(
+        self, run: ranks.Run, known: Iterable[tuple[str, str, ranks.Frame | str | None]]
+    ) -> Diagnosis | None:
+        """What a failed run's error means: the first of `known` with words of the message, an id, and where to look.
+
+        Case doesn't matter. The line that raised it, if it is the submission's, comes before `where to look`.
+        """
+        cause = run.cause
+        if cause is None or cause.error is None:
+            return None
+        for words, id, at in known:
+            if words.lower() in cause.error.message.lower():
+                told = f"{names(cause.ranks).capitalize()} raised {cause.error}"
+                return self.diagnosis(id, told, of=cause.ranks, at=cause.error.frame or at)
+        return None
+
     def diagnosis(
         self,
         id: str,

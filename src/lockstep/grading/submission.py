@@ -62,11 +62,15 @@ class Submission:
         return docstring_lines(self.text)
 
     def line(self, patterns: str) -> int | None:
-        """The first line of code that matches; several patterns, tried in order, are separated by ` || `."""
+        """The first line of code that matches; several patterns, tried in order, are separated by ` || `.
+
+        An import is no match for a pattern that doesn't ask for one.
+        """
         for pattern in patterns.split(" || "):
             for number, line in enumerate(self._lines, 1):
                 code = line if line.startswith("#SBATCH") else line.split("#")[0]
-                if number not in self._prose and re.search(pattern, code):
+                imports = re.match(r"\s*(from|import) ", code) and "import" not in pattern
+                if number not in self._prose and not imports and re.search(pattern, code):
                     return number
         return None
 

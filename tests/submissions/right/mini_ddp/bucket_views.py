@@ -82,8 +82,10 @@ class MiniDDP(nn.Module):
     @contextmanager
     def no_sync(self):
         self._active = False
-        yield
-        self._active = True
+        try:
+            yield
+        finally:
+            self._active = True
 
     def forward(self, *inputs, **named):
         return self.module(*inputs, **named)
