@@ -221,7 +221,7 @@ ARCHIVES: dict[str, tuple[str, bytes, bool]] = {
     "a bomb beside it": ("zip", zipped(("train_ddp.py", GOOD), ("zeros.bin", bytes(20 << 20))), TAKEN),
     "a bomb of its name": ("zip", zipped(("train_ddp.py", bytes(20 << 20))), REFUSED),
     "a name that runs right to left": ("zip", zipped(("\u202eyp.pdd_niart", GOOD)), REFUSED),
-    "a name that looks the same": ("zip", zipped(("trаin_ddp.py", GOOD)), REFUSED),
+    "a name that looks the same": ("zip", zipped(("trаin_ddp.py", GOOD)), TAKEN),  # by what it defines
     "a number that is another's": ("zip", zipped(("bob_1_assignsubmission_file_/train_ddp.py", GOOD)), TAKEN),
     "half a zip": ("zip", zipped(("train_ddp.py", GOOD))[:60], REFUSED),
     "no archive": ("zip", b"MZ" + bytes(2000), REFUSED),
