@@ -18,7 +18,9 @@ from lockstep.grading import Diagnosis, Grader, Play, Run, evidence, names
 
 WORLD = 3
 SECONDS = 1.2  # where somebody is waited for until the deadline
-TOGETHER = 2.5  # ... and the others need time to meet
+TOGETHER = 2.5  # ... and the others need time to meet: more on a busy machine (`time_to_meet`)
+SLOWER = 8.0  # Many cases are played at the same time, each so much slower than one that is played alone
+LONGEST = 15.0  # ... as much as the scenario keeps a waiting rank from being taken to hang
 PATIENT = 30.0  # where nobody should have to wait
 HOSTED = 7.0  # ... unless nobody hosts the store, which must be told before the wait is taken for a hang
 
@@ -158,15 +160,23 @@ WAITING: dict[str, tuple[list[int], int, dict[str, str]]] = {  # the ranks that 
 PORTS = ("nobody", "taken", "foreign", "dropped")
 
 
+def time_to_meet(grader: Grader) -> float:
+    """A timeout in which the ranks of this submission meet on this machine: it has shown how long it takes when all is well."""
+    found = together(grader, "well", [], PATIENT).observed("found")
+    slowest = max((one.get("seconds", 0.0) for one in found), default=0.0)
+    return min(max(TOGETHER, round(SLOWER * slowest, 1)), LONGEST)
+
+
 def waited(grader: Grader, case: str) -> Run:
     """A case in which the ranks may wait for each other until the deadline: all of those are played at the same time."""
+    seconds = time_to_meet(grader)
 
     def how(name: str) -> dict[str, Any]:
         odd, world, changes = WAITING[name]
-        return {"world_size": world, "case": name, "odd": odd, "changes": changes, "timeout": TOGETHER}
+        return {"world_size": world, "case": name, "odd": odd, "changes": changes, "timeout": seconds}
 
     plays = [Play.of("together", **how(name)) for name in WAITING]
-    grader.play_ahead([*plays, Play.of("forsaken", WORLD, timeout=TOGETHER)])
+    grader.play_ahead([*plays, Play.of("forsaken", WORLD, timeout=seconds)])
     return grader.run("together", **how(case))
 
 
@@ -211,7 +221,7 @@ def group_as_before(grader: Grader, run: Run, case: str) -> None:
 def in_time(grader: Grader, run: Run, case: str, absent: list[int]) -> None:
     """Whether the others had returned by far in time, by the clock of one that did not call it."""
     if run.observed("late")[absent[0]]:
-        what = f"{situation(case)}. With timeout={TOGETHER}, the others had not returned after three times as long."
+        what = f"{situation(case)}. With timeout={time_to_meet(grader):g}, the others had not returned after three times as long."
         grader.fail("no-deadline", what, of=[rank for rank in range(run.world_size) if rank not in absent], at=ROLL)
 
 
@@ -386,7 +396,7 @@ def test_missing_rank(grader: Grader) -> None:
     run, absent = waited(grader, "given, missing"), WAITING["given, missing"][0]
     everybody(grader, run, situation("given, missing"), absent, at=GROUP)
     in_time(grader, run, "given, missing", absent)
-    run = grader.run("forsaken", WORLD, timeout=TOGETHER)
+    run = grader.run("forsaken", WORLD, timeout=time_to_meet(grader))
     everybody(grader, run, situation("forsaken"), [0], at=ROLL)
     in_time(grader, run, "forsaken", [0])
 
@@ -475,7 +485,7 @@ def test_versions(grader: Grader) -> None:
         )
     if grader.device == "cuda":
         return
-    lines = everybody(grader, together(grader, "gpus", [1], TOGETHER), situation("gpus"), at=SHARED)
+    lines = everybody(grader, together(grader, "gpus", [1], time_to_meet(grader)), situation("gpus"), at=SHARED)
     silent = [rank for rank, own in lines.items() if not all(names_backend(one, own) for one in ("gloo", "nccl"))]
     if silent:
         what = f"{situation('gpus')}, so rank 1 took nccl and the others gloo. {names(silent).capitalize()}: "
@@ -488,7 +498,7 @@ def test_collective(grader: Grader) -> None:
     runs = {
         "lie": together(grader, "lie", [1], PATIENT),
         "given lie": together(grader, "given lie", [1], PATIENT),
-        "given and wrong": together(grader, "given and wrong", [2], TOGETHER, RANK="0"),
+        "given and wrong": together(grader, "given and wrong", [2], time_to_meet(grader), RANK="0"),
         "no group": waited(grader, "no group"),
     }
     for case, run in runs.items():

@@ -6,7 +6,7 @@ import torch
 
 
 def local_device() -> tuple[torch.device, str]:
-    """A GPU of its own and nccl when this node has one for every rank; the CPU and gloo otherwise."""
+    """If this node has a GPU for every rank: this rank's own GPU and nccl. Otherwise: the CPU and gloo."""
     local_rank = int(os.environ["LOCAL_RANK"])
     if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
         return torch.device("cpu"), "gloo"

@@ -1,4 +1,4 @@
-"""The job of chapter 2, with not a word about ranks: the data, the model, one epoch."""
+"""Chapter 2's job in one process: the data, the model, one epoch. Nothing here knows of ranks."""
 
 import numpy
 import torch

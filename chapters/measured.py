@@ -1,9 +1,9 @@
-"""What a step sent, beside what you predicted."""
+"""What a step sent, beside what you predicted; and what a rank did, in order."""
 
 from collections.abc import Sequence
 
 from lockstep.notebook.timeline import timeline
-from lockstep.ranks import Run
+from lockstep.ranks import Mark, Run
 
 NAMES = ("all-reduces", "bytes in all", "launched before the last gradient was ready")
 
@@ -21,3 +21,15 @@ def measured(run: Run | None, predicted: Sequence[int | None]) -> None:
     print("predicted   measured")
     for guess, number, name in zip(predicted, numbers, NAMES, strict=True):
         print(f"{'?' if guess is None else guess:>9}   {number:>8}   {name}")
+
+
+def story(run: Run, rank: int = 0, lines: int | None = None) -> None:
+    """Print what a rank did, in order: its marks and, indented, its communication. `lines`: only the first ones."""
+    report = run.ranks[rank]
+    events = [*report.collectives, *report.marks]
+    events.sort(key=lambda event: event.number)
+    for event in events[:lines]:
+        if isinstance(event, Mark):
+            print(event.name)
+        else:
+            print(f"    {event.kind}: {event.nbytes} bytes")

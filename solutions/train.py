@@ -14,37 +14,35 @@ with you.
 """
 
 import argparse
-import errno  # solution-only
-import fcntl  # solution-only
-import json  # solution-only
+import atexit
+import fcntl
+import functools
+import itertools
+import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
 import sysconfig
-import time  # solution-only
-import zipfile  # solution-only
-from collections.abc import Iterator
-from contextlib import nullcontext, suppress  # solution-only
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta  # solution-only
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
-from torch.utils.data import (
-    DataLoader,  # solution-only
-    Dataset,
-    DistributedSampler,  # solution-only
-    Subset,  # solution-only
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 Pairs = Dataset[tuple[torch.Tensor, ...]]
 
@@ -147,26 +145,61 @@ def join() -> torch.device:
         device before the group is created, and the backend is nccl; otherwise the CPU, with gloo.
     """
     # --- solution: join the process group ---
-    # No step takes five minutes: a rank that is missing for so long is gone. Saves have a group of their own.
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device, timeout=timedelta(minutes=5))
-        return device
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    return torch.device("cpu")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",  # gloo as well: a question to all ranks doesn't wait for the GPU
+        device_id=device if cuda else None,
+        timeout=timedelta(minutes=5),  # longer than any step; saving has a group of its own
+    )
+    return device
     # --- end ---
 
 
 # --- solution-only ---
-_patient: list[Any] = []
+@functools.cache
+def patient_group() -> Any:
+    """All ranks again, with time to write and to send a large checkpoint."""
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=1))
 
 
-def patient() -> Any:
-    """A second process group: for CPU tensors, so that no question waits for a GPU, and with time for large checkpoints."""
-    if not _patient:
-        _patient.append(dist.new_group(backend="gloo", timeout=timedelta(hours=1)))
-    return _patient[0]
+def on_rank_0(task: str, work: Callable[[], Any]) -> Any:
+    """Let rank 0 work while the others wait. Returns the result on every rank, or raises RuntimeError on every rank."""
+    told: list[Any] = [None, None]  # the result, and what went wrong
+    cause = None
+    if dist.get_rank() == 0:
+        try:
+            told[0] = work()
+        except Exception as error:
+            told[1], cause = f"rank 0 could not {task}: {type(error).__name__}: {error}", error
+    dist.broadcast_object_list(told, src=0, group=patient_group())
+    if told[1]:
+        raise RuntimeError(told[1]) from cause
+    return told[0]
+
+
+def claim(folder: Path) -> None:
+    """Keep other jobs out of the folder while this one lives."""
+
+    def lock() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)  # never closed: the lock ends with the process
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError("another job works there; give each its own --folder") from None
+        except OSError:
+            pass  # some file systems have no locks
+
+    on_rank_0(f"use {folder}", lock)
+
+
+def ignore_signals(worker: int) -> None:
+    """For a loader's worker. torchrun signals it too, but its rank needs it until the end of the step."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 # --- end ---
@@ -183,6 +216,15 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.made = True
 
+    # --- solution-only ---
+    def anywhere(self) -> bool:
+        """Whether any rank was asked; the same answer on all."""
+        asked = torch.tensor(float(self.made))
+        dist.all_reduce(asked)
+        return asked.item() > 0
+
+    # --- end ---
+
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
@@ -191,34 +233,28 @@ def save(path: Path, state: dict[str, Any]) -> None:
     returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`, and
     the one before it as `checkpoint.older`. Raises RuntimeError on every rank if the file could not be written.
     """
+
     # --- solution: save, atomically and durably ---
-    problem: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replaced = path.with_suffix(".replaced")
-            replaced.unlink(missing_ok=True)
-            with suppress(OSError):  # there is none yet, or the file system has no hard links
-                os.link(path, replaced)  # a second name: `path` itself is never missing
-            unfinished = path.with_suffix(".tmp")
-            with open(unfinished, "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-            if replaced.exists():  # last: until here an older one may be the only whole one
-                with suppress(FileNotFoundError):
-                    os.replace(path.with_suffix(".old"), path.with_suffix(".older"))
-                os.replace(replaced, path.with_suffix(".old"))
-            folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)  # the name, too, has to reach the disk
-            os.close(folder)
-        except Exception as error:
-            problem[0] = f"{path} was not saved: {type(error).__name__}: {error}"
-    # A meeting, like a barrier, in which a failure reaches every rank.
-    dist.broadcast_object_list(problem, src=0, group=patient())
-    if problem[0]:
-        raise RuntimeError(problem[0])
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished, replaced, old, older = (path.with_suffix(end) for end in (".tmp", ".replaced", ".old", ".older"))
+        replaced.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none yet, or the file system has no hard links
+            os.link(path, replaced)  # a second name: `path` itself is never missing
+        with open(unfinished, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+        if replaced.exists():  # last: until here, an older one may be the only intact one
+            with suppress(FileNotFoundError):
+                os.replace(old, older)
+            os.replace(replaced, old)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)  # the new name has to reach the disk, too
+        os.close(folder)
+
+    on_rank_0(f"save {path}", write)
     # --- end ---
 
 
@@ -232,50 +268,55 @@ def load(path: Path) -> dict[str, Any] | None:
     The solution skips damaged files, says so on rank 0, and returns the newest intact one. If no file is intact it raises
     RuntimeError on every rank rather than start over. The check doesn't ask for that.
     """
+
     # --- solution: load the same on every rank ---
-    state: Any = None
-    damaged: list[str] = []
-    newest_first = (path, path.with_suffix(".old"), path.with_suffix(".older"))
-    for file in newest_first if dist.get_rank() == 0 else ():
-        try:
-            with zipfile.ZipFile(file) as archive:  # torch.load does not look at the checksums
-                if (record := archive.testzip()) is not None:
-                    raise zipfile.BadZipFile(f"wrong checksum of {record}")
-            state = torch.load(file, map_location="cpu", weights_only=True)
-            break
-        except FileNotFoundError:
-            pass
-        except Exception as error:
-            damaged.append(f"{file} cannot be read: {type(error).__name__}: {error}")
-    told = [state, "; ".join(damaged)]
-    dist.broadcast_object_list(told, src=0, group=patient())
-    state, problem = told
-    if problem and state is None:
-        raise RuntimeError(f"no whole checkpoint: {problem}")
-    if problem:
-        say(dist.get_rank(), f"{problem}; going on from the one before")
-    return state
+    def read() -> dict[str, Any] | None:
+        damaged: list[str] = []
+        for file in (path, path.with_suffix(".old"), path.with_suffix(".older")):
+            try:
+                with zipfile.ZipFile(file) as archive:  # torch.load does not look at the checksums
+                    if part := archive.testzip():
+                        raise zipfile.BadZipFile(f"wrong checksum of {part}")
+                state = torch.load(file, map_location="cpu", weights_only=True)
+                if damaged:
+                    say(0, f"{'; '.join(damaged)}. Continuing from {file}.")
+                return state
+            except FileNotFoundError:
+                pass
+            except Exception as error:
+                damaged.append(f"{file} is damaged: {type(error).__name__}: {error}")
+        if damaged:
+            raise RuntimeError("; ".join(damaged))
+        return None
+
+    return on_rank_0(f"load {path}", read)
     # --- end ---
 
 
 def batches(
-    dataset: Pairs, epoch: int, skip: int, batch_size: int, accumulate: int, seed: int, workers: int = 0
+    dataset: Pairs, step: int, epochs: int, batch_size: int, accumulate: int, seed: int, workers: int = 0
 ) -> Iterator[Any]:
-    """This rank's micro-batches of an epoch (from 0), without those of its first `skip` steps.
+    """This rank's micro-batches, from the one after `step` steps of training to the end of the last epoch.
 
     A step uses `batch_size` samples over all ranks, an equal share on each, in `accumulate` micro-batches of equal
     size. An epoch has `len(dataset) // batch_size` steps; samples left over are dropped. The order is that of
     `DistributedSampler(dataset, seed=seed, drop_last=True)`, a different one in each epoch.
     """
     # --- solution: deal out the samples ---
-    sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=seed, drop_last=True)
-    sampler.set_epoch(epoch)
-    share = batch_size // dist.get_world_size()
-    steps = len(dataset) // batch_size  # type: ignore[arg-type]
-    order = list(sampler)[skip * share : steps * share]
-    # Pages that the GPU copies from by itself, while the step before is computed.
-    pin = torch.cuda.is_available()
-    yield from DataLoader(Subset(dataset, order), share // accumulate, num_workers=workers, pin_memory=pin)
+    share, an_epoch = batch_size // dist.get_world_size(), len(dataset) // batch_size  # type: ignore[arg-type]
+
+    def order() -> Iterator[int]:
+        sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=seed, drop_last=True)
+        for epoch in range(step // an_epoch, epochs):
+            sampler.set_epoch(epoch)
+            done = step % an_epoch if epoch == step // an_epoch else 0
+            yield from list(sampler)[done * share : an_epoch * share]
+
+    if workers:  # as they ignore SIGTERM, multiprocessing would wait for them when the rank fails
+        atexit.register(lambda: [child.kill() for child in multiprocessing.active_children()])
+    # One loader for all epochs: its workers start once. The GPU copies from pinned memory by itself.
+    how: dict[str, Any] = {"sampler": order(), "num_workers": workers, "pin_memory": torch.cuda.is_available()}
+    return iter(DataLoader(dataset, share // accumulate, worker_init_fn=ignore_signals, **how))
     # --- end ---
 
 
@@ -317,7 +358,12 @@ def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, dataset: Pairs, device: torch.device, amp: bool, batch_size: int = 256
+    model: nn.Module,
+    dataset: Pairs,
+    device: torch.device,
+    amp: bool,
+    batch_size: int = 256,
+    stop: StopRequest | None = None,  # solution-only
 ) -> tuple[float, float]:
     """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
 
@@ -325,14 +371,16 @@ def evaluate(
     collectives, which ranks with fewer batches would not join.
     """
     # --- solution: evaluate, every sample once ---
-    mine = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))  # type: ignore[arg-type]
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right ones, how many
+    rank, world_size, samples = dist.get_rank(), dist.get_world_size(), len(dataset)  # type: ignore[arg-type]
+    mine = Subset(dataset, range(rank, samples, world_size))
+    on_all_ranks = math.ceil(samples // world_size / batch_size)  # batches; the first ranks may have one more
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct predictions, samples
     model.eval()
-    for inputs, targets in DataLoader(mine, batch_size):
-        loss, right = loss_of(model, inputs.to(device), targets.to(device), amp)
-        sums += torch.stack(
-            [loss.double() * targets.numel(), right.double(), torch.full_like(loss, targets.numel()).double()]
-        )
+    for number, (inputs, targets) in enumerate(DataLoader(mine, batch_size)):
+        if stop and number < on_all_ranks and stop.anywhere():
+            break  # what is returned is of a part: the caller asks again
+        loss, correct = loss_of(model, inputs.to(device), targets.to(device), amp)
+        sums += torch.stack([loss.double() * targets.numel(), correct.double(), sums.new_tensor(targets.numel())])
     model.train()
     dist.all_reduce(sums)
     return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
@@ -340,81 +388,42 @@ def evaluate(
 
 
 # --- solution-only ---
-def make_optimizer(model: nn.Module, lr: float, device: torch.device) -> Optimizer:
+def make_optimizer(model: nn.Module, lr: float) -> Optimizer:
     """AdamW in one kernel. Only matrices decay: biases and norms are few, and small ones are not simpler."""
     matrices = [one for one in model.parameters() if one.dim() > 1]
     others = [one for one in model.parameters() if one.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, fused=device.type in ("cuda", "cpu"))
+    return torch.optim.AdamW(groups, lr=lr, fused=True)
 
 
-def random_states() -> list[dict[str, Any]]:
-    """Those of every rank, in order. There is no dropout here; where there is, a restarted job draws on."""
-    own = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        own["cuda"] = torch.cuda.get_rng_state()
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, own, group=patient())
-    return states
-
-
-def claim(folder: Path) -> None:
-    """Keep other jobs out of the folder as long as this one lives. Raises RuntimeError on every rank if one is there."""
-    problem: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _lock.append(open(folder / "lock", "w"))  # noqa: SIM115  open as long as the process lives
-            fcntl.flock(_lock[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it, however the process ends
-        except BlockingIOError:
-            problem[0] = f"another job works in {folder}: give each its own --folder"
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # some file systems have no locks
-                problem[0] = f"{folder} cannot be used: {error}"
-    dist.broadcast_object_list(problem, src=0, group=patient())
-    if problem[0]:
-        raise RuntimeError(problem[0])
-
-
-_lock: list[IO[str]] = []
 PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # dense bfloat16 operations a second
 
 
 class Log:
-    """How the last steps went: a line for people, and one of JSON for machines in `log.jsonl`."""
+    """Progress since the last line: a line to read, and one of JSON in `log.jsonl`."""
 
-    def __init__(self, folder: Path, device: torch.device, weights: int) -> None:
-        self.file, self.device, self.weights = folder / "log.jsonl", device, weights
+    def __init__(self, folder: Path, device: torch.device, operations: int) -> None:
+        self.file, self.device, self.operations = folder / "log.jsonl", device, operations  # for each sample
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        self.peak = next((peak for known, peak in PEAKS.items() if known in gpu), None)
-        self.since, self.waited = time.perf_counter(), 0.0
+        self.peak = next((peak for name, peak in PEAKS.items() if name in gpu), None)
+        self.began, self.waited, self.samples = time.perf_counter(), 0.0, 0
 
-    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches. The time until each has come counts as waiting."""
-        while True:
-            before = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - before
-            if batch is None:
-                return
-            yield batch
-
-    def write(self, step: int, steps: int, samples: int, tokens: int, **numbers: float) -> None:
-        """On rank 0. `samples` were trained on by all ranks since the last line, each of `tokens` predictions."""
+    def write(self, step: int, steps: int, **numbers: float) -> None:
+        """On rank 0."""
         now = time.perf_counter()
-        numbers["samples_per_second"] = samples / (now - self.since)
-        numbers["waiting_for_data"], said = self.waited / (now - self.since), ""
+        seconds, waited, samples = now - self.began, self.waited, self.samples
+        self.began, self.waited, self.samples = now, 0.0, 0
+        numbers |= {"samples_per_second": samples / seconds, "waiting_for_data": waited / seconds}
+        said = f"step {step}/{steps}  loss {numbers['loss']:.4f}  {samples / seconds:,.0f} samples/s"
         if self.device.type == "cuda":
             numbers["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            said = f"  {numbers['memory_gb']:.1f} GB"
-        if self.peak:  # 6 operations for each weight and token: forward and backward
-            each = 6 * self.weights * tokens * numbers["samples_per_second"] / dist.get_world_size()
-            numbers["mfu"] = each / self.peak
+            said += f"  {numbers['memory_gb']:.1f} GB"
+        if self.peak:
+            numbers["mfu"] = self.operations * samples / seconds / dist.get_world_size() / self.peak
             said += f"  MFU {numbers['mfu']:.1%}"
-        say(0, f"step {step}/{steps}  loss {numbers['loss']:.4f}  {numbers['samples_per_second']:,.0f} samples/s{said}")
-        with suppress(OSError), open(self.file, "a", encoding="utf-8") as file:  # if there is no room, a save says so
+        say(0, said)
+        with suppress(OSError), open(self.file, "a", encoding="utf-8") as file:  # if the disk is full, a save says so
             file.write(json.dumps({"step": step, **numbers}) + "\n")
-        self.since, self.waited = now, 0.0
 
 
 # --- end ---
@@ -434,7 +443,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
       and accuracy on the test set.
 
     The check asks for no `--exact`, `--compile` or `--workers`. In the solution, only `--exact` keeps the order of sums on
-    more than two ranks. Its checkpoints also have each rank's random states.
+    more than two ranks. It also ends an evaluation early when it is asked to stop.
 
     Raises:
         ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
@@ -445,6 +454,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
     if arguments.batch_size % parts:
         raise ValueError(f"--batch-size {arguments.batch_size} is no multiple of {parts} (ranks times --accumulate)")
     stop = StopRequest()
+    claim(arguments.folder)
     training_set, test_set = datasets(arguments.task)
     an_epoch = len(training_set) // arguments.batch_size  # type: ignore[arg-type]
     steps = an_epoch * arguments.epochs
@@ -453,68 +463,66 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
         torch.set_float32_matmul_precision("high")  # TF32: float32's range with 10 bits of mantissa
     torch.manual_seed(arguments.seed)
     model = build_model(arguments.task).to(device)
-    optimizer = make_optimizer(model, arguments.lr, device)
+    optimizer = make_optimizer(model, arguments.lr)
     path = arguments.folder / "checkpoint.pt"
     step = 0
-    claim(arguments.folder)
-    saved = load(path)
-    if saved is not None:
+    if saved := load(path):
         step = saved["step"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        if len(states := saved.get("random", [])) == world_size:  # on other ranks no state fits
-            torch.set_rng_state(states[rank]["cpu"])
-            if device.type == "cuda" and "cuda" in states[rank]:
-                torch.cuda.set_rng_state(states[rank]["cuda"])
     if arguments.compile:
-        model.compile()  # in place: the names in the checkpoint stay
-    # By default DDP orders its buckets anew after the first step, as the gradients came, and the gradients lie in them. So a
-    # restarted job adds in another order for one step, which changes last bits. When it looks for unused parameters, DDP
-    # leaves the buckets alone (chapter 5, "Determinism"); that costs a walk over the graph and an all-reduce a step.
+        model.compile()  # in place: the names in the checkpoint stay, and under DDP the graph is cut where buckets end
+    # By default DDP rebuilds its buckets after the first step, in the order in which the gradients came, so a restarted job
+    # adds in a different order for one step, which changes last bits. When it looks for unused parameters, DDP leaves the
+    # buckets alone (chapter 5, "Determinism"); that costs a walk over the graph and an all-reduce a step.
     ddp = DDP(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=arguments.exact,
         gradient_as_bucket_view=not arguments.exact,
     )
+    given = arguments.batch_size, arguments.accumulate, arguments.seed, arguments.workers
+    mine = batches(training_set, step, arguments.epochs, *given)
+    weights, predictions = sum(one.numel() for one in model.parameters()), training_set[0][1].numel()
+    log = Log(arguments.folder, device, 6 * weights * predictions)  # forward and backward, without attention
     say(rank, f"{world_size} ranks, {device.type}; {step} of {steps} steps are done")
-    log = Log(arguments.folder, device, sum(one.numel() for one in model.parameters()))
 
     loss = accuracy = None
-    for epoch in range(step // an_epoch, arguments.epochs):
-        given = arguments.batch_size, arguments.accumulate, arguments.seed, arguments.workers
-        mine = log.timed(batches(training_set, epoch, step % an_epoch, *given))
-        for micro_batches in zip(*[mine] * arguments.accumulate, strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate(step, steps, arguments.lr)
-            own = train_step(ddp, optimizer, list(micro_batches), arguments.clip, arguments.amp)
-            step += 1
-            # One answer for all: was anyone asked to stop? It goes over the CPUs, so that it does not wait for the GPU's step.
-            told = torch.tensor(float(stop.made))
-            dist.all_reduce(told, group=patient())
-            stopping = told.item() > 0
-            if step % arguments.log_every == 0:
-                dist.all_reduce(own)
-                loss, norm = own.item() / world_size, float(ddp.gradient_norm)  # here the CPU waits for the GPU
-                if not math.isfinite(loss) or not math.isfinite(norm):  # on all ranks alike
-                    raise FloatingPointError(
-                        f"step {step}: loss {loss}, gradient norm {norm}; the last checkpoint is older"
-                    )
-                if rank == 0:
-                    samples, tokens = arguments.log_every * arguments.batch_size, micro_batches[0][1][0].numel()
-                    log.write(step, steps, samples, tokens, loss=loss, gradient_norm=norm, lr=group["lr"])
-            if stopping or step % arguments.save_every == 0 or step == steps:
-                state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                save(path, state | {"random": random_states()})
-            if stopping and step < steps:
-                say(rank, f"asked to stop: saved behind step {step} of {steps}")
-                return Result(step, steps)
-        loss, accuracy = evaluate(model, test_set, device, arguments.amp)
-        say(rank, f"epoch {epoch + 1}/{arguments.epochs}  test loss {loss:.4f}  test accuracy {accuracy:.4f}")
-    if accuracy is None:  # there was nothing left to train
-        loss, accuracy = evaluate(model, test_set, device, arguments.amp)
-        say(rank, f"complete  test loss {loss:.4f}  test accuracy {accuracy:.4f}")
-    return Result(step, steps, loss, accuracy)
+    while True:
+        if step and step % an_epoch == 0:  # also when it restarts there
+            loss, accuracy = evaluate(model, test_set, device, arguments.amp, stop=stop)
+            if stop.anywhere():  # those are of a part; one more step, and it is saved
+                loss = accuracy = None
+            else:
+                epoch = f"epoch {step // an_epoch}/{arguments.epochs}"
+                say(rank, f"{epoch}  test loss {loss:.4f}  test accuracy {accuracy:.4f}")
+        if step == steps:
+            return Result(step, steps, loss, accuracy)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, steps, arguments.lr)
+        began = time.perf_counter()
+        micro_batches = list(itertools.islice(mine, arguments.accumulate))
+        log.waited += time.perf_counter() - began
+        log.samples += arguments.batch_size
+        # What is random in a step, such as dropout, follows from these three, so no generator's state has to be saved.
+        torch.manual_seed(hash((arguments.seed, step, rank)))
+        own = train_step(ddp, optimizer, micro_batches, arguments.clip, arguments.amp)
+        step += 1
+        stopping = stop.anywhere()
+        saving = stopping or step % arguments.save_every == 0 or step == steps
+        logging = step % arguments.log_every == 0
+        if saving or logging:
+            dist.all_reduce(own)
+            mean, norm = own.item() / world_size, float(ddp.gradient_norm)  # here the CPU waits for the GPU
+            if not math.isfinite(mean + norm):  # the same on every rank, and never saved
+                raise FloatingPointError(f"step {step}: loss {mean}, gradient norm {norm}")
+        if logging and rank == 0:
+            log.write(step, steps, loss=mean, gradient_norm=norm, lr=group["lr"])
+        if saving:
+            save(path, {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        if stopping:
+            say(rank, f"asked to stop: saved after step {step} of {steps}")
+            return Result(step, steps)
     # --- end ---
 
 
@@ -535,10 +543,10 @@ def main(arguments: list[str] | None = None) -> Result:
 
 
 if __name__ == "__main__":
-    main()
+    record(main)()  # an exception goes into a file, from which torchrun says which rank failed first, and why
     if not torch.cuda.is_available():
-        # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that. It also
-        # leaves out what waits for the end (atexit): with nccl there is no need for it.
+        # gloo's threads sometimes abort a finished process while the interpreter shuts down: leave without that. It also
+        # leaves out what waits for the end (atexit); with nccl there is no need for it.
         sys.stdout.flush()
         os._exit(0)
 

@@ -270,7 +270,7 @@ def test_a_question_is_answered_and_remembered(book: Path, browser: Any) -> None
     for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].right):
         quiz.get_by_role("button").nth(number).click()
         told = quiz.get_by_role("status")
-        assert told.inner_text().startswith("Right." if choice.right else "Not so.")
+        assert told.inner_text().startswith("Right." if choice.right else "Not quite.")
         assert re.sub(r"[`\s]", "", choice.why) in re.sub(r"\s", "", told.inner_text())
         assert quiz.locator("[aria-pressed=true]").count() == 1
     mark = page.locator(".places .mark[data-keys*=set_epoch]")

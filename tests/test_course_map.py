@@ -17,7 +17,8 @@ from IPython.core.error import UsageError
 
 from lockstep.commands.lab import first_page, start_page
 from lockstep.commands.terminal import show_next, show_status
-from lockstep.course import Course, CourseError, progress
+from lockstep.course import Course, CourseError, hints, progress
+from lockstep.course.copies import chapter_file, set_aside
 from lockstep.course.outline import outlines
 from lockstep.course.standing import mark, next_up, standing
 from lockstep.grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
@@ -226,9 +227,12 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     show_status(course)
     lines = capsys.readouterr().out.splitlines()
     of = len(course.chapters[0].exercises)
-    assert re.match(rf"✓ +1 How DDP works inside +questions 0/\d+ +exercises 0/{of}", lines[0])
-    assert lines[len(course.chapters)] == "You are in chapter 2, “Where we start”."
-    assert any("average_gradients" in line for line in lines[len(course.chapters) :])
+    assert lines[0] == "You are in chapter 2, “Where we start”."
+    assert re.match(rf"✓ 1 How DDP works inside +questions 0/\d+  exercises 0/{of}", lines[2])
+    assert lines[3].split() == ["average_gradients"]
+    cases = sum("/" in name for name in course.names)
+    assert f"clinic: {cases} not tried yet" in [line.strip() for line in lines], "not a line for each"
+    assert hints.next_hint(course, "average_gradients")[2].startswith("**Where to start**"), "it is no heading"
 
 
 def test_a_broken_chapter_is_named(course: Course) -> None:
@@ -298,6 +302,34 @@ def test_the_file_browser_lists_what_a_learner_works_with(tmp_path: Path) -> Non
     assert listed("chapters") == {f"{one.name}.ipynb" for one in Course(ROOT).chapters} | {"mine.ipynb"}
     assert {"setup_ddp.py", "train.sbatch", "clinic"} <= listed("exercises")
     assert asyncio.run(manager.get("chapters/drift.py"))["content"] == "", "it opens by its link"
+
+
+def test_what_is_saved_of_a_chapter_goes_to_the_learners_copy(course: Course) -> None:
+    """The course's own notebook stays as it came; when it changes, it is shown, and the copy is kept beside it."""
+    pytest.importorskip("jupyter_server", reason="not run: no JupyterLab here")
+    from lockstep.commands.contents import CourseFiles
+
+    manager = CourseFiles(root_dir=str(course.root))
+    path, own = "chapters/02_setup.ipynb", course.root / "chapters" / "02_setup.ipynb"
+    came = own.read_bytes()
+
+    def shown() -> list[str]:
+        return [cell["source"] for cell in asyncio.run(manager.get(path))["content"]["cells"]]
+
+    first = shown()
+    model = asyncio.run(manager.get(path))
+    model["content"]["cells"][0]["source"] = "mine"
+    asyncio.run(manager.save(model, path))
+    assert own.read_bytes() == came and shown() == ["mine", *first[1:]]
+    assert json.loads(chapter_file(course, "02_setup").read_text(encoding="utf-8"))["cells"][0]["source"] == ["mine"]
+    assert set_aside(course) == [], "nothing has changed since"
+    own.write_bytes(came + b"\n")
+    assert shown() == first and chapter_file(course, "02_setup") == own
+    ((name, kept),) = set_aside(course)
+    assert name == "02_setup" and re.fullmatch(r"02_setup\.\d{4}-\d\d-\d\d-\d{4}\.ipynb", kept.name)
+    assert kept.parent == own.parent and b'"mine"' in kept.read_bytes()
+    asyncio.run(manager.save({"type": "notebook", "content": model["content"]}, "chapters/own.ipynb"))
+    assert (own.parent / "own.ipynb").is_file(), "a learner's own notebook is where they put it"
 
 
 def test_a_chapter_that_is_being_saved_is_waited_for(course: Course) -> None:

@@ -75,6 +75,12 @@ def first(browser: Any, running: Lab) -> Iterator[tuple[Notebook, list[Any], lis
     page.close()
 
 
+def forget(running: Lab) -> None:
+    """What is recorded of the learner; a test's own record is no other test's concern."""
+    for file in (running.course / ".lockstep").glob("progress*"):
+        file.unlink()
+
+
 @pytest.fixture
 def bench(browser: Any, running: Lab) -> Iterator[Any]:
     """Opens a notebook of one's own with these cells, and sees to it that nothing was wrong in the browser."""
@@ -161,6 +167,8 @@ def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], 
     line = r"✗ Nothing is written here yet · exercises/mini_ddp\.py:\d+ · %hint mini_ddp"
     assert re.fullmatch(line, mine.outputs[0].data["text/plain"])
     assert len(cells) > 50 and errors == []
+    own = Path("chapters") / f"{CHAPTERS[0]}.ipynb"
+    assert (notebook.lab.course / own).read_bytes() == (ROOT / own).read_bytes(), "git sees no change"
     shown = notebook.cell("timeline(run)")
     assert shown.locator("img, svg").count() >= 1
     picture(shown, "timeline")
@@ -197,7 +205,7 @@ def test_a_question_is_answered_and_the_answer_kept(first: tuple[Notebook, list[
     for number, choice in sorted(enumerate(question.choices), key=lambda pair: pair[1].right):
         box.get_by_role("radio").nth(number).check()
         box.get_by_role("button", name="Check").click()
-        told = box.get_by_role("status").filter(has_text="Right." if choice.right else "Not so.")
+        told = box.get_by_role("status").filter(has_text="Right." if choice.right else "Not quite.")
         told.wait_for()
         assert re.sub(r"[`\s]", "", choice.why) in re.sub(r"\s", "", told.inner_text())
         kept = "right" if choice.right else "wrong"
@@ -353,18 +361,18 @@ def test_a_cell_that_does_not_end_is_interrupted_and_says_where_everybody_was(be
 
 @pytest.fixture
 def exercise(running: Lab) -> Iterator[Path]:
-    """The learner's file of an exercise; afterwards it is the stub again."""
+    """The learner's file of an exercise, before its first try; afterwards it is the stub again, and was never tried."""
     file = running.course / "exercises" / "average_gradients.py"
+    forget(running)
     yield file
     shutil.copy(ROOT / "exercises" / file.name, file)
+    forget(running)
 
 
-def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, exercise: Path) -> None:
+def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, exercise: Path, tmp_path: Path) -> None:
     wrong = find(ROOT, "average_gradients/touches_frozen")
     assert wrong is not None
-    go_on = running.course / "go on"
-    for file in (running.course / ".lockstep").glob("progress*"):
-        file.unlink()
+    go_on = tmp_path / "go on"
     notebook = bench("%check average_gradients", "%course 01_internals")
     cell = notebook.cell("%check average_gradients")
     gate = f"\n\nimport os, time\nwhile not os.path.exists({str(go_on)!r}):\n    time.sleep(0.05)\n"

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.authoring import cut
 from lockstep.authoring.release import contents, find_leaks, release
 from lockstep.course import Course, CourseError, find
+from lockstep.course.outline import outlines
 from lockstep.course.stubs import canary, make_stub, solved, with_canary, without_markers
 from lockstep.grading.exports import gradescope
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
@@ -153,6 +155,67 @@ def test_only_some_exercises_with_what_they_import(course, tmp_path):
             assert not [path for path in files if re.fullmatch(shape, path)], other
     assert not [path for path in files if "clinic" in path and not path.startswith(("src/", "chapters/"))]
     assert lockstep(tmp_path / "few", "status").returncode == 0
+
+
+THREE = ["setup_ddp", "train_ddp", "launch_distributed"]
+PATHS = re.compile(r"(?<![\w./])(?:exercises|chapters|docs|solutions)/[\w./-]*\w")
+
+
+def test_a_release_of_three_exercises_is_a_course_of_three_exercises(course, tmp_path):
+    release(course, THREE, folder=tmp_path / "three")
+    files = files_of(tmp_path / "three")
+    assert [path for path in files if path.endswith(".ipynb")] == ["chapters/02_setup.ipynb"]
+    assert [path for path in files if "quizzes/" in path] == ["chapters/quizzes/02_setup.toml"]
+    assert "chapters/pictures/deal.svg" in files and "chapters/pictures/requeue.svg" not in files
+    (chapter,) = outlines(Course(tmp_path / "three"))
+    (before,) = (one for one in outlines(course) if one.name == "02_setup")
+    assert (chapter.number, chapter.sections, chapter.minutes) == (2, before.sections, before.minutes)
+    says = re.findall(r"(?m)^read = .*chapter (\d)", files["autograder/diagnoses.toml"].decode())
+    assert set(says) == {"2"}
+    readme = files["README.md"].decode()
+    assert re.findall(r"(?m)^\| (\d) ", readme) == ["2"]
+    assert "Reading takes about 40 minutes, the exercises about 55." in readme
+    for gone in ("clinic", "lockstep solution", "lockstep test", "train.sbatch", "194"):
+        assert gone not in readme
+    status = lockstep(tmp_path / "three", "status")
+    assert status.returncode == 0 and "How DDP works inside" not in status.stdout
+
+
+def test_the_readme_of_any_copy_names_what_is_in_it(course, copy, tmp_path):
+    some = [["accumulate", "clinic/short_shard"], ["clinic/short_shard"], ["ring_all_reduce"], ["train"]]
+    for number, names in enumerate(some):
+        release(course, names, folder=tmp_path / str(number))
+    for folder in (copy, *(tmp_path / str(number) for number in range(len(some)))):
+        files = files_of(folder)
+        readme = files["README.md"].decode()
+        assert set(PATHS.findall(readme)) <= {*files, *(path.rpartition("/")[0] for path in files)}
+        assert readme.count("```") % 2 == 0 and not re.search(r":\n\n(?!```)", readme)
+        named = set(re.findall(r"%(?:check|hint) (\S+) +\./lockstep (?:check|hint) (\S+) ", readme))
+        assert len(named) == 1 and {*named.pop()} <= {*Course(folder).names}
+
+
+@pytest.mark.parametrize(
+    ("names", "minutes", "titles"),
+    [
+        (["train_ddp", "setup_ddp"], (40, 40), {"implement setup_ddp", "implement train_ddp"}),
+        (["mini_ddp"], (45, 35), {"implement mini_ddp"}),
+        (["preflight"], (45, 75), {"implement preflight"}),
+        (["preflight", "clinic/short_shard"], (45, 90), {"implement preflight", "The clinic"}),
+        (["exact_resume"], (60, 30), {"implement exact_resume"}),
+    ],
+    ids=lambda value: "-".join(value).replace("/", "-") if isinstance(value, list) else "",
+)
+def test_a_chapter_without_the_exercises_of_others(course, names, minutes, titles):
+    data = (course.root / "chapters" / f"{course.chapter_of(names[0]).name}.ipynb").read_bytes()
+    before, book = json.loads(data)["cells"], json.loads(cut.chapter(data, names))
+    text = "\n".join("".join(cell["source"]) for cell in book["cells"])
+    assert set(re.findall(r"(?m)^#{2,3} (?:Exercise: |Capstone: )?(implement \w+|The clinic)$", text)) == titles
+    assert {name for line in re.findall(r"(?m)^%check (.+)", text) for name in line.split()} == {*names}
+    reading, writing = minutes
+    assert f"About {reading + writing} minutes: {reading} to read and run, {writing} for the exercises." in text
+    assert len(book["cells"]) < len(before) and book["cells"][-1]["source"] == before[-1]["source"]
+    lost = "".join("".join(cell["source"]) for cell in before).count("quiz(") - text.count("quiz(")
+    assert lost == (names == ["preflight"]), "the clinic has a question"
 
 
 def test_a_group_brings_what_its_exercises_share(course, tmp_path):

@@ -72,6 +72,16 @@ def test_a_check_is_as_wide_as_the_terminal() -> None:
     assert own <= words, "no word is broken"
 
 
+def test_a_command_is_never_broken() -> None:
+    found = Diagnosis(
+        "missing-set-epoch", "Rank 0 saw one order.", read='chapter 2, "Sharding: each rank its own samples"'
+    )
+    check = CheckResult("every epoch has a new order", "test_a", CheckOutcome.FAILED, found)
+    for width, last in ((60, "./lockstep hint train_ddp"), (100, f"Read: {found.read} · ./lockstep hint train_ddp")):
+        lines = check_text(check, "train_ddp", width).splitlines()
+        assert lines[-1] == f"      {last}" and max(map(len, lines)) <= width
+
+
 def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
     """At a terminal a line counts the checks; in a pipe, even a coloured one, there is none."""
     course = make_course(tmp_path)

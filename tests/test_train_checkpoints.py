@@ -88,7 +88,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, damage: str)
     assert second.splitlines() == ["loaded None True", "loaded 2 True", "loaded 1 True"]
     *others, said, last = first.splitlines()
     assert [*others, last] == second.splitlines()
-    assert said.startswith("run/checkpoint.pt cannot be read: ") and said.endswith("; going on from the one before")
+    assert said.startswith("run/checkpoint.pt is damaged: ") and said.endswith(". Continuing from run/checkpoint.old.")
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
@@ -96,7 +96,9 @@ def test_where_none_is_whole_every_rank_refuses(tmp_path: Path, damage: str) -> 
     body = f"save(1), save(2), on_rank_0({damage}, newest), on_rank_0({damage}, older), show()"
     for printed in run(tmp_path, body):
         assert re.fullmatch(
-            r"refused no whole checkpoint: run/checkpoint\.pt cannot .*; run/checkpoint\.old cannot .*\n", printed
+            r"refused rank 0 could not load run/checkpoint\.pt: RuntimeError: run/checkpoint\.pt is damaged: .*; "
+            r"run/checkpoint\.old is damaged: .*\n",
+            printed,
         )
 
 

@@ -1,5 +1,6 @@
-"""`solutions/train.py` among faults: an exception on one rank, another number of ranks, a folder that is taken or of no
-use, a loss that is no number. What kills it from outside is in `autograder/test_train.py` and `tests/cluster`."""
+"""`solutions/train.py` among faults: an exception on one rank, a different number of ranks, a folder that is taken or of no
+use, a loss that is no number, a signal during evaluation or to a loader's worker. What kills it from outside is in
+`autograder/test_train.py` and `tests/cluster`."""
 
 from __future__ import annotations
 
@@ -33,6 +34,10 @@ def refused(*options):
     except (RuntimeError, FloatingPointError) as error:
         print("refused:", error, flush=True)
 """
+DROPOUT = """
+nn = train.nn
+train.build_model = lambda task: nn.Sequential(nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, 10))
+"""
 FAILS = """
 given = train.train_step
 calls = 0
@@ -59,22 +64,22 @@ def lines(result: ranks.Run) -> list[list[str]]:
     return [rank.stdout.splitlines() for rank in result.ranks]
 
 
-def model(folder: Path) -> dict[str, torch.Tensor]:
+def model(folder: Path, steps: int = STEPS) -> dict[str, torch.Tensor]:
     """The weights of a complete job."""
     state = torch.load(folder / "run" / "checkpoint.pt", weights_only=True)
-    assert state["step"] == STEPS and len(state["random"]) == 3
+    assert state["step"] == steps
     return state["model"]
 
 
 def test_after_an_exception_on_one_rank_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """On three ranks, where the order of sums shows: what `--exact` is for."""
+    """On three ranks, where the order of sums shows: what `--exact` is for. With dropout, which draws random numbers."""
     undisturbed, failed = tmp_path / "undisturbed", tmp_path / "failed"
     undisturbed.mkdir(), failed.mkdir()
-    lines(run(undisturbed, "start('--exact')", 3))
-    cause = run(failed, FAILS + "start('--exact')", 3).cause
+    lines(run(undisturbed, DROPOUT + "start('--exact')", 3))
+    cause = run(failed, DROPOUT + FAILS + "start('--exact')", 3).cause
     assert cause is not None and cause.ranks == (1,) and cause.error is not None
     assert cause.error.message == "a broken sample"
-    assert lines(run(failed, "start('--exact')", 3))[0][0] == f"3 ranks, cpu; 5 of {STEPS} steps are done"
+    assert lines(run(failed, DROPOUT + "start('--exact')", 3))[0][0] == f"3 ranks, cpu; 5 of {STEPS} steps are done"
     first, second = model(undisturbed), model(failed)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -91,7 +96,8 @@ def test_a_folder_has_one_job_at_a_time(tmp_path: Path) -> None:
     with open(tmp_path / "run" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)  # only a lock of its own alone is refused then
         said = lines(run(tmp_path, "refused()"))
-    assert said == [["refused: another job works in run: give each its own --folder"]] * 2
+    why = "RuntimeError: another job works there; give each its own --folder"
+    assert said == [[f"refused: rank 0 could not use run: {why}"]] * 2
     assert len(lines(run(tmp_path, "start()"))[0]) > 1  # the lock has gone with the job
 
 
@@ -104,14 +110,15 @@ def test_without_a_usable_folder_every_rank_refuses(tmp_path: Path, fault: str) 
     said = lines(run(tmp_path, "refused()"))
     assert len(said[0]) == 1 and said[0] == said[1]
     assert re.match(
-        r"refused: (run cannot be used|no whole checkpoint: run/checkpoint\.pt cannot be read): ", said[0][0]
+        r"refused: rank 0 could not (use run: FileExistsError|load run/checkpoint\.pt: RuntimeError: .* is damaged): ",
+        said[0][0],
     )
 
 
 def test_a_loss_that_is_no_number_ends_the_job_on_every_rank(tmp_path: Path) -> None:
-    """Before the checkpoint of that step, so the last one is of use."""
-    said = lines(run(tmp_path, "x[:] = float('nan'); refused('--save-every', '4')"))
-    assert said[0][-1] == said[1][-1] == "refused: step 4: loss nan, gradient norm nan; the last checkpoint is older"
+    """Also in a step that isn't logged, before its checkpoint would replace a usable one."""
+    said = lines(run(tmp_path, "x[:] = float('nan'); refused('--save-every', '3')"))
+    assert said[0][-1] == said[1][-1] == "refused: step 3: loss nan, gradient norm nan"
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -122,3 +129,62 @@ def test_the_log_is_for_machines_too(tmp_path: Path) -> None:
     for one, line in zip(logged, [line for line in told if line.startswith("step ")], strict=True):
         assert line.startswith(f"step {one['step']}/{STEPS}  loss {one['loss']:.4f}  ")
         assert one["gradient_norm"] > 0 and one["samples_per_second"] > 0 and 0 <= one["waiting_for_data"] <= 1
+
+
+EVALUATING = """
+import os, signal
+evaluate, loss_of, tested = train.evaluate, train.loss_of, 0
+train.datasets = lambda task: (train.TensorDataset(x, y),) * 2
+train.evaluate = lambda *given, **more: evaluate(*given, batch_size=4, **more)
+def counted(model, *given):
+    global tested
+    tested += not model.training
+    if tested == last and train.dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return loss_of(model, *given)
+train.loss_of = counted
+"""
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_signal_during_evaluation_ends_it(tmp_path: Path, epochs: int) -> None:
+    """In the second of 12 batches. In the middle of a job one more step is made and saved; at its end nothing is missing."""
+    undisturbed, asked = tmp_path / "undisturbed", tmp_path / "asked"
+    undisturbed.mkdir(), asked.mkdir()
+    body = EVALUATING + f"print(start('--epochs', '{epochs}').steps, tested)"
+    whole = lines(run(undisturbed, "last = -1\n" + body))
+    told, other = lines(run(asked, "last = 2\n" + body))
+    stopped = STEPS + (epochs == 2)
+    assert told[-1] == other[-1] == f"{stopped} 2"
+    assert not any(line.startswith("epoch") for line in told)
+    assert epochs == 1 or told[-2] == f"asked to stop: saved after step {stopped} of {2 * STEPS}"
+    again = lines(run(asked, "last = -1\n" + body))
+    assert again[0][0] == f"2 ranks, cpu; {stopped} of {epochs * STEPS} steps are done"
+    assert again[0][-2:] == [whole[0][-2], f"{epochs * STEPS} 12"]  # loss and accuracy of the last epoch
+    first, second = (model(folder, epochs * STEPS) for folder in (undisturbed, asked))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+WORKERS = """
+import multiprocessing, os, signal
+given, calls, seen = train.train_step, 0, set()
+def train_step(*arguments):
+    global calls
+    calls += 1
+    seen.update(child.pid for child in multiprocessing.active_children())
+    if calls == 2 * 16 + 5:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGTERM)
+            child.join(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return given(*arguments)
+train.train_step = train_step
+start("--epochs", "4", "--workers", "1")
+print(len(seen), "worker")
+"""
+
+
+def test_workers_live_through_all_epochs_and_signals(tmp_path: Path) -> None:
+    """torchrun's SIGTERM goes to them too. A worker that dies of it would end its rank before it has saved."""
+    told, other = lines(run(tmp_path, WORKERS))
+    assert told[-2:] == ["asked to stop: saved after step 37 of 64", "1 worker"] and other == ["1 worker"]

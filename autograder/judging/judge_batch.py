@@ -213,7 +213,7 @@ class Judge:
             self.fail("starts-over", f"{what} The next start was at step {again[0]['step']}.", FOLDER, one.said)
         if not one.of("complete") or one.job.state != "COMPLETED":
             self.stopped_early(one, f"{what} The next start continued, and the job was not completed.")
-        lines = [int(start) for start in re.findall(r"^start (\d+) of job", one.job.output, re.MULTILINE)]
+        lines = [int(start) for start in re.findall(r"\bstart (\d+) of job", one.job.output)]
         if 0 not in lines:
             self.fail(
                 "log-overwritten",

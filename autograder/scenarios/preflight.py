@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import socket
 import threading
@@ -23,6 +24,9 @@ from lockstep.grading.on_rank import observe, rank, world_size
 AWAKE_SECONDS = 10.0
 """For so long a rank could still do something by itself: who waits with a deadline of his own must not be taken to hang."""
 
+LONGEST_WAIT = 15.0
+"""Of the timeouts until which somebody does wait: what is longer is for cases in which nobody should."""
+
 TICK_SECONDS = 0.05
 """How long whoever looks after the others sleeps at a time. A busy machine stretches a tick for all of them."""
 
@@ -32,8 +36,18 @@ HEAD_START = 0.5
 _sockets: list[socket.socket] = []
 
 
-def _stay_awake() -> None:
-    threading.Thread(target=time.sleep, args=(AWAKE_SECONDS,), daemon=True).start()
+def _stay_awake(timeout: float) -> None:
+    """Keep whoever may wait from being taken to hang: for so long, and as long as a run may stand still."""
+
+    waits = min(timeout, LONGEST_WAIT)
+
+    def stir() -> None:
+        give_up = time.monotonic() + waits
+        while time.monotonic() < give_up:
+            time.sleep(1.0)
+
+    for work, arguments in ((time.sleep, (waits + AWAKE_SECONDS,)), (stir, ())):
+        threading.Thread(target=work, args=arguments, daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -54,7 +68,7 @@ def _environment(changes: dict[str, str | None]) -> Iterator[None]:
 
 def _call(submission, timeout: float, **options) -> dict[str, object]:
     """Call it, and say what it returned or raised."""
-    environment, open_before = dict(os.environ), dist.is_initialized()
+    environment, open_before, began = dict(os.environ), dist.is_initialized(), time.monotonic()
     try:
         returned = submission.preflight(timeout, **options)
     except NotImplementedError:
@@ -64,6 +78,7 @@ def _call(submission, timeout: float, **options) -> dict[str, object]:
     proper = isinstance(returned, list) and all(isinstance(line, str) for line in returned)
     return {
         "raised": "",
+        "seconds": time.monotonic() - began,
         "type": type(returned).__name__ if not proper else "",
         "lines": list(returned) if proper else [],
         "group": dist.is_initialized() if not open_before else not dist.is_initialized(),
@@ -108,6 +123,14 @@ def _full_port() -> int:
     return port
 
 
+def _let_end(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait until these have ended, at most so long, and take away what only they have held: a store that dies, dies now."""
+    give_up = time.monotonic() + seconds
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up:
+        time.sleep(TICK_SECONDS)
+    gc.collect()
+
+
 def _own_port(shared: bool = False) -> int:
     """A port that nobody else gets: a bound socket that does not listen refuses connections. `shared`: it can be opened."""
     place = socket.socket()
@@ -119,7 +142,7 @@ def _own_port(shared: bool = False) -> int:
 
 def alone(submission, cases: list[dict[str, str | None]], timeout: float) -> None:
     """One rank, one broken environment after the other."""
-    _stay_awake()
+    _stay_awake(timeout)
     found = []
     for number, changes in enumerate(cases):
         observe("case", number)
@@ -130,7 +153,7 @@ def alone(submission, cases: list[dict[str, str | None]], timeout: float) -> Non
 
 def ports(submission, kind: str, timeout: float) -> None:
     """One rank, and a port where no store is: nobody listens, it is taken, somebody else listens there, or none answers."""
-    _stay_awake()
+    _stay_awake(timeout)
     observe("case", kind)
     port = _full_port() if kind == "dropped" else _closed_port(listening=kind != "nobody")
     observe("port", port)
@@ -143,7 +166,7 @@ def ports(submission, kind: str, timeout: float) -> None:
 
 def devices(submission, gpus: int, local_rank: int, backend: str | None, timeout: float) -> None:
     """One rank on a machine that seems to have so many GPUs, on which no nccl group can be made."""
-    _stay_awake()
+    _stay_awake(timeout)
     observe("case", "devices")
     _pretend(gpus)
     with _environment({"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": None}):
@@ -213,7 +236,7 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
     global _lie
     store, me = _meeting_place(), rank()
     _gather(store, "ready")
-    _stay_awake()
+    _stay_awake(timeout)
     observe("case", case)
     here = changes if me in odd else {}
     if case.startswith("given"):
@@ -269,7 +292,7 @@ def hosted(submission, well: bool, timeout: float) -> None:
     `well`: there is no problem. Otherwise no group is made, which would keep the store as well.
     """
     store, me, patience = _meeting_place(), rank(), datetime.timedelta(seconds=5)
-    _stay_awake()
+    _stay_awake(timeout)
     observe("case", "hosted")
     if me == 0:
         store.set("port", str(_own_port(shared=True)))
@@ -283,8 +306,10 @@ def hosted(submission, well: bool, timeout: float) -> None:
         time.sleep(0.01)
     time.sleep(HEAD_START if me == 0 else 0)
     with _environment({"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}):
+        threads = threading.enumerate()
         found = _call(submission, timeout)
         observe("found", found)
+        _let_end([thread for thread in threading.enumerate() if thread not in threads], timeout)
         _gather(store, "returned")
         # First the others ask whether it is still there, then rank 0 opens it as init_process_group does.
         if me == 0:
@@ -304,7 +329,7 @@ def hosted(submission, well: bool, timeout: float) -> None:
 def forsaken(submission, timeout: float) -> None:
     """Rank 0 only hosts the store, and takes it away as soon as another rank has written something there."""
     store, me = _meeting_place(), rank()
-    _stay_awake()
+    _stay_awake(timeout)
     observe("case", "forsaken")
     if me == 0:
         port = _own_port(shared=True)

@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 1. How DDP works inside
 #
-# **Where does the time go when four processes train one model?** <span class="in-lab">Click into the next cell
-# and press Shift+Enter.</span> The next cell trains a small network in four processes and draws what each of them did.
+# **Where does the time go when four processes train one model?** <span class="in-lab">Click into the next cell and
+# press Shift+Enter.</span> The cell trains a small network in four processes and draws what each of them did.
 
 # %%
 # %load_ext lockstep
@@ -23,19 +23,19 @@ run = ranks.run(ranks.Script("four_ranks.py"), world_size=4, timeline=True)
 timeline(run)
 
 # %% [markdown]
-# These are two training steps. Each row is a **rank**: one process with its own copy of the model and its own batch.
-# Every rank runs **forward**, then **backward**. Each small mark below backward is a gradient that is ready. A green
-# bar is an **all-reduce**, which here gives every rank the mean of all ranks' gradients.
+# These are two training steps. Each row is a **rank**: one process with its own copy of the model and its own batch. A
+# rank runs **forward**, then **backward**; each small mark is a gradient that is ready. A green bar is an
+# **all-reduce**, which here gives every rank the mean of all ranks' gradients.
 #
-# <span class="in-lab">Run the cell again.</span> The times change; the order doesn't. Here is the order as text:
+# <span class="in-lab">Run the cell again: the times change, the order doesn't.</span> Here is the order as text:
 
 # %%
 print(timeline(run))
 
 # %% [markdown]
-# PyTorch sends gradients in **buckets**: several gradients share one all-reduce. Step 0 has one bucket, launched
-# after backward. Step 1 has two, and the first is launched while backward is still running. What could PyTorch know
-# in step 1 that it didn't know in step 0? Write down your guess. This is the whole program:
+# PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
+# after backward. Step 1 has two, and the first is launched while backward is still running. What does PyTorch know in
+# step 1 that it didn't know in step 0? Write down your guess. Here is the whole program:
 
 # %%
 from pathlib import Path
@@ -43,29 +43,27 @@ from pathlib import Path
 print(Path("four_ranks.py").read_text())
 
 # %% [markdown]
-# `twelve_layers.py` holds the network and the training step. All communication comes from one line, `DDP(...)`:
-# PyTorch's `DistributedDataParallel`. In this chapter you replace it with your own code, one small step at a time.
-# Afterwards you can
+# `twelve_layers.py` holds the network and the training step. All communication comes from `DDP(...)`, PyTorch's
+# `DistributedDataParallel`. In this chapter you replace it with your own code, one small step at a time. Afterwards you
+# can
 #
-# - **choose** a collective, and say what each rank holds afterwards;
-# - **carry out** a ring all-reduce by hand, and say what it costs;
-# - **predict** how many all-reduces a step makes, how large they are, and which ones backward can hide;
+# - **choose** a collective and say what each rank holds afterwards;
+# - **carry out** a ring all-reduce by hand and say what it costs;
+# - **predict** a step's all-reduces: how many, how large, and which ones backward hides;
 # - **build** a DDP that overlaps communication with backward;
-# - **decide** whether DDP's gradient equals the gradient of one large batch;
-# - **name** the mistakes that bypass DDP without an error.
+# - **decide** whether DDP's gradient equals that of one large batch;
+# - **name** the mistakes that silently bypass DDP.
 #
-# About 120 minutes: 45 to read and run, 75 for three exercises. You need to know PyTorch's training loop. You don't
-# need a GPU.
+# About 120 minutes: 45 to read and run, 75 for three exercises. You need PyTorch's training loop, but no GPU.
 #
 # ## Five collectives
 #
-# The all-reduce above is a **collective**: a call that all ranks of a group make together. This section runs five
-# of them.
+# An all-reduce is a **collective**: a call that all ranks of a group make together. Here are five of them.
 #
 # ### How a cell runs ranks
 #
-# `%%ranks 3` runs a cell in three fresh processes. They know nothing of each other until `init_process_group`
-# connects them into a **process group**. `gloo` is the library that carries tensors between CPUs.
+# `%%ranks 3` runs a cell in three fresh processes. `init_process_group` connects them into a **process group**; `gloo`
+# is the library that carries tensors between CPUs.
 
 # %%
 # %%ranks 3
@@ -75,31 +73,8 @@ dist.init_process_group("gloo")
 print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# `--into run` records each rank's communication in `run`. In the cell, `mark("...")` adds a note to the record and
-# `observe(name, value)` stores a value. Later, `run.observed(name)` lists every rank's value. This function prints one
-# rank's record:
-
-# %%
-from lockstep.notebook.contract import contract
-from lockstep.notebook.quiz import quiz
-from lockstep.ranks import Mark
-
-def story(run, rank=0, lines=None):
-    """What a rank did, in order: its marks, and indented below them its communication."""
-    report = run.ranks[rank]
-    events = [*report.collectives, *report.marks]
-    events.sort(key=lambda event: event.number)
-    for event in events[:lines]:
-        if isinstance(event, Mark):
-            print(event.name)
-        else:
-            print(f"    {event.kind}: {event.nbytes} bytes")
-
-# %% [markdown]
-# `%check NAME` grades an exercise: you write `exercises/NAME.py`, and the check runs it on several ranks. `%hint
-# NAME` gives the next hint. In a terminal, type `./lockstep check NAME` or `./lockstep hint NAME`.
-#
-# Before you run each of the next five cells, cover the right half of its picture and say what each rank will hold.
+# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Before
+# you run each one, cover the right half of its picture. What will each rank hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -120,7 +95,7 @@ print(t.tolist())
 # ![Reduce: rank 0 ends with the sum, the other ranks with nothing of use](pictures/reduce.svg)
 
 # %%
-# %%ranks 3 --into run
+# %%ranks 3
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
@@ -130,7 +105,7 @@ if dist.get_rank() == 0:
     print(t.tolist())
 
 # %% [markdown]
-# Only rank 0's tensor is useful afterwards.
+# The content of the other ranks' tensors is now undefined.
 #
 # ### All-reduce: the sum, everywhere
 #
@@ -146,8 +121,8 @@ dist.all_reduce(t)
 print(t.tolist())
 
 # %% [markdown]
-# DDP averages gradients with this collective. For another operation, pass `op=dist.ReduceOp.MAX`, `MIN`, `PRODUCT` or
-# `AVG`.
+# DDP averages gradients with this collective. For a different operation, pass `op=dist.ReduceOp.MAX`, `MIN`, `PRODUCT`
+# or `AVG`.
 #
 # ### All-gather: all tensors, everywhere
 #
@@ -182,14 +157,13 @@ dist.all_gather(pieces, piece)
 print("gathered:", torch.cat(pieces).tolist())
 
 # %% [markdown]
-# The last three lines gather the pieces, and every rank holds 111, 222, 333: **an all-reduce is a reduce-scatter
-# followed by an all-gather.**
+# The all-gather at the end of the cell puts the pieces together: **an all-reduce is a reduce-scatter followed by an
+# all-gather.**
 #
 # ### Every rank must call it
 #
-# `dist.barrier()` is a collective without data: it returns when all ranks have called it. What happens if a rank
-# leaves out a collective? The others wait for it: the job **hangs**. Try it; `--expect hang` says that this cell is
-# meant to hang.
+# `dist.barrier()` is a collective without data: it returns when all ranks have called it. If a rank leaves out a
+# collective, the others wait for it, and the job **hangs**. Try it; `--expect hang` says that this cell is meant to.
 
 # %%
 # %%ranks 3 --expect hang
@@ -203,14 +177,13 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Outside this course the job would wait for half an hour.
-# Order matters too: the first collective of one rank is paired with the first of the others, the second with the
-# second, and so on.
+# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Outside this course they would wait for half an hour. Order
+# matters too: a rank's first collective is paired with the other ranks' first, its second with their second, and so on.
 #
 # ### Point to point
 #
-# `send` and `recv` carry a tensor from one rank to another. Both return when the message has arrived. `isend` and
-# `irecv` return at once with a **handle**; the transfer is complete when `handle.wait()` returns.
+# `send` and `recv` carry a tensor from one rank to another, and return when it has arrived. `isend` and `irecv` return
+# at once with a **handle**; the transfer is complete when `handle.wait()` returns.
 
 # %%
 # %%ranks 3
@@ -239,13 +212,13 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# With *NCCL*, the library for NVIDIA GPUs, pass both transfers to one call, which starts them together:
+# *NCCL*, the library for NVIDIA GPUs, starts both transfers together if you pass them to one call:
 # `dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, from_left, left)])`.
 #
 # ### async_op: start now, wait later
 #
-# Collectives can return at once too: `async_op=True` gives you a handle. Below, rank 1 calls its all-reduce only
-# after a message from rank 0. Rank 0 sends that message *while its own all-reduce is running*.
+# With `async_op=True`, collectives return a handle too. Below, rank 0 starts an all-reduce and then sends a message.
+# Rank 1 waits for that message before it joins the all-reduce.
 
 # %%
 # %%ranks 2
@@ -264,23 +237,24 @@ handle.wait()
 print("after wait:", t.tolist())
 
 # %% [markdown]
-# Without `async_op` this program would hang: rank 0 would never reach `send`. Until `wait()` returns, the tensor's
+# Without `async_op`, rank 0 would never reach `send`, and both ranks would hang. Until `wait()` returns, the tensor's
 # content is undefined: leave it alone. (On a GPU, `wait()` holds back later GPU work, not the CPU: chapter 4.)
 
 # %%
+from lockstep.notebook.quiz import quiz
+
 quiz("01_internals/collectives")
 
 # %% [markdown]
 # ## The mean
 #
-# Now build DDP. If all ranks start with equal weights and apply the same gradients, the weights stay equal. So each
-# gradient must be replaced by its mean over all ranks before `optimizer.step()`. The simplest way: **after backward,
-# one all-reduce for each parameter.** `train_step(model, average)` calls `average` when backward has returned;
-# `--timeline` records the times for the picture.
+# Now build DDP. If all ranks start with equal weights and apply equal gradients, the weights stay equal. So every
+# gradient has to become its mean over all ranks before `optimizer.step()`. The simplest way: **after backward, one
+# all-reduce for each parameter.**
 #
-# **Predict first**: how many all-reduces, how many bytes in all, and how many all-reduces are launched **early**,
-# before the last gradient is ready? The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes.
-# Replace each `None`.
+# Use the network from the first picture: 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. **Predict**
+# how many all-reduces there are, how many bytes they carry in all, and how many are launched **early**, before the last
+# gradient is ready. Replace each `None`.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -298,7 +272,7 @@ def average():
 
 dist.init_process_group("gloo")
 model = network()
-train_step(model, average)
+train_step(model, average)  # forward, backward, then average()
 print("largest difference between the ranks:", spread(p.grad for p in model.parameters()))
 
 # %%
@@ -308,13 +282,13 @@ measured(after_backward, predicted)
 timeline(after_backward)
 
 # %% [markdown]
-# `spread`, from `rank_spread.py`, returns the largest difference between any two ranks. Here it is 0.0: all gradients
-# agree. In the picture all 24 bars lie in the grey part after backward. While a bar lasts, the rank computes nothing.
+# `spread` returns the largest difference between any two ranks: 0.0, so all gradients agree. In the picture all 24 bars
+# lie in the grey part after backward. While a bar lasts, the rank computes nothing.
 #
 # ### Scale first, then sum
 #
-# On N ranks, `average` multiplies by 1/N *before* the sum. Does the order matter? Look at float16, whose largest
-# number is 65504. The gradient is 40000 on both ranks.
+# `average` multiplies by 1/N (for N ranks) and *then* sums. Does the order matter? The largest float16 number is 65504.
+# Below, the gradient is 40000 on both ranks:
 
 # %%
 # %%ranks 2
@@ -330,8 +304,9 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. It also multiplies by 1/N where you might divide by N or use
-# `ReduceOp.AVG`. In exact arithmetic these are equal. How many of 100,000 gradients differ from DDP's on three ranks?
+# DDP scales first, so its sum doesn't overflow. And it multiplies by 1/N. Dividing by N, or `ReduceOp.AVG`, is
+# mathematically the same. How many of 100,000 gradients differ from DDP's on three ranks? (`observe` hands a value to
+# the notebook.)
 
 # %%
 # %%ranks 3 --into run
@@ -356,13 +331,13 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<15} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# These are rounding differences, and harmless. To get exactly DDP's gradients, multiply by `1 / N` first, then sum. On
+# These are rounding differences, and harmless. To reproduce DDP's gradients exactly, multiply by `1 / N`, then sum. On
 # two or four ranks nothing differs: halves and quarters are exact.
 #
 # ### A gradient that only some ranks have
 #
-# A parameter that a batch doesn't use has `grad = None`. If the model has branches, that can happen on some ranks
-# only. Can those ranks skip the parameter?
+# A parameter that a batch doesn't use has `grad = None`. In a model with branches, that can happen on some ranks only.
+# Can those ranks skip the parameter?
 
 # %%
 # %%ranks 2 --expect hang
@@ -371,7 +346,9 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 trunk, side = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
 x = torch.ones(1, 4)
-out = trunk(x) + side(x) if dist.get_rank() == 0 else trunk(x)  # rank 1 doesn't use side
+out = trunk(x)
+if dist.get_rank() == 0:  # rank 1 doesn't use side
+    out = out + side(x)
 out.sum().backward()
 for parameter in [*trunk.parameters(), *side.parameters()]:
     if parameter.grad is not None:  # BUG: rank 1 skips what rank 0 doesn't
@@ -379,13 +356,13 @@ for parameter in [*trunk.parameters(), *side.parameters()]:
 dist.barrier()
 
 # %% [markdown]
-# They can't: rank 0 waits in an all-reduce that rank 1 never calls. This rule works:
+# No: rank 0 waits in an all-reduce that rank 1 never calls. This rule works:
 #
 # - If *some* rank has a gradient, every rank joins the all-reduce. A rank without one contributes zeros and receives
 #   the mean.
 # - If *no* rank has one, leave `None` everywhere. An optimizer skips `None`; with zeros, momentum and weight decay
 #   would still move the parameter.
-# - A frozen parameter (`requires_grad=False`) isn't trained: every rank skips it.
+# - Every rank skips frozen parameters (`requires_grad=False`).
 
 # %%
 quiz("01_internals/mean")
@@ -393,12 +370,16 @@ quiz("01_internals/mean")
 # %% [markdown]
 # ## Exercise: implement average_gradients
 #
-# *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py).
+# *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop in
+# "The mean" and add the rule for missing gradients. How can all ranks learn, with one collective, which gradients
+# exist?
 #
-# Replace every gradient by its mean over all ranks, after backward. Start from the loop above. But the ranks may
-# disagree about which gradients exist, and must still issue the same collectives.
+# `%check average_gradients` runs your file on several ranks and grades it; `%hint average_gradients` shows the next
+# hint. In a terminal, type `./lockstep check average_gradients`.
 
 # %%
+from lockstep.notebook.contract import contract
+
 contract("average_gradients")
 
 # %% [markdown]
@@ -408,21 +389,12 @@ contract("average_gradients")
 # %check average_gradients
 
 # %% [markdown]
-# <details><summary>It hangs, or the sizes don't match</summary>
-# The ranks made different calls. Each rank knows only which of its <em>own</em> gradients are None. How can all ranks
-# learn which gradients exist, with one collective?
-# </details>
-#
-# <details><summary>The gradients are N times too large</summary>
-# You summed. Multiply by 1/N, before the sum.
-# </details>
-#
 # The solution is `solutions/average_gradients.py`.
 #
 # ## All-reduce by hand
 #
-# Your DDP works, with 24 all-reduces. What does one cost? In the picture, each row is a rank, each box a piece of its
-# tensor. Click the picture and use the arrow keys or the buttons.
+# Your DDP works, with 24 all-reduces. What does one cost? In the picture, a row is a rank and a box a piece of its
+# tensor. Click it and step with the arrow keys or the buttons.
 
 # %%
 from lockstep.notebook.stepper import Stepper
@@ -435,16 +407,16 @@ Stepper(ranks=4, length=8)
 # ![Ring all-reduce of 8 numbers among 4 ranks, all six steps](pictures/all_reduce.svg)
 # </details>
 #
-# **The ring.** The ranks form a circle, and each rank cuts its tensor into N chunks. In every step, each rank sends
-# *one chunk* to its right neighbor.
+# **The ring.** The ranks form a circle, and each cuts its tensor into N chunks. In every step, each rank sends *one
+# chunk* to its right neighbor.
 #
-# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. Afterwards each rank holds the full sum
-#    of one chunk.
-# 2. **All-gather, N − 1 steps.** The full sums travel round the ring, and each receiver keeps a copy.
+# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. At the end each rank holds the full sum of
+#    one chunk.
+# 2. **All-gather, N − 1 steps.** The full sums travel round the ring until every rank has all of them.
 #
-# Now choose "everybody sends everything" above the picture: each rank sends its whole tensor to every other rank. The
-# next cell does that on real ranks. **Predict**: with 4000 bytes and four ranks, how many bytes does rank 0 send this
-# way, and how many in a ring?
+# Now choose "everybody sends everything" above the picture: each rank sends its whole tensor to every other. The next
+# cell does that on four ranks with 4000 bytes. **Predict** how many bytes rank 0 sends, and how many it would send in a
+# ring.
 
 # %%
 # %%ranks 4 --into run
@@ -470,8 +442,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Rank 0 sent three times its tensor; in a ring, it would send one and a half times. With more ranks the first factor
-# grows without limit; the second stays below two.
+# Rank 0 sent 3 times its tensor; in a ring it would send 1.5 times. With N ranks that is N − 1 against 2(N − 1)/N,
+# which stays below two.
 
 # %%
 quiz("01_internals/ring")
@@ -479,10 +451,8 @@ quiz("01_internals/ring")
 # %% [markdown]
 # ## Exercise: implement ring_all_reduce
 #
-# *Medium, 25 minutes.* Open [`exercises/ring_all_reduce.py`](../exercises/ring_all_reduce.py).
-#
-# Sum a tensor over all ranks, in place, with point-to-point messages only. The check counts your messages and bytes:
-# a ring that sends the whole tensor in every step gets the right sum and still fails.
+# *Medium, 25 minutes.* Open [`exercises/ring_all_reduce.py`](../exercises/ring_all_reduce.py). The check counts your
+# messages and bytes: a ring that sends the whole tensor in every step gets the right sum and still fails.
 
 # %%
 contract("ring_all_reduce")
@@ -491,26 +461,16 @@ contract("ring_all_reduce")
 # %check ring_all_reduce
 
 # %% [markdown]
-# <details><summary>The sum is right for 2 ranks and wrong for 3</summary>
-# Which chunk does a rank send in step s? Step through the picture with 3 ranks and write down rank 0's chunks. After
-# the first step, a rank always sends the chunk that it has just received.
-# </details>
-#
-# <details><summary>It hangs</summary>
-# Every rank sends and none receives: see "Point to point". Or a rank doesn't send an empty chunk, and its neighbor
-# waits for it.
-# </details>
-#
 # The solution is `solutions/ring_all_reduce.py`.
 #
 # ## What it costs
 #
-# Every message takes a **latency** α, however short it is, plus its size divided by the **bandwidth** β. A ring takes
-# 2(N − 1) steps, and each step sends 1/N of the tensor's P bytes:
+# A message takes a fixed **latency** α, plus its size divided by the **bandwidth** β. A ring takes 2(N − 1) steps, each
+# with 1/N of the tensor's P bytes:
 #
 # > time = 2(N − 1) · α + 2(N − 1)/N · P/β
 #
-# The next cell counts both for rings like the one in the picture:
+# The next cell counts both in the rings of the picture:
 
 # %%
 print(" N  steps  bytes sent by a rank / bytes of the tensor")
@@ -522,10 +482,10 @@ for n in (2, 3, 4, 6, 8):
 
 # %% [markdown]
 # The bytes stay below twice the tensor, but the steps grow with N, and with them the latency. (NCCL can also use trees,
-# and picks whichever it expects to be faster.)
+# and picks what it expects to be faster.)
 #
-# Which is better, one large all-reduce or many small ones? **Predict** for 100 MB of gradients on eight ranks, cut
-# into 1, 10 and 1000 parts. Which takes the least time in total? Which has the shortest last part?
+# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts.
+# **Predict** which takes the least time in total, and which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -541,9 +501,9 @@ for name, (latency, bandwidth) in networks.items():
         print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last alone {last:>6.2f} ms")
 
 # %% [markdown]
-# Every part pays the latency again: on the slow network, a thousand parts take about forty times as long as one. But a
-# single part can't start before all gradients are computed. If all parts but the last are sent while backward still
-# computes, you wait only for the last. In ten parts, the slow network's wait falls from 182 to 24.5 ms. This trade-off
+# Every part pays the latency again: on the slow network, a thousand parts take about forty times as long as one. But
+# one large part can't start before all gradients are computed. Small parts can be sent while backward computes, and at
+# best you wait only for the last. In ten parts, the slow network's wait falls from 182 to 24.5 ms. This trade-off
 # decides the size of a bucket.
 
 # %%
@@ -552,8 +512,8 @@ quiz("01_internals/cost")
 # %% [markdown]
 # ## Hooks and buckets
 #
-# Your 24 all-reduces start when backward is over, but most gradients are ready long before. A **hook** is a function
-# that PyTorch calls for you, here when a gradient is ready:
+# Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function that
+# PyTorch calls for you, here when a gradient is ready:
 
 # %%
 import torch
@@ -572,8 +532,8 @@ print("backward returns")
 #
 # ### An all-reduce in each hook
 #
-# Move the two lines of `average` into a hook. **Predict again**: will there be green bars below backward? Will
-# backward take longer?
+# Move the two lines of `average` into a hook. **Predict** again: will there be green bars below backward? Will backward
+# take longer? (`mark` adds a line to a rank's record; `story` prints the record.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -596,18 +556,20 @@ for parameter in model.parameters():
 train_step(model)
 
 # %%
+from measured import story
+
 measured(in_hooks, predicted)
 story(in_hooks, lines=8)
 timeline(in_hooks)
 
 # %% [markdown]
-# 23 of the 24 are launched early, yet nothing overlaps. Read the record: `average` **waits inside the hook**.
+# 23 of the 24 are launched early, yet nothing overlaps. The record shows why: `average` **waits inside the hook**.
 # Backward pauses until the sum is there, and only then computes the next gradient.
 #
 # ### Launch in the hook, wait after backward
 #
-# Instead, launch with `async_op` in the hook, keep the handle, and wait for all handles after backward. **Predict**
-# where "the sum is there" moves in the record.
+# Launch with `async_op` in the hook instead, and wait for all handles after backward. **Predict** where "the sum is
+# there" moves in the record.
 
 # %%
 # %%ranks 2 --timeline --into with_handles
@@ -637,14 +599,13 @@ story(with_handles, lines=8)
 timeline(with_handles)
 
 # %% [markdown]
-# "The sum is there" is gone from the first eight lines: all 24 waits now come after backward. In the picture, gradients
-# become ready while green bars run. This is **overlap**.
-#
-# But half of the 24 messages carry a bias of 1 KiB, and each pays the full latency.
+# It is gone from the first eight lines, because all 24 waits now come after backward. In the picture, gradients become
+# ready while green bars run: this is **overlap**. But half of the 24 messages carry a bias of 1 KiB, and each pays the
+# full latency.
 #
 # ### One flat buffer
 #
-# The other extreme: copy all gradients into one flat tensor, and reduce it once.
+# The other extreme is to copy all gradients into one flat tensor and reduce it once. **Predict** the three numbers.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -671,7 +632,7 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# This sends one message and overlaps nothing. You have now measured both extremes:
+# There is one message, and it overlaps nothing. You have now measured both extremes:
 #
 # | averaged | all-reduces | launched early | overlap | latency paid |
 # |---|---|---|---|---|
@@ -680,12 +641,11 @@ timeline(one_flat)
 # | each parameter, with handles | 24 | 23 | yes | 24 times |
 # | one flat buffer | 1 | 0 | no | once |
 #
-# What you want lies between: a few flat buffers, each launched when the last of *its* gradients is ready. These are
-# buckets, and DDP makes them.
+# Buckets lie in between: a few flat buffers, each launched when the last of *its* gradients is ready.
 #
 # ### DDP's buckets
 #
-# Wrap the same network. What does PyTorch send in three steps?
+# Wrap the same network in DDP. What does PyTorch send in three steps?
 
 # %%
 # %%ranks 2 --into run
@@ -703,17 +663,17 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Before step 0** the constructor sends values; "What is copied when" explains them.
-# - **Step 0 has one bucket** with all 3158016 bytes in torch 2.13. (`find_unused_parameters=True`, explained below,
-#   changes this.)
-# - **Before step 1 DDP rebuilds the buckets**, once. It has now seen the order in which gradients become ready. Rank 0
-#   sends its choice to the others: the two small broadcasts.
+# - **Before step 0** the constructor copies the model ("What is copied when").
+# - **Step 0 has one bucket** with all 3158016 bytes (in torch 2.13, without `find_unused_parameters=True`, explained
+#   below).
+# - **Before step 1 DDP rebuilds the buckets**, once, because it now knows in which order gradients become ready. Rank 0
+#   sends its choice to the others in the two small broadcasts.
 # - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), later ones at 25 MiB. A
 #   small first bucket fills early, so communication starts early.
 #
-# To check the order, the next model registers its layers in one order and calls them in another. A **communication
-# hook**, which replaces DDP's all-reduce, prints what each bucket holds. (It returns a *future*, a handle with a
-# result.)
+# Which order does DDP use? The next model registers its layers in one order and calls them in a different one. Its
+# **communication hook**, which replaces DDP's all-reduce, prints what each bucket holds. (It returns a *future*, a
+# handle with a result.)
 
 # %%
 # %%ranks 2
@@ -728,14 +688,15 @@ class Net(torch.nn.Module):
         return self.last(self.middle(self.first(x)))
 
 def hook(state, bucket):
-    print(*[names[parameter] for parameter in bucket.parameters()], end="; ")
+    print(*[names[weight] for weight in bucket.parameters()], end="; ")
     done = torch.futures.Future()
-    done.set_result(bucket.buffer())  # nothing is averaged here: we only look
+    done.set_result(bucket.buffer())  # nothing is averaged: we only look
     return done
 
 dist.init_process_group("gloo")
-ddp = DDP(Net(), bucket_cap_mb=0.9)
-names = {parameter: name.removesuffix(".weight") for name, parameter in ddp.module.named_parameters()}
+model = Net()
+names = {layer.weight: name for name, layer in model.named_children()}
+ddp = DDP(model, bucket_cap_mb=0.9)
 ddp.register_comm_hook(None, hook)
 for step in range(2):
     print(f"step {step}:", end=" ")
@@ -746,9 +707,8 @@ for step in range(2):
 #
 # ### What bucket_cap_mb does
 #
-# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. The next cells try `None`, 25, 1 and 0.5.
-# **Predict** how many buckets the third step has for each. A layer has 263168 bytes, all twelve have 3158016. Replace
-# each `None`.
+# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. A layer has 263168 bytes, all twelve have 3158016.
+# **Predict** how many buckets the third step has with each of these values:
 
 # %%
 predicted = {"None": None, "25": None, "1": None, "0.5": None}  # buckets in the third step
@@ -776,9 +736,9 @@ for cap, guess in predicted.items():
     print(f"bucket_cap_mb={cap:<5}", said, *[bucket.nbytes for bucket in buckets])
 
 # %% [markdown]
-# **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB
-# with a first bucket of 1 MiB. A number that you pass also applies to the first bucket, so with 25 this small network
-# has one bucket.
+# **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB with
+# a first bucket of 1 MiB. A number that you pass applies to the first bucket too, so with 25 this network has one
+# bucket.
 
 # %%
 quiz("01_internals/buckets")
@@ -786,8 +746,8 @@ quiz("01_internals/buckets")
 # %% [markdown]
 # ## Overlap
 #
-# Communication is **hidden** if it runs while backward computes. Here is the last step of three of these runs. Which
-# bucket is never hidden?
+# Communication is **hidden** if it runs while backward computes, otherwise **exposed**. Only exposed communication
+# makes a step longer. Here is the last step of three of these runs. Which bucket is never hidden?
 
 # %%
 caps = ("None", "25", "0.5")
@@ -799,18 +759,14 @@ pictures
 print(pictures)
 
 # %% [markdown]
-# A bucket can overlap with backward if DDP launches it before the last gradient is ready and waits for it afterwards.
-# Overlap is a matter of **order, not of time**. With six buckets five can overlap, with two buckets one, with one
-# bucket none. In every row **the last bucket is launched after the last gradient**, when backward has nothing left to
-# compute. So:
+# A bucket can be hidden if DDP launches it before the last gradient is ready and waits for it afterwards. Overlap is a
+# matter of **order, not of time**. With six buckets five can overlap, with two buckets one, with one bucket none: **the
+# last bucket is launched after the last gradient**, when backward has nothing left to compute. The first step, with its
+# single bucket, hides nothing.
 #
-# - The first step hides nothing, and neither does a model that fits into one bucket.
-# - The last bucket is never hidden.
+# A long green bar need not mean a slow network: an all-reduce lasts until the *slowest* rank has joined.
 #
-# All other communication is **exposed**: only this part makes a step longer. A long green bar need not mean a slow
-# network: an all-reduce lasts until the *slowest* rank has joined, so part of the bar may be waiting.
-#
-# For a closer look, `save_trace` writes a file for `chrome://tracing` or `ui.perfetto.dev` (which uploads nothing).
+# For a closer look, `save_trace` writes a file for `ui.perfetto.dev` or `chrome://tracing`.
 
 # %%
 import json
@@ -832,12 +788,13 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 a, b = torch.tensor([1.0]), torch.tensor([10.0])
 order = [a, b] if dist.get_rank() == 0 else [b, a]  # BUG: in this rank's own order
-for handle in [dist.all_reduce(bucket, async_op=True) for bucket in order]:
+handles = [dist.all_reduce(bucket, async_op=True) for bucket in order]
+for handle in handles:
     handle.wait()
 print("sum of a:", a.item(), "  sum of b:", b.item())
 
 # %% [markdown]
-# Neither rank raises an error, and both sums are wrong: calls are paired by their order, never by their content.
+# Both sums are wrong, and no rank raises an error: calls are paired by their order, never by their content.
 
 # %%
 quiz("01_internals/overlap")
@@ -845,8 +802,8 @@ quiz("01_internals/overlap")
 # %% [markdown]
 # ## What is copied when
 #
-# Averaging keeps equal weights equal. But what makes them equal in the first place? Give each rank different weights
-# and wrap them, with and without `init_sync=False`.
+# Averaging keeps equal weights equal. But what makes them equal in the first place? Wrap a model whose weights differ
+# between ranks, with and without `init_sync=False`:
 
 # %%
 # %%ranks 2 --into run
@@ -869,10 +826,10 @@ for name in ("init_sync=True", "init_sync=False"):
     print(f"{name:<16} spread before DDP(): {before:.3f}   after: {after:.3f}")
 
 # %% [markdown]
-# The **constructor** broadcasts rank 0's parameters, so ranks don't need equal seeds. With `init_sync=False` nothing
-# is sent, and nothing repairs it later: DDP averages gradients and never sends parameters again.
+# The **constructor** broadcasts rank 0's parameters, so the ranks don't need equal seeds. With `init_sync=False` the
+# weights stay different: DDP never sends parameters again.
 #
-# What else is sent, and when? This model also has **buffers**: tensors without a gradient that belong to the model,
+# What else is sent, and when? This model also has **buffers**: tensors that belong to the model but have no gradient,
 # such as BatchNorm's running statistics. **Predict** which phases of a step send something: forward, backward,
 # `optimizer.step`?
 
@@ -900,13 +857,13 @@ story(run)
 
 # %% [markdown]
 # - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Then rank 0 sends
-#   its values: 260 bytes of parameters together with 40 of running statistics, and a counter of 8.
-# - **Each forward**: rank 0's buffers. They are not averaged; they replace the other ranks'. (The 20 and 4 bytes in
-#   step 1 are DDP's new buckets.)
+#   260 bytes of parameters with 40 of running statistics, and a counter of 8.
+# - **Each forward**: rank 0's buffers, which replace the other ranks'. (The 20 and 4 bytes in step 1 describe the
+#   rebuilt buckets.)
 # - **Each backward**: the gradients, 65 × 4 bytes.
 # - **`optimizer.step`**: nothing.
 #
-# Your DDP must also handle three things.
+# Your DDP must handle three more things.
 #
 # ### no_sync: accumulate first, exchange once
 #
@@ -935,7 +892,7 @@ story(accumulated)
 #
 # ### A branch that a rank doesn't use
 #
-# With `find_unused_parameters=True` DDP follows the rule from "The mean". Below, rank 0 alone uses `side`, and no
+# With `find_unused_parameters=True` DDP follows your rule for missing gradients. Below, only rank 0 uses `side`, and no
 # rank uses `idle`.
 
 # %%
@@ -946,9 +903,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 class Branches(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.trunk, self.side, self.idle = [torch.nn.Linear(1, 1, bias=False) for _ in range(3)]
+        self.trunk = torch.nn.Linear(1, 1, bias=False)
+        self.side = torch.nn.Linear(1, 1, bias=False)
+        self.idle = torch.nn.Linear(1, 1, bias=False)
     def forward(self, x, use_side):
-        return self.trunk(x) + self.side(x) if use_side else self.trunk(x)
+        out = self.trunk(x)
+        return out + self.side(x) if use_side else out
 
 dist.init_process_group("gloo")
 ddp = DDP(Branches(), find_unused_parameters=True)
@@ -959,8 +919,8 @@ for name, parameter in ddp.module.named_parameters():
 # %% [markdown]
 # ### The names in a checkpoint
 #
-# The wrapper is a module that contains your model, so every name in its state starts with `module.`. Save the model's
-# own state, which loads anywhere:
+# The wrapper contains your model as `module`, so every name in its state starts with `module.`. Save the model's own
+# state, which loads anywhere:
 
 # %%
 # %%ranks 1
@@ -979,26 +939,25 @@ quiz("01_internals/copied")
 #
 # ### Exercise: implement mini_ddp
 #
-# *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module, bucket_cap_mb=25)`. The check
-# compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to break naive versions, and
-# communication that starts as early.
+# *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module,
+# bucket_cap_mb=25)`. The check compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to
+# break naive versions, and communication that starts as early.
 #
-# You have met every part in this chapter. Put them together in seven stages:
+# You have seen every part. Put them together in seven stages of at most 40 lines:
 #
 # 1. **Copy.** The constructor broadcasts parameters and buffers; `forward` calls the module; `state_dict` and
 #    `load_state_dict` are the module's own.
-# 2. **Average after backward.** The training loop calls `finish_gradient_synchronization` after backward: put the loop
-#    from "The mean" there.
-# 3. **Launch in a hook.** Move the two lines of the loop into a hook for each parameter.
-# 4. **Wait after backward.** Launch with `async_op=True`, and wait in `finish_gradient_synchronization`.
-# 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. In the hook, count
-#    down the gradients that a bucket still needs, and launch it at zero.
-# 6. **Launch what a rank lacks.** Launch all buckets on all ranks, in one order: those that lack a gradient here
-#    leave from `finish_gradient_synchronization`.
+# 2. **Average after backward.** Put the loop from "The mean" into `finish_gradient_synchronization`, which the training
+#    loop calls after backward.
+# 3. **Launch in a hook.** Move the loop's two lines into a hook for each parameter.
+# 4. **Wait after backward.** Launch with `async_op=True`; wait in `finish_gradient_synchronization`.
+# 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. The hook counts down
+#    the gradients that its bucket still needs, and launches at zero.
+# 6. **Launch what a rank lacks.** Every rank launches every bucket, in one order: `finish_gradient_synchronization`
+#    launches those that still lack a gradient.
 # 7. **Exchange nothing in `no_sync`.** Inside it, the hooks do nothing.
 #
-# Each stage adds at most 40 lines. Its checks pass before you write the next one, and the report names that one.
-# Before you run a new stage below, predict what the picture will show.
+# Each stage has its own checks, and the report names the stage to write next.
 
 # %%
 contract("mini_ddp", "MiniDDP")
@@ -1007,23 +966,9 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# <details><summary>It hangs in stage 6</summary>
-# The ranks launched their buckets in different orders, or one rank launched a bucket that another didn't, because a
-# parameter got no gradient there. Launch in one order that all ranks know, and launch all buckets in every step.
-# </details>
-#
-# <details><summary>"launched after backward"</summary>
-# Your hook collects gradients but launches nothing. Count down the gradients that a bucket still waits for, and launch
-# at zero, from the hook, with <code>async_op=True</code>.
-# </details>
-#
-# <details><summary>The last bit is different</summary>
-# Multiply by <code>1 / N</code> first, then sum, as in "Scale first, then sum".
-# </details>
-#
-# The solution is `solutions/mini_ddp.py`. The next cells run your class, from stage 2 on, and draw it below PyTorch's
-# DDP with buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds
-# *at most* the cap.) **Predict** at every stage.
+# The solution is `solutions/mini_ddp.py`. From stage 2 on, the next cells draw your class below PyTorch's DDP with
+# buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds *at most* the
+# cap.) **Predict** at every stage.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -1046,8 +991,18 @@ timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 
 # %% [markdown]
 # In both pictures five of six buckets are launched early. PyTorch waits for the last one inside backward; yours waits
-# in the grey part after it. (The reference solution sends 96 bytes more than PyTorch: for each of the 24 parameters,
-# a number that says whether its gradient exists.)
+# in the grey part after it. (The reference solution sends 96 bytes more: for each of the 24 parameters, a number that
+# says whether its gradient exists.)
+#
+# Train something with your class: `torchrun --nproc-per-node=2 exercises/mini_ddp.py`. And now you can read PyTorch's,
+# `torch/csrc/distributed/c10d/reducer.cpp`:
+#
+# | your class | PyTorch's `Reducer` |
+# |---|---|
+# | the hook | `autograd_hook` |
+# | the countdown | `mark_variable_ready` |
+# | the launch | `mark_bucket_ready`, `all_reduce_bucket` |
+# | the wait | `finalize_backward` |
 
 # %%
 quiz("01_internals/built")
@@ -1055,8 +1010,8 @@ quiz("01_internals/built")
 # %% [markdown]
 # ## BatchNorm and buffers
 #
-# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of them in
-# buffers. Do the ranks drift apart? Train for twenty steps with very different data on the two ranks:
+# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of them in buffers.
+# Do the ranks drift apart? Train for twenty steps with very different data on two ranks:
 
 # %%
 # %%ranks 2 --into run
@@ -1083,13 +1038,14 @@ observe("running mean, one forward later", spread([ddp.module[1].running_mean]))
 apart = run.ranks[0].observations
 for name, value in apart.items():
     print(f"{name:<32} spread {value:.2f}")
-assert apart["parameters"] == 0 == apart["running mean, one forward later"] < apart["running mean"]
+assert apart["parameters"] == 0
+assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
 # The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
 # until the next forward overwrites them with rank 0's. Rank 1's data never reach the statistics that you save.
 #
-# Nothing changes with several **nodes** (machines of a cluster). Here are four ranks on two:
+# The same holds for several **nodes** (machines of a cluster):
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1113,7 +1069,7 @@ print("node", os.environ["GROUP_RANK"], f" parameters {parameters:.2f}  running 
 # ### SyncBatchNorm
 #
 # `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. The price is communication in every such
-# layer, in forward and in backward. Its source shows the collectives:
+# layer, forward and backward. Its source shows the collectives:
 
 # %%
 import inspect
@@ -1122,13 +1078,13 @@ from torch.nn.modules._functions import SyncBatchNorm as Function
 
 for method in (Function.forward, Function.backward):
     for line in inspect.getsource(method).splitlines():
-        if "all_gather" in line or "all_reduce(" in line:
+        is_comment = line.strip().startswith("#")
+        if not is_comment and ("all_gather" in line or "all_reduce(" in line):
             print(f"{method.__name__}: {line.strip()}")
 
 # %% [markdown]
-# `convert_sync_batchnorm` replaces every BatchNorm layer in a model, before or after `.to(device)`, but before
-# `DDP(...)`. (`meta`, a device without values, stands in for a GPU here.) On a CPU, DDP refuses the result, as the
-# second cell shows.
+# `convert_sync_batchnorm` replaces every BatchNorm layer, before or after `.to(device)`, but before `DDP(...)`.
+# (`meta`, a device without values, stands in for a GPU.) On a CPU, DDP refuses the result.
 
 # %%
 def small_net():
@@ -1149,7 +1105,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# When is it worth the price? BatchNorm estimates a mean from one batch. How far off is it?
+# Is it worth the price? That depends on how well one batch estimates the mean:
 
 # %%
 torch.manual_seed(0)
@@ -1162,8 +1118,8 @@ for samples in (4, 16, 64, 256):
 #
 # ### Exactly when buffers are sent
 #
-# "Each forward sends rank 0's buffers" is nearly right. Before each forward below, rank 0 writes a 1 into its buffer
-# and rank 1 a 2. If rank 1 then prints 1, the buffer was sent.
+# Not quite every forward sends rank 0's buffers. Before each forward below, rank 0 writes a 1 into its buffer and rank
+# 1 a 2. If rank 1 then prints 1, the buffer was sent.
 
 # %%
 # %%ranks 2
@@ -1192,11 +1148,11 @@ forwards("no_grad", 2)
 
 # %% [markdown]
 # A forward sends buffers unless the *previous* one ran under `no_sync` or `no_grad`. So rank 1 keeps its 2 in the
-# second of two such forwards, and in the training step after it. `eval()` makes no difference, as this section's first
-# cell showed.
+# second `no_sync` forward, and in the training step after it. `eval()` makes no difference: this section's first cell
+# ended with a forward in evaluation mode, which sent the buffers.
 #
-# Two arguments switch this off; one of them is deprecated. Again rank 0 has a 1 and rank 1 a 2. What does rank 1 hold
-# after the constructor, and after a forward?
+# Two arguments switch this off; one is deprecated. Again rank 0 has a 1 and rank 1 a 2. What does rank 1 hold after the
+# constructor, and after a forward?
 
 # %%
 # %%ranks 2 --into run
@@ -1222,10 +1178,10 @@ for options, (made, later, warned) in run.ranks[1].observations.items():
     print(f"{options:<32} after DDP(): {made:.0f}  after a forward: {later:.0f}  warnings: {warned:.0f}")
 
 # %% [markdown]
-# `forward_sync_buffers=False` copies the buffers once, at construction. Afterwards each rank keeps its own, and a
-# forward sends none. The deprecated `broadcast_buffers=False` doesn't even copy at construction.
+# `forward_sync_buffers=False` copies the buffers only at construction. The deprecated `broadcast_buffers=False` doesn't
+# copy them even then.
 #
-# Dropout has no buffers, so DDP sends nothing for it: each rank draws its mask locally.
+# Dropout has no buffers, so DDP sends nothing for it, and each rank draws its own mask:
 
 # %%
 print("buffers of BatchNorm1d:", [name for name, _ in torch.nn.BatchNorm1d(5).named_buffers()])
@@ -1237,9 +1193,9 @@ quiz("01_internals/buffers")
 # %% [markdown]
 # ## Is it the gradient of the joined batch?
 #
-# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch**.
-# Do they? `relative_error`, from `joined_batch.py`, compares the two gradients: |DDP − joined| / |joined|. Six cases
-# follow. **Predict** which of them give 0.
+# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
+# *global batch*. Do they? `relative_error` compares the two gradients: |DDP − joined| / |joined|. **Predict** which of
+# six cases give 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1271,15 +1227,14 @@ for name, error in run.ranks[0].observations.items():
     print(f"{name:<22} relative error {error:.2f}")
 
 # %% [markdown]
-# Two cases are right and four are wrong, without an error message.
+# Four cases are wrong, without an error message.
 #
-# - **Equal parts and a mean loss**: the joined batch's gradient, up to rounding.
 # - **26 + 6**: the mean of two means isn't the mean of all samples. Multiply each rank's loss by *ranks × own samples /
-#   all samples*.
+#   all samples*, as in the third row.
 # - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
 # - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
-# - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Padding in language models and
-#   class weights cause the same problem. Weight as above, by valid targets.
+# - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Weight by valid targets. Padding
+#   in language models and class weights cause the same problem.
 
 # %%
 quiz("01_internals/joined_batch")
@@ -1287,8 +1242,8 @@ quiz("01_internals/joined_batch")
 # %% [markdown]
 # ## What DDP never notices
 #
-# DDP acts in its constructor, in forward, and in its hooks. Code that bypasses these isn't synchronized, and usually no
-# error tells you. In the cells below, the `spread` of the gradients should be 0.
+# DDP acts in its constructor, in forward, and in its hooks. Code that bypasses these isn't synchronized, usually
+# without an error. The `spread` of the gradients below should be 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1307,7 +1262,8 @@ ddp = DDP(torch.nn.Linear(10, 3))
 ddp.module(x).square().sum().backward()  # BUG: past the wrapper
 observe("ddp.module(x)", spread(p.grad for p in ddp.parameters()))
 ddp = DDP(torch.nn.Linear(10, 3))
-observe("autograd.grad", spread(torch.autograd.grad(ddp(x).square().sum(), [*ddp.parameters()])))  # BUG
+gradients = torch.autograd.grad(ddp(x).square().sum(), list(ddp.parameters()))  # BUG: no hook runs
+observe("autograd.grad", spread(gradients))
 
 # %%
 def verdict(run):
@@ -1317,10 +1273,8 @@ def verdict(run):
 verdict(run)
 
 # %% [markdown]
-# `ddp.module` is the plain model: if you call it, each rank trains alone. `torch.autograd.grad` returns gradients and
-# never writes `.grad`, so no hook runs.
-#
-# Next, a model that changes *after* it was wrapped:
+# `ddp.module` is the plain model: if you call it, each rank trains alone. `torch.autograd.grad` never writes `.grad`,
+# so no hook runs. Next, a model that changes *after* it was wrapped:
 
 # %%
 # %%ranks 2 --into run
@@ -1347,8 +1301,8 @@ verdict(run)
 
 # %% [markdown]
 # DDP's hooks sit on **accumulators**, autograd's objects that write `.grad`. A cast creates new accumulators, without
-# hooks; an added layer never had hooks. If you *replace* a layer, DDP doesn't know the new one and still waits for
-# the old one. One step late, it reports the old one as missing:
+# hooks; an added layer never had hooks. If you *replace* a layer, DDP doesn't know the new one and still waits for the
+# old one. It notices one step late:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1376,11 +1330,10 @@ for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# These messages recommend `find_unused_parameters=True`. It only silences them: the new layer still isn't averaged.
+# Both messages recommend `find_unused_parameters=True`, which only silences them: the new layer still isn't averaged.
 # Change the model first, wrap it last.
 #
-# The last bypass doesn't change the model. Two forwards and then one backward are fine; two forwards and then two
-# backwards are not:
+# The last bypass doesn't change the model. It is two forwards followed by two backwards:
 
 # %%
 # %%ranks 2 --into run
@@ -1408,8 +1361,8 @@ assert run.observed("forward, forward, backward") == [0, 0]
 # %% [markdown]
 # A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones.
 #
-# One test finds all of these: every hundred steps, call `spread(model.parameters())` on every rank and stop if it
-# isn't 0.
+# One test finds all of these: every hundred steps, call `spread(model.parameters())` on every rank and stop if it isn't
+# 0.
 
 # %%
 quiz("01_internals/bypass")
@@ -1417,8 +1370,8 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# PyTorch has an older wrapper than DDP, `DataParallel`: **one process, with a thread for each GPU**. This is what its
-# `forward` does in every step:
+# PyTorch's older wrapper, `DataParallel`, uses **one process, with a thread for each GPU**. Its `forward` does this in
+# every step:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1465,15 +1418,17 @@ quiz("01_internals/dp_or_ddp")
 # %% [markdown]
 # ### Memory
 #
-# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the
-# bytes for Adam and a model of eight parameter tensors. `gradient_as_bucket_view=True` makes each gradient a view
-# into its bucket.
+# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the bytes
+# for Adam and eight parameter tensors. `gradient_as_bucket_view=True` makes each gradient a view into its bucket.
 
 # %%
 # %%ranks 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from lockstep.ranks import observe
+
+def nbytes(tensors):
+    return sum(tensor.nbytes for tensor in tensors)
 
 dist.init_process_group("gloo")
 for view in (False, True):
@@ -1486,21 +1441,22 @@ for view in (False, True):
     parameters = list(ddp.parameters())
     gradients = [p.grad for p in parameters]
     state = [optimizer.state[p][key] for p in parameters for key in ("exp_avg", "exp_avg_sq")]
-    places = {gradient.untyped_storage().data_ptr() for gradient in gradients}  # blocks of memory
-    counts = [sum(t.nbytes for t in group) for group in (parameters, gradients, state)]
-    observe(f"gradient_as_bucket_view={view}", [*counts, len(places)])
+    blocks = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    numbers = nbytes(parameters), nbytes(gradients), nbytes(state), len(blocks)
+    observe(f"gradient_as_bucket_view={view}", list(numbers))
 
 # %%
-for name, (parameters, gradients, state, places) in run.ranks[0].observations.items():
+for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.items():
     assert parameters == gradients and state == 2 * parameters
-    print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {places}")
+    print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default the eight gradients are eight blocks of memory, besides the bucket. As views they share one block, the
-# bucket itself. A float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless
-# gradients are views. What forward keeps for backward, the *activations*, comes on top. None of this shrinks with more
-# ranks: DDP makes training *faster*; it doesn't make a model *fit*. FSDP (*fully sharded data parallel*) does: it cuts parameters, gradients and optimizer
-# state into N parts (chapter 4).
+# By default the eight gradients are eight blocks of memory, besides the bucket; as views they all lie in the bucket's
+# block. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
+# are views. The *activations*, which forward keeps for backward, come on top.
+#
+# More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
+# data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).
 
 # %%
 quiz("01_internals/memory")
@@ -1511,14 +1467,13 @@ quiz("01_internals/fsdp_or_ddp")
 # %% [markdown]
 # ## Take it with you
 #
-# - Every rank must issue the same collectives in the same order. Calls are paired by order alone.
-# - DDP sends **parameters once**, at construction, from rank 0; **buffers** in forward, from rank 0; **gradients** in
-#   backward, as a mean. `optimizer.step()` sends nothing.
-# - Many small messages pay latency; one large message can't overlap. Buckets are the compromise: one in the first step,
-#   then a first bucket of 1 MiB and others of 25 MiB. The last bucket is always exposed.
+# - Every rank must issue the same collectives in the same order: calls are paired by order alone.
+# - DDP sends **parameters once**, at construction; **buffers** in forward; **gradients** in backward, as a mean.
+#   `optimizer.step()` sends nothing.
+# - Many small messages pay latency; one large message can't overlap. Buckets are the compromise, and the last is always
+#   exposed.
 # - Multiply by 1/N first, then sum. The mean is the joined batch's gradient if the counts are equal, the loss is a
 #   mean, and there is no BatchNorm.
-# - A ring sends 2(N − 1)/N of the tensor from each rank, in 2(N − 1) steps.
 # - DDP never checks that parameters stay equal. You can, with `spread`.
 #
 # In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong
@@ -1526,10 +1481,10 @@ quiz("01_internals/fsdp_or_ddp")
 #
 # ## What to read next
 #
-# Chapter 2 sets up training: launchers, process groups, samplers. Chapter 4 returns to buckets to make a step faster.
-# PyTorch describes its hooks and buckets at `pytorch.org/docs/stable/notes/ddp.html`. The paper on DDP is Li et al.,
-# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and
-# Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+# Chapter 2 sets up training: launchers, process groups, samplers. PyTorch describes DDP's hooks and buckets at
+# `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al., "PyTorch Distributed: Experiences on Accelerating
+# Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+# clusters of workstations" (2009).
 
 # %%
 from lockstep.notebook.course_map import course_map

@@ -11,25 +11,22 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# You start with a program that trains a small network on handwritten digits in one process. By the end, it trains on
-# four ranks, on one machine or several. For every line that you add, you see what goes wrong without it.
-#
-# After this chapter you can
+# You start with a program that trains a small network on handwritten digits in one process, and change it line by line
+# until it trains on four ranks. For every line that you add, you see what goes wrong without it. Afterwards you can
 #
 # - **start** a program on N ranks, and tell which rank is which and where it runs;
-# - **connect** the ranks with the backend that fits their devices;
-# - **shard** a data set, so that in every epoch each sample goes to one rank, in a new order;
+# - **connect** the ranks with the right backend for their devices;
+# - **shard** a data set, so that each sample goes to one rank, in a new order every epoch;
 # - **report** the loss over all ranks;
 # - **leave** the process group, whether training succeeds or fails;
 # - **launch** ranks from Python, and on several nodes.
 #
-# About 95 minutes: 40 to read and run, 55 for three exercises. You need chapter 1 and PyTorch's training loop. You
-# don't need a GPU: ranks are processes on your CPU, and gloo connects them. What the text says about GPUs and NCCL
-# comes from PyTorch's documentation and was not run here.
+# About 95 minutes: 40 to read and run, 55 for three exercises. You need chapter 1, but no GPU: gloo connects ranks on
+# your CPU. What the text says about GPUs and NCCL comes from PyTorch's documentation and was not run here.
 
 # %%
 # %load_ext lockstep
-import os, re, subprocess, sys
+import os, subprocess, sys
 from pathlib import Path
 import torch
 from lockstep.notebook.contract import contract
@@ -38,8 +35,8 @@ from lockstep.notebook.quiz import quiz
 # %% [markdown]
 # ## Where we start
 #
-# The data are scikit-learn's digits: 1797 images of 8×8 pixels. One process writes them to a file before any rank
-# starts. Make that a habit: if four ranks each download the data, they write the same files four times.
+# The data are scikit-learn's digits: 1797 images of 8×8 pixels. Write them to a file once, before any rank starts, or
+# every rank will download them.
 
 # %%
 import numpy
@@ -50,8 +47,8 @@ numpy.savez("digits.npz", images=images.astype("uint8"), labels=labels)
 print(images.shape, labels[:10])
 
 # %% [markdown]
-# `digits.py` holds the data, the network and one epoch. **None of its lines will change.** `train_epoch` returns a
-# sum and a count instead of a mean; you will see why.
+# `digits.py` holds the data, the network and one epoch. **None of its lines will change.** Note that `train_epoch`
+# returns a sum and a count, not a mean.
 
 # %%
 print(Path("digits.py").read_text())
@@ -80,8 +77,8 @@ quiz("02_setup/sum_and_count")
 # %% [markdown]
 # ## Launchers and the environment
 #
-# A distributed program is one file, started N times by a **launcher**. The launcher sets a few environment variables
-# for each process; only these tell the copies apart. PyTorch's launcher is `torchrun`:
+# A distributed program is one file, started N times by a **launcher**. All copies are the same, except for a few
+# environment variables that the launcher sets. PyTorch's launcher is `torchrun`:
 #
 # ```
 # torchrun --nproc-per-node=4 train.py
@@ -106,11 +103,11 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # | `LOCAL_WORLD_SIZE` | the number of ranks on this node |
 # | `GROUP_RANK` | this node's number |
 # | `MASTER_ADDR`, `MASTER_PORT` | where to find the **store**, through which the ranks find each other |
-# | `TORCHELASTIC_USE_AGENT_STORE` | `True`: the launcher hosts the store. Otherwise rank 0 does |
+# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher hosts the store; otherwise rank 0 does |
 # | `TORCHELASTIC_RESTART_COUNT` | how often the launcher has restarted this job (chapter 5) |
 #
-# If a node runs several processes, torchrun also sets `OMP_NUM_THREADS=1`. Without that, each process would start a
-# thread for every core. Its source has the condition:
+# If a node runs several processes, torchrun also sets `OMP_NUM_THREADS=1`; otherwise each would start a thread for
+# every core. This is the condition in its source:
 
 # %%
 import inspect
@@ -130,8 +127,8 @@ rank, local_rank, node = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "G
 print(f"RANK {rank} is LOCAL_RANK {local_rank} on node {node}")
 
 # %% [markdown]
-# Rank 2 is the first process on the second node and uses GPU 0 there. `torch.device("cuda", rank)` would ask for that
-# node's third GPU, and it may have only two.
+# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for
+# that node's third GPU, and it may have only two.
 
 # %%
 quiz("02_setup/local_rank")
@@ -151,8 +148,7 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Don't hide the error behind a default
-# value:
+# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. A default value only hides the error:
 
 # %%
 # %%ranks 4
@@ -163,9 +159,8 @@ local_rank = int(os.environ.get("LOCAL_RANK", 0))  # BUG: the default hides that
 print(f"my device is cuda:{local_rank}")
 
 # %% [markdown]
-# All four ranks chose GPU 0, and nothing has failed yet. On GPUs the job would fail later, in a different place: it would
-# run out of memory, or NCCL would refuse two ranks on one device. `os.environ["LOCAL_RANK"]` fails on the line at
-# fault.
+# All four ranks chose GPU 0. On GPUs the job would fail later and elsewhere: it would run out of memory, or NCCL would
+# refuse two ranks on one device. `os.environ["LOCAL_RANK"]` fails on the line at fault.
 #
 # ### When the numbers are wrong
 #
@@ -197,15 +192,13 @@ os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# All three hang. So if a job hangs before its first step, look for a `WORLD_SIZE` that is too large, a rank that
-# never arrived, or two ranks with the same number. Print `RANK` and `WORLD_SIZE` on each rank *before*
-# `init_process_group`. (If rank 0 hosts the store, the second of two ranks with number 0 raises `EADDRINUSE`: the first
-# has the port.)
+# All three hang. If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a rank that never
+# arrived, or two ranks with the same number. Print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
 #
 # ### Never overwrite what the launcher set
 #
-# Programs that start their own ranks set `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Under torchrun,
-# the same two lines break a program:
+# Programs that start their own ranks set `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Under torchrun, the
+# same two lines break a program:
 
 # %%
 # %%ranks 2 --expect hang
@@ -217,8 +210,8 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Nothing listens at port 12355. Rank 0 doesn't open that port either, because `TORCHELASTIC_USE_AGENT_STORE` says
-# that the launcher hosts the store.
+# Nothing listens at port 12355: torchrun hosts its store elsewhere, and `TORCHELASTIC_USE_AGENT_STORE` keeps rank 0
+# from opening one.
 
 # %%
 quiz("02_setup/environment")
@@ -240,9 +233,9 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo exchanges addresses through the store: each rank writes its own, reads the others', and connects to them. From
-# then on tensors go directly from rank to rank. `init_process_group` does all this in one line. It reads the
-# environment variables, which PyTorch calls the `env://` method:
+# gloo exchanges addresses through the store: each rank writes its own, reads the others', and connects to them. After
+# that, tensors go directly from rank to rank. `init_process_group` does all this in one line, from the environment
+# variables (PyTorch calls that `env://`):
 
 # %%
 # %%ranks 4
@@ -256,13 +249,12 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# The assert is a good first test of a new cluster. If it holds, every rank is there, has the right number, and can
-# reach the others.
+# The assert is a good first test of a new cluster: every rank is there, has the right number, and can reach the others.
 #
 # ### Without the variables
 #
-# Rank and size can be arguments: `init_process_group("gloo", rank=rank, world_size=size)`. Then only the address
-# comes from the environment. A single rank doesn't even need that; give it a store in memory:
+# Rank and size can be arguments: `init_process_group("gloo", rank=rank, world_size=size)`. Then only the address comes
+# from the environment. A single rank doesn't even need that; give it a store in memory:
 
 # %%
 # %%ranks 1
@@ -275,8 +267,8 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# If the variables *are* set and contradict the arguments, two parts of the program disagree about which rank this is.
-# Don't pick one: raise an error.
+# If the variables contradict the arguments, raise an error: two parts of your program disagree about which rank this
+# is.
 #
 # ### How long it waits
 #
@@ -290,7 +282,7 @@ print("gloo:", dist.default_pg_timeout)
 assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split())
 
 # %% [markdown]
-# Shorten it while you try things out. Below it is 300 ms, and ranks 0 and 1 wait for a rank 2 that doesn't exist:
+# Shorten it while you try things out. Here it is 300 ms, and ranks 0 and 1 wait for a rank 2 that doesn't exist:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -302,11 +294,11 @@ os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
 dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
-# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. Every rank that joined
-# raises; the missing one says nothing.
+# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The ranks that joined
+# raise; the missing one says nothing.
 #
-# Use a long timeout if rank 0 works alone for twenty minutes while the others wait in their next collective. Pass it
-# to `init_process_group`, not to `DDP`:
+# Use a long timeout if rank 0 works alone for twenty minutes while the others wait. It is an argument of
+# `init_process_group`, not of `DDP`:
 
 # %%
 # %%ranks 1 --expect raised
@@ -323,8 +315,8 @@ quiz("02_setup/missing_rank")
 # %% [markdown]
 # ### Groups within the group
 #
-# `new_group` makes a group of some of the ranks, with its own timeout. **Every** rank must call it, in the same
-# order, even ranks that won't be members. Here four ranks make two groups of two:
+# `new_group` makes a group of some of the ranks, with its own timeout. **Every** rank must call it, in the same order,
+# even ranks that won't be members. Here four ranks make two groups of two:
 
 # %%
 # %%ranks 4
@@ -339,12 +331,12 @@ dist.all_reduce(t, group=mine)
 print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
 
 # %% [markdown]
-# `cpu:gloo` asks for gloo, for CPU tensors only.
+# (`cpu:gloo` means gloo for CPU tensors, and nothing else.)
 #
 # ### Four programs side by side
 #
-# Run the first program on four ranks, in one group, each with its own seed. Lines marked `+` are new. **Predict**: on
-# how many samples does each rank train?
+# Now run the first program on four ranks, each with its own seed. Lines marked `+` are new. **Predict**: on how many
+# samples does each rank train?
 
 # %%
 # %%ranks 4
@@ -364,12 +356,12 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# These are four separate training runs on one machine. A process group alone synchronizes nothing. Each rank still has
-# to take its part of the data ("Sharding"), and DDP has to average the gradients ("Wrapping").
+# These are four separate training runs. A process group alone synchronizes nothing: each rank still has to take its
+# part of the data ("Sharding"), and DDP has to average the gradients ("Wrapping").
 #
 # ## Backends and devices
 #
-# The **backend** is the library behind the collectives. Which one you need depends on where the tensors are:
+# The **backend** is the library behind the collectives. Choose it by where the tensors are:
 #
 # | backend | tensors on CPU | tensors on NVIDIA GPUs |
 # |---|---|---|
@@ -377,8 +369,8 @@ for epoch in range(2):
 # | `nccl` | no | yes, from GPU to GPU |
 # | `cpu:gloo,cuda:nccl` | gloo | nccl |
 #
-# `dist.get_backend()` names a group's backend. `dist.is_nccl_available()` says whether this PyTorch has nccl; a build
-# without GPU support doesn't:
+# `dist.get_backend()` names a group's backend, and `dist.is_nccl_available()` says whether this PyTorch has nccl. A
+# build without GPU support doesn't:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -387,14 +379,14 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# nccl needs a GPU for each rank. Two ranks of one group on the same GPU are an error. So check whether every rank of
-# this node has its own GPU, as `device.py` does:
+# Two ranks of one group on the same GPU are an error with nccl. `device.py` therefore checks that every rank of this
+# node has its own GPU:
 
 # %%
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# To see both answers without GPUs, the next cell pretends that each of two nodes has two GPUs, and replaces
+# To see both of its answers without GPUs, the next cell pretends that each of two nodes has two GPUs, and replaces
 # `set_device` by a function that only reports:
 
 # %%
@@ -403,22 +395,25 @@ import torch
 import torch.distributed as dist
 from device import local_device
 
+def two():
+    return 2
+
 def report(index):
     print(f"set_device({index})")
 
 print("here:", *local_device())
-torch.cuda.device_count = lambda: 2
+torch.cuda.device_count = two
 torch.cuda.set_device = report
 print("with two GPUs a node:", *local_device())
 
 # %% [markdown]
 # Ranks 2 and 3 take GPUs 0 and 1 of their own node. Three rules for GPUs:
 #
-# - **`set_device` first, then `init_process_group`.** Until it is called, everything that says just `"cuda"` goes to
-#   GPU 0, on every rank. The other order often works, since nccl connects at the first collective only. But GPU work in
-#   between makes every rank occupy memory on GPU 0.
+# - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
+#   GPU 0, on every rank. The other order often works, since nccl connects at the first collective only, but any GPU
+#   work in between makes every rank occupy memory on GPU 0.
 # - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
-#   once. It also tells calls without a tensor, such as `barrier`, which device to use. It doesn't replace `set_device`.
+#   once, and tells calls without a tensor, such as `barrier`, which device to use. You still need `set_device`.
 # - **Move inputs and targets too**, as `train_epoch` does. Move a loss function only if it holds tensors:
 
 # %%
@@ -435,11 +430,9 @@ quiz("02_setup/device_of")
 #
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
-# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group.
-# `cleanup_ddp` leaves it with `dist.destroy_process_group()`, which raises if there is no group, so ask
-# `dist.is_initialized()` first.
-#
-# Not every launcher sets every variable, so check which ones are set.
+# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group; not every
+# launcher sets every variable, so check which ones are set. `cleanup_ddp` leaves the group with
+# `dist.destroy_process_group()`, which raises if there is none: ask `dist.is_initialized()` first.
 
 # %%
 contract("setup_ddp", "setup_ddp", "cleanup_ddp")
@@ -448,27 +441,12 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 # %check setup_ddp
 
 # %% [markdown]
-# <details><summary>It hangs under torchrun</summary>
-# Something in your function writes to <code>os.environ</code>, or opens a store at a different address. Print
-# <code>MASTER_PORT</code> in its first and its last line.
-# </details>
-#
-# <details><summary>KeyError: 'LOCAL_RANK'</summary>
-# The check also calls it under a launcher that sets only an address and a port. What can you use instead on a single
-# node?
-# </details>
-#
-# <details><summary>"trying to initialize the default process group twice!"</summary>
-# This process is already in a group, so the contract asks for this error. If your own code made that group, leave it
-# first: see <code>cleanup_ddp</code>.
-# </details>
-#
 # The solution is `solutions/setup_ddp.py`.
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the sample indices to the ranks like
-# cards. If you pass rank and size, it needs no process group, so you can try it in one process:
+# Each rank should see its own part of the data. `DistributedSampler` deals the sample indices to the ranks like cards.
+# If you pass rank and size, it needs no process group, so you can try it in one process:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -480,19 +458,22 @@ def deal(samples, ranks, epoch=0, **options):
         sampler.set_epoch(epoch)
     return [list(sampler) for sampler in samplers]
 
+def together(dealt):
+    """What all ranks got, in one list."""
+    return [sample for shard in dealt for sample in shard]
+
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
-# Rank r gets r, r + 4, r + 8. But 4 doesn't divide 10, and all ranks must take the same number of steps, or some
-# would wait in an all-reduce for ranks that have finished. So the sampler **pads**: samples 0 and 1 are dealt twice.
-# In training that rarely matters; in evaluation it does ("Global metrics"). `drop_last=True` leaves samples out
-# instead:
+# Rank r gets r, r + 4, r + 8. But 4 doesn't divide 10, and all ranks must take the same number of steps, or some would
+# wait forever in an all-reduce. So the sampler **pads**: samples 0 and 1 are dealt twice. That matters in evaluation
+# ("Global metrics"), and rarely in training. `drop_last=True` leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
 # %%
 dealt = deal(10, 4, shuffle=False)
-assert sum(map(len, dealt)) == 12 and set(sum(dealt, [])) == set(range(10))
+assert len(together(dealt)) == 12 and set(together(dealt)) == set(range(10))
 print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
@@ -504,7 +485,8 @@ print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_l
 from torch.utils.data import DataLoader
 
 dealt = deal(1000, 4)
-print("samples of each rank:", *map(len, dealt), "  dealt twice:", 1000 - len(set(sum(dealt, []))))
+sizes = [len(shard) for shard in dealt]
+print("samples of each rank:", *sizes, "  dealt twice:", 1000 - len(set(together(dealt))))
 for drop_last in (False, True):
     sizes = [len(batch) for batch in DataLoader(range(1000), 32, sampler=dealt[0], drop_last=drop_last)]
     print(f"the loader with drop_last={drop_last}: {len(sizes)} batches, the last of {sizes[-1]}")
@@ -512,16 +494,16 @@ for drop_last in (False, True):
 # %% [markdown]
 # ### Shuffling, and set_epoch
 #
-# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its own part,
-# so no messages are needed. The sampler doesn't count epochs; you tell it. Below, the left column uses `set_epoch(0)`
-# in every epoch, the right one `set_epoch(epoch)`:
+# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so no
+# messages are needed. The sampler doesn't count epochs; you tell it. Below, the left column uses `set_epoch(0)` in
+# every epoch, the right one `set_epoch(epoch)`:
 
 # %%
 for epoch in range(3):
     print(f"epoch {epoch}:  set_epoch(0) {deal(10, 2)[0]}   set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
 
 # %% [markdown]
-# The same for eight samples, with both ranks:
+# The same for eight samples and both ranks:
 #
 # ![With set_epoch(epoch) the ranks get other samples in each epoch; without it, the same batches three times](pictures/set_epoch.svg)
 #
@@ -557,8 +539,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# It does, and to two digits both runs are equal. Without `set_epoch` you lose only the reshuffling: every epoch has the
-# same batches in the same order. If your loss stops falling, the cause is elsewhere.
+# It does, and to two digits both runs are equal. Without `set_epoch` you lose only the reshuffling. If your loss stops
+# falling, the cause is elsewhere.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -566,16 +548,16 @@ quiz("02_setup/set_epoch")
 # %% [markdown]
 # ### Three ways to get it wrong
 #
-# **Unequal seeds.** Seeding with `seed + rank` is right for dropout and wrong here:
+# **Unequal seeds.** `seed + rank` is right for dropout but wrong for the sampler:
 
 # %%
 dealt = [list(DistributedSampler(range(10), 2, r, seed=r)) for r in range(2)]  # BUG: two seeds
 print(dealt)
 print("dealt twice:", sorted(set(dealt[0]) & set(dealt[1])))
-print("never dealt:", sorted(set(range(10)) - set(sum(dealt, []))))
+print("never dealt:", sorted(set(range(10)) - set(together(dealt))))
 
 # %% [markdown]
-# **Both sampler and shuffle.** This one raises:
+# **Both sampler and shuffle.** This one raises an error:
 
 # %%
 try:
@@ -602,16 +584,17 @@ print("sampler:", [batch.tolist() for batch in loader])
 
 # %% [markdown]
 # With equal seeds both ranks compute the same gradient: twice the work for the result of one. With different seeds the
-# batches differ, but an "epoch" is two passes over the data. Neither raises. `len(loader)` shows the mistake: on N
-# ranks it should be 1/N of its value on one.
+# batches differ, but an "epoch" is two passes over the data. Neither mistake raises an error, but `len(loader)` gives
+# both away: on N ranks it should be 1/N of its value on one.
 #
-# With `num_workers`, each rank starts its own workers, so four ranks with four workers each are twenty processes. By
-# default Linux *forks* a worker from its rank, which copies the rank's open connections. gloo over TCP tolerates that.
-# DDP's documentation warns about NCCL and about gloo over InfiniBand:
+# With `num_workers`, each rank starts its own workers: four ranks with four each are twenty processes. By default Linux
+# *forks* a worker from its rank, with copies of the rank's open connections. gloo over TCP tolerates that; DDP's
+# documentation warns about NCCL and about gloo over InfiniBand:
 
 # %%
 words = " ".join(torch.nn.parallel.DistributedDataParallel.__doc__.split())
-print(re.search(r"Unfortunately Gloo .*? not fork safe", words).group(0), "…")
+start, end = words.index("Unfortunately Gloo"), words.index(" not fork safe")
+print(words[start:end] + " not fork safe …")
 
 # %% [markdown]
 # If data loaders hang in a job on GPUs, start the workers with `forkserver`, and keep them for all epochs:
@@ -658,8 +641,8 @@ for epoch in range(2):
 #
 # ## Wrapping
 #
-# `DDP(model)` copies rank 0's parameters to every rank and averages gradients in backward (chapter 1). So ranks don't
-# need equal weights at the start:
+# `DDP(model)` copies rank 0's parameters to every rank and averages gradients in backward (chapter 1). So the ranks'
+# weights may differ at the start:
 
 # %%
 # %%ranks 2
@@ -675,8 +658,8 @@ print("after: ", [round(w, 3) for w in model.weight.flatten().tolist()])
 assert ddp.module is model  # wrapped, not copied: the same parameters
 
 # %% [markdown]
-# They do need the same *architecture*: the same parameters, of the same shapes, registered in the same order. DDP
-# compares their number and shapes:
+# What must not differ is the *architecture*: the parameters, their shapes, and the order in which they are registered.
+# DDP compares their number and shapes:
 
 # %%
 # %%ranks 2 --expect raised
@@ -688,8 +671,8 @@ labels = [4, 5][dist.get_rank()]  # BUG: the number of classes, counted in this 
 DDP(torch.nn.Linear(4, labels))
 
 # %% [markdown]
-# DDP doesn't compare names. If two parameters have the same shape, it can't notice that their order differs.
-# **Predict** what rank 1 prints:
+# It doesn't compare names. **Predict** what rank 1 prints if two parameters of the same shape are registered in a
+# different order:
 
 # %%
 # %%ranks 2
@@ -741,7 +724,8 @@ assert all(torch.equal(one, weights[0]) for one in weights)  # exactly equal, no
 print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
-# One line turns four models into one. The losses still differ: each rank computes its own, over its own samples.
+# One line turns four models into one. The losses still differ, because each rank computes its own, over its own
+# samples.
 #
 # ### Move first, wrap last
 #
@@ -760,8 +744,8 @@ model[1].to("meta")  # BUG: half of the model moved ("meta" stands in for a GPU)
 DDP(model)
 
 # %% [markdown]
-# On a GPU you may add `device_ids=[local_rank]`. With it, DDP also moves the inputs of `forward` there. You still
-# move the targets, because they never pass through DDP. On a CPU, leave it out:
+# On a GPU you may add `device_ids=[local_rank]`. With it, DDP also moves the inputs of `forward` there. You still move
+# the targets, which never pass through DDP. On a CPU, leave it out:
 
 # %%
 # %%ranks 2 --expect raised
@@ -772,7 +756,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 
 # %% [markdown]
-# Older programs also pass `output_device`. DDP's forward no longer reads it:
+# Older programs also pass `output_device`, which DDP's forward no longer reads:
 
 # %%
 import inspect
@@ -800,9 +784,8 @@ torch.manual_seed(0 + dist.get_rank())
 print("seed + rank:", dropout(x).int().tolist())
 
 # %% [markdown]
-# With the same seed all ranks drop the same units, and augmentation makes the same choices on all of them. Use
-# `torch.manual_seed(seed + rank)`. Only the sampler's seed must be equal on all ranks; it is an argument of the
-# sampler.
+# All ranks drop the same units, and augmentation makes the same choices on all of them. Use `torch.manual_seed(seed +
+# rank)`. Only the sampler's seed, an argument of the sampler, must be equal on all ranks.
 
 # %%
 quiz("02_setup/same_seed")
@@ -810,8 +793,8 @@ quiz("02_setup/same_seed")
 # %% [markdown]
 # ## Global metrics
 #
-# Each rank of the program prints its own loss. How far can rank 0's loss be from the loss over all ranks? Four ranks
-# evaluate one model on data that are sorted by class, as files often are:
+# Each rank prints its own loss. How far can rank 0's be from the loss over all ranks? Here four ranks evaluate one
+# model on data that are sorted by class, as files often are:
 
 # %%
 # %%ranks 4
@@ -834,13 +817,12 @@ print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}")
 torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0's own loss is only that of the smallest digits. So **reduce the sum and the count, and divide at the end.**
-# (The last line compares that with the loss over all data at once.) The mean of the ranks' means is right only if all
-# ranks have the same number of samples; here the last rank has fewer. That is why `train_epoch` returns a sum and a
-# count.
+# Rank 0 saw only the smallest digits. So **reduce the sum and the count, and divide at the end.** (The cell's last line
+# compares that with one pass over all data.) The mean of the ranks' means is right only if all ranks have the same
+# number of samples; here the last has fewer. That is why `train_epoch` returns a sum and a count.
 #
-# For evaluation, don't use `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th
-# sample instead:
+# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th sample
+# instead:
 
 # %%
 # %%ranks 4
@@ -856,12 +838,12 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# Here ranks may have different numbers of samples, because their only collective is the one at the end. So evaluate
-# `ddp.module`, not `ddp`: if the model has buffers, a forward of the wrapper is a collective too (chapter 1).
+# Ranks may now have different numbers of samples, because their only collective comes at the end. Keep it that way:
+# evaluate `ddp.module`, not `ddp`. If the model has buffers, a forward of the wrapper is a collective too (chapter 1).
 #
 # ### Every rank calls, rank 0 prints
 #
-# It is easy to put both calls under one `if`:
+# It is easy to put both calls, the all-reduce and the print, under one `if`:
 
 # %%
 # %%ranks 3 --expect hang
@@ -876,7 +858,7 @@ dist.barrier()
 
 # %% [markdown]
 # Rank 0 waits in an all-reduce, the others in a barrier. It gets worse if the others' next call is an all-reduce of the
-# same size, such as a gradient's. **Predict** what rank 1 prints:
+# same size, for instance a gradient's. **Predict** what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect hang
@@ -891,8 +873,8 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient. gloo pairs calls by their order, and these two have the same size. The job hangs one
-# call later, at the gradient's line; by then the numbers are wrong.
+# 101 is a loss plus a gradient: gloo pairs calls by their order, and these two have the same size. Only afterwards does
+# the job hang, at the gradient's line.
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -922,9 +904,9 @@ dist.barrier()  # BUG: after the end
 # Three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
-# - The learning rate is multiplied by the number of ranks. A step now learns from 4 × 32 samples, and an epoch has 12
-#   steps instead of 47, so each step may be larger. (A rule of thumb; chapter 4 measures it.)
-# - Rank 0 alone saves the weights: they are equal everywhere, and several writers could corrupt the file. It saves
+# - The learning rate is multiplied by the number of ranks: a step now learns from 4 × 32 samples, so it may be larger.
+#   (A rule of thumb; chapter 4 measures it.)
+# - Rank 0 alone saves the weights, which are equal everywhere; several writers could corrupt the file. It saves
 #   `model.module`, whose names lack the `module.` prefix.
 #
 # `--save` writes the cell to a file.
@@ -963,8 +945,8 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# Now start it with torchrun, as a cluster would. On CPUs, `quiet_exit.py` runs it; the box below says why. The launch
-# takes a few seconds, since four processes import torch. The numbers are the same:
+# Now start it with torchrun, as a cluster would. (The command runs it through `quiet_exit.py`, which avoids a bug of
+# gloo: see the box below.) The launch takes a few seconds, since four processes import torch. The numbers are the same:
 
 # %%
 def terminal(*arguments):
@@ -990,11 +972,11 @@ print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digi
 # ### When a rank fails
 #
 # In a **program**, do nothing: the exception ends the process with a traceback and status 1, and the launcher ends the
-# other ranks. Don't put `destroy_process_group` into a `finally` there. With NCCL it can wait for GPU work that needs
-# the failed rank, before the traceback is printed.
+# other ranks. Don't call `destroy_process_group` in a `finally`. With NCCL it can wait for GPU work that needs the
+# failed rank, and you see the traceback only after that wait.
 #
-# A **function whose process lives on** (called from a notebook, a test or a server) must leave the group even if it
-# fails. Otherwise its next call finds a group that already exists. Use `finally`:
+# A **function whose process lives on**, in a notebook or a test, must leave the group even if it fails, or its next
+# call finds the old group. Use `finally`:
 
 # %%
 # %%ranks 2
@@ -1023,18 +1005,18 @@ print("still in a group:", dist.is_initialized())
 #
 # > Two bugs of gloo in torch 2.13 strike at random, in correct programs, so no cell can show them.
 # >
-# > **A wrapper that outlives its group can hang the process.** No timeout ends that hang. The wrapper's destructor
-# > holds Python's interpreter lock while it waits for gloo's threads, and one of these may wait for the same lock. So
-# > delete the wrapper first, as above, or make it a local variable of a function that returns, as in `train.py`. The
-# > traceback of an exception also keeps it alive; `traceback.clear_frames(error.__traceback__)` releases it.
+# > **A wrapper that outlives its group can hang the process.** No timeout ends that hang: the wrapper's destructor holds
+# > Python's interpreter lock while it waits for gloo's threads, and one of them may wait for that lock. Delete the
+# > wrapper first, as above, or make it a local variable of a function that returns, as in `train.py`. An exception's
+# > traceback keeps it alive too; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
-# > **A process that used gloo sometimes aborts at its very end**, when everything is saved, because one of gloo's
-# > threads still needs the interpreter. You see `terminate called without an active exception` and exit status −6, and
-# > torchrun reports a failed job. `destroy_process_group` makes the abort rarer. The only reliable fix is to skip the
-# > interpreter's shutdown: flush the output, then call `os._exit(0)`. `quiet_exit.py` does that for any program.
+# > **A process that used gloo sometimes aborts at its very end**, when everything is saved, because a thread of gloo
+# > still needs the interpreter. You see `terminate called without an active exception` and exit status −6, and torchrun
+# > reports a failed job. `destroy_process_group` makes this rarer. The only reliable fix is to skip the interpreter's
+# > shutdown: flush the output, then call `os._exit(0)`. `quiet_exit.py` does that for any program.
 # >
-# > `os._exit` has a price: it skips `atexit` handlers and kills threads. Close loggers and wait for background saves
-# > first. Don't use it with NCCL, which doesn't need it.
+# > `os._exit` also skips `atexit` handlers and kills threads, so close loggers and wait for background saves first.
+# > NCCL doesn't need it.
 
 # %%
 job = terminal("-c", """
@@ -1062,30 +1044,13 @@ contract("train_ddp")
 # %check train_ddp
 
 # %% [markdown]
-# <details><summary>"Rank 0 printed …; the mean over the ranks was …"</summary>
-# Reduce two numbers on every rank, the sum of the losses and the number of samples, and let rank 0 print their ratio.
-# A mean of batch means is different: the last batch is smaller.
-# </details>
-#
-# <details><summary>It hangs at the end of an epoch</summary>
-# Is there a collective under an <code>if</code> that only some ranks enter?
-# </details>
-#
-# <details><summary>"the returned module's names start with module."</summary>
-# You returned the wrapper. The model is its <code>.module</code>.
-# </details>
-#
-# <details><summary>It leaves the group when training fails, but the next call hangs</summary>
-# The wrapper is still alive when the group is destroyed. Delete it first, in the same <code>finally</code>.
-# </details>
-#
 # The solution is `solutions/train_ddp.py`.
 #
 # ## Launching from Python
 #
-# torchrun starts the ranks, hosts the store, ends all ranks when one fails, and can restart them. Some programs, for
-# instance a library or a test, have to start their ranks themselves. `torch.multiprocessing.spawn` (`mp.spawn`) does
-# that, and leaves address, port and results to you.
+# torchrun starts the ranks, hosts the store, ends all ranks when one fails, and can restart them. A library or a test
+# may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Address, port and results are then
+# your job.
 
 # %%
 # %%writefile spawn_digits.py
@@ -1116,8 +1081,8 @@ job = terminal("spawn_digits.py")
 # %% [markdown]
 # **It returns `None`.** A rank's results are lost with its process unless it sends them, here through a file.
 #
-# **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the
-# file to find the function. Without the guard it would launch again:
+# **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
+# to find the function. Without the guard it would launch again:
 
 # %%
 # %%writefile spawn_unguarded.py
@@ -1135,7 +1100,7 @@ for line in job.stderr.splitlines():
         print(line.strip())
 
 # %% [markdown]
-# A function that you define in a notebook isn't in a file, so `mp.spawn` can't run it.
+# For the same reason, `mp.spawn` can't run a function that you define in a notebook.
 #
 # **The system picks a free port.** With a fixed port, a second job on the same machine can't start:
 
@@ -1149,8 +1114,8 @@ except dist.DistNetworkError as error:
 
 # %% [markdown]
 # The parent opens the store and keeps it open, so no other program can take the port in between. In `work`,
-# `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to join that store like the others. On one node torchrun also picks a
-# free port, so two jobs don't clash:
+# `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to join that store like the others. On one node torchrun also picks a free
+# port, so two jobs don't clash:
 
 # %%
 # %%writefile which_port.py
@@ -1164,8 +1129,8 @@ ports = [job.communicate(timeout=200)[0].split()[-1] for job in jobs]
 print("two jobs, different ports:", len(set(ports)))
 
 # %% [markdown]
-# **A rank that raises ends the launch.** The parent's exception contains the rank's traceback. (A rank that calls
-# `sys.exit(3)`, or is killed, has no traceback: `mp.spawn` then raises `ProcessExitedException` with its status.) Here
+# **A rank that raises ends the launch.** The parent's exception contains the rank's traceback. (If a rank calls
+# `sys.exit(3)` or is killed, there is no traceback: `mp.spawn` raises `ProcessExitedException` with its status.) Here
 # rank 0 would sleep for ten minutes; the parent doesn't wait for it:
 
 # %%
@@ -1205,20 +1170,8 @@ contract("launch_distributed")
 # %check launch_distributed
 
 # %% [markdown]
-# <details><summary>"Can't pickle …" or "Can't get attribute …"</summary>
-# <code>mp.spawn</code> can only run a function at the top level of a module, not a lambda or a nested function.
-# </details>
-#
-# <details><summary>EADDRINUSE, now and then</summary>
-# You found a free port and closed it; before you opened it again, another program took it. Let the parent open the
-# store at port 0 and keep it open.
-# </details>
-#
-# <details><summary>It works, but reports a crash once in a while</summary>
-# If the exit status is −6, see the box in "Cleanup". Call <code>os._exit</code> on the rank once its result is saved.
-# </details>
-#
-# The solution is `solutions/launch_distributed.py`.
+# If it works but reports exit status −6 once in a while, see the box in "Cleanup": call `os._exit` on the rank once its
+# result is saved. The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
@@ -1232,8 +1185,7 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# Here you number the nodes and give all of them node 0's address. With a *rendezvous* the agents meet at an address
-# and number the nodes themselves. The command is then the same everywhere:
+# Here you number the nodes. With a *rendezvous* the agents number themselves, and the command is the same everywhere:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
@@ -1274,8 +1226,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. Don't compute it from the number of GPUs: that is wrong if a node runs
-# fewer ranks than it has GPUs, and it fails here:
+# Read the node's number from `GROUP_RANK`. If you compute it from the number of GPUs, it is wrong on a node with fewer
+# ranks than GPUs, and it fails here:
 
 # %%
 # %%ranks 4 --nodes 2 --expect raised
@@ -1291,8 +1243,8 @@ quiz("02_setup/node_rank")
 # %% [markdown]
 # ### When the nodes do not meet
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is running;
-# at any other time "refused" means nothing:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is running; at
+# any other time the node refuses, firewall or not:
 
 # %%
 def reach(port):
@@ -1306,14 +1258,14 @@ del store
 print("when it is gone:      ", reach(port))
 
 # %% [markdown]
-# One open port isn't enough. The ranks connect to each other directly, at ports that the system chooses, so a
-# firewall between nodes must let these through too. If a machine has several networks, `GLOO_SOCKET_IFNAME` and
-# `NCCL_SOCKET_IFNAME` name the interface to use.
+# One open port isn't enough: the ranks also connect to each other, at ports that the system chooses, and the firewall
+# must let these through too. If a machine has several networks, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the
+# interface to use.
 #
 # ### Under SLURM
 #
-# SLURM's `srun` starts tasks and sets its own variables. The simple way is one task for each node, which runs
-# torchrun (chapter 5). If you start one task for each rank, translate the variables:
+# SLURM's `srun` starts tasks and sets its own variables. The simple way is one task for each node, which runs torchrun
+# (chapter 5). If you start one task for each rank, translate the variables:
 #
 # | torchrun sets | from SLURM, with one task for each rank |
 # |---|---|
@@ -1323,47 +1275,45 @@ print("when it is gone:      ", reach(port))
 # | `LOCAL_WORLD_SIZE` | `SLURM_NTASKS_PER_NODE`, if `--ntasks-per-node` was given |
 # | `GROUP_RANK` | `SLURM_NODEID` |
 # | `MASTER_ADDR` | the first name in `scontrol show hostnames $SLURM_JOB_NODELIST` |
-# | `MASTER_PORT` | one that you choose, the same for all, such as 10000 + `SLURM_JOB_ID` % 20000 |
+# | `MASTER_PORT` | any, the same for all, such as 10000 + `SLURM_JOB_ID` % 20000 |
 #
-# This way there is no agent: `TORCHELASTIC_USE_AGENT_STORE` stays unset, and rank 0 hosts the store.
+# This way `TORCHELASTIC_USE_AGENT_STORE` stays unset, so rank 0 hosts the store.
 #
 # ## Checklist
 #
 # In the order of the program:
 #
-# - **Before the group.** Start with torchrun, even a single process. Read `RANK`, `LOCAL_RANK`, `WORLD_SIZE`; never
-#   write to them. Download and unpack before the launch, or on one rank of each node while the others wait.
-# - **The group.** Select the GPU by `LOCAL_RANK`, then call `init_process_group`: nccl if every rank of the node has
-#   its own GPU, otherwise gloo. Check once that the sum of the ranks is right.
-# - **The model.** Build, load, convert, cast, move; wrap last. `device_ids=[local_rank]` on a GPU, nothing on a CPU.
-# - **Seeds.** `seed + rank` for everything drawn in training, one seed for all samplers.
+# - **Before the group.** Start with torchrun, even a single process. Read its variables; never write to them. Download
+#   and unpack before the launch, or on one rank of each node while the others wait.
+# - **The group.** `set_device` by `LOCAL_RANK`, then `init_process_group`: nccl if every rank of the node has its own
+#   GPU, otherwise gloo. Check once that the sum of the ranks is right.
+# - **The model.** Build, load, convert, cast, move; wrap last. `device_ids=[local_rank]` only on a GPU.
+# - **Seeds.** `seed + rank` for training, one seed for all samplers.
 # - **The data.** `DistributedSampler`, no `shuffle` in the loader, `set_epoch` at the top of each epoch. Compare
-#   `len(loader)` with that of one process.
-# - **The loop.** In training mode (`model.train()`); for each batch, `zero_grad`, forward, `backward`, `step`. Call the
-#   wrapper, not its `.module`. Move inputs and targets. No collective under `if rank == 0`.
+#   `len(loader)` with one process.
+# - **The loop.** `model.train()`; for each batch `zero_grad`, forward, `backward`, `step`. Call the wrapper, not its
+#   `.module`. Move inputs and targets. No collective under `if rank == 0`.
 # - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
 # - **Files.** Rank 0 writes `model.module.state_dict()`. If other ranks read it in the same job, call `barrier` first
 #   (chapter 5).
-# - **The end.** Delete the wrapper, then call `destroy_process_group`: on success in a program, always in a function
-#   that returns to its caller.
+# - **The end.** Delete the wrapper, then `destroy_process_group`: on success in a program, always in a function that
+#   returns to its caller.
 #
 # ## Take it with you
 #
-# - A rank is a process plus a few variables: the launcher sets them, and the program only reads them.
-# - If one rank is missing, the others wait. Look for its number at the end of the key in their error.
+# - A rank is a process plus a few variables, which the launcher sets and the program only reads.
+# - If one rank is missing, the others wait. The key in their error ends in its number.
 # - The device depends on the *local* rank, the shard on the *global* rank.
 # - DDP copies the weights once, so change the model before you wrap it.
-# - Most setup mistakes are silent. Three numbers expose them: `len(loader)`, the number of all-reduces in a step, and
-#   the spread of the weights over the ranks.
+# - Most setup mistakes are silent. Three numbers expose them: `len(loader)`, the all-reduces in a step, and the spread
+#   of the weights.
 #
-# In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" You saw the answer in
-# chapter 1: nothing.
+# In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" (Nothing: chapter 1.)
 #
 # ## What to read next
 #
-# Chapter 3 takes broken jobs apart: hangs, crashes, and models that drift. Chapter 4 makes the step faster. PyTorch's
-# notes on DDP (`pytorch.org/docs/stable/notes/ddp.html`) describe hooks and buckets; its page on torchrun
-# (`pytorch.org/docs/stable/elastic/run.html`) lists the options.
+# Chapter 3 takes broken jobs apart. PyTorch's notes on DDP (`pytorch.org/docs/stable/notes/ddp.html`) describe hooks
+# and buckets; its page on torchrun (`pytorch.org/docs/stable/elastic/run.html`) lists the options.
 
 # %%
 from lockstep.notebook.course_map import course_map

@@ -11,22 +11,20 @@
 # %% [markdown]
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
-# When one process fails, its traceback tells you where. When four fail together, you get four errors, most of them
-# about the other processes, or no error at all. This chapter follows one broken job from its symptom to a test that
-# keeps it fixed. Then come the tools, one kind of failure at a time; you write three of them. At the end, a clinic
-# has 28 broken jobs for you.
-#
-# After this chapter you can
+# When one process fails, its traceback tells you where. When four fail together, you get four errors, and most of them
+# blame the wrong process. When they hang, you get none. This chapter follows one broken job from its symptom to a test
+# that keeps it fixed, then shows the tools for each kind of failure; you write three of them. At the end, 28 broken
+# jobs wait for you in a clinic. Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** a failed launch: the root cause, the errors that only follow from it, and an NCCL timeout;
 # - **locate** a hang: which call is each rank in, and which rank is missing;
-# - **find** the step and the tensor at which the ranks' copies of the model silently start to diverge;
+# - **find** the step and the tensor at which the ranks' models silently diverge;
 # - **check** devices, environment and network before a long run;
 # - **test** a fix, and test the test.
 #
-# About 240 minutes: 45 to read and run, 195 for three exercises and your first cases. You need chapter 2. You don't
-# need a GPU: what the chapter says about NCCL and GPUs comes from source code and documentation, and was not run here.
+# About 240 minutes: 45 to read and run, 195 for three exercises and your first cases. You need chapter 2, but no GPU:
+# what the chapter says about NCCL and GPUs comes from source code and documentation, and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -41,7 +39,7 @@ from lockstep.notebook.quiz import quiz
 # ## One hang, from symptom to test
 #
 # A colleague writes: *"It trains fine on one GPU. On the cluster it trains for a while and then never returns. No
-# error."* The job is already cut down to a linear layer and nine records, split among the ranks:
+# error."* Here is the job, already cut down to a linear layer and nine records:
 
 # %%
 # %%writefile suspect.py
@@ -85,8 +83,7 @@ def lockstep_run(*arguments):
 lockstep_run("-n", "1", "suspect.py")
 
 # %% [markdown]
-# It works. That says little: a single process never waits for another. **One rank tests the arithmetic; two test the
-# communication.**
+# It works, but a single process never waits for another. **One rank tests the arithmetic; two test the communication.**
 
 # %%
 lockstep_run("-n", "2", "suspect.py")
@@ -94,7 +91,7 @@ lockstep_run("-n", "2", "suspect.py")
 # %% [markdown]
 # ### 2. Ask every rank where it is
 #
-# Read the table: rank 0 is in backward, in its third gradient all-reduce. Rank 1 has left the loop and waits in the
+# Read the table. Rank 0 is in backward, in its third gradient all-reduce. Rank 1 has left the loop and waits in the
 # barrier. Neither call can complete without the other rank.
 #
 # ### 3. Form a hypothesis, and let a number decide
@@ -111,14 +108,14 @@ records = torch.zeros(9, 4)[dist.get_rank() :: dist.get_world_size()]
 print(len(records), "records make", len(records.split(2)), "batches")
 
 # %% [markdown]
-# Rank 0's third all-reduce has no partner. A good hypothesis predicts something new. With three ranks, each has three
-# records, so the job should finish.
+# So rank 0's third all-reduce has no partner. A good hypothesis also predicts something new: with three ranks, each
+# rank has three records, so the job should finish.
 
 # %%
 lockstep_run("-n", "3", "suspect.py")
 
 # %% [markdown]
-# It does: three ranks hide this bug. So test with two ranks *and* with three.
+# It does. Three ranks hide this bug, so always test with two ranks *and* with three.
 #
 # ### 4. Fix the cause
 #
@@ -151,7 +148,7 @@ main()
 # %% [markdown]
 # ### 5. Keep a test that fails without the fix
 #
-# Run the job on one, two and three ranks; `lockstep run` returns 0 only if every rank succeeds. Run the test on the
+# Run the job on one, two and three ranks. `lockstep run` returns 0 only if every rank succeeds. Run the test on the
 # broken version too: a test that you have never seen fail proves nothing.
 
 # %%
@@ -173,14 +170,14 @@ print("fixed.py:  ", statuses("fixed.py"))
 #     assert subprocess.run(command, timeout=60).returncode == 0
 # ```
 #
-# If your own job isn't small yet, cut it down: half the steps, random tensors instead of the loader, no optimizer.
-# Which tool you need in step 2 depends on the symptom:
+# To make your own job small, halve the steps, feed random tensors instead of the loader's, drop the optimizer. Then ask
+# the question that fits the symptom:
 #
 # | the job | you ask | section |
 # |---|---|---|
 # | **fails** | which rank failed first? | Reading failures |
 # | **hangs** | in which call is each rank? | Hangs, Mismatches, NCCL on a cluster |
-# | **lies**: it finishes, and the result is wrong | do all ranks hold the same model? which samples are behind each number? | Silent divergence |
+# | **lies**: it finishes with a wrong result | do all ranks hold the same model? which samples are behind each number? | Silent divergence |
 # | **doesn't start** | can the ranks reach each other? | The network, Preflight |
 
 # %%
@@ -202,8 +199,9 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep shows the cause and leaves out the **echoes**, the errors that follow from it. torchrun only knows which
-# process ended first. Here are the lines that matter in its closing summary of a similar job:
+# Lockstep shows the cause and leaves out its **echoes**, the errors that only follow from it. torchrun can't tell them
+# apart; it reports the process that ended first. Here is a similar job, and what torchrun's closing summary says about
+# it:
 
 # %%
 # %%writefile bad_record.py
@@ -232,11 +230,11 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
-# `@record` put the error into the summary; without it, you search the interleaved output of all ranks. Put it on every
-# `main`.
+# `@record` copies the error into the summary, so put it on every `main`; without it, you search the interleaved output
+# of all ranks. (`torchrun --log-dir=logs --tee=3` also writes each rank's output to a separate file.)
 #
-# **Read "Root Cause (first observed failure)" first.** The other ranks are listed as failures too, usually with exit
-# code −15: torchrun ended them after the first failure.
+# **Read "Root Cause (first observed failure)" first.** After that failure torchrun ended the other ranks, and it lists
+# them as failures too, usually with exit code −15.
 #
 # | exit code | means |
 # |---|---|
@@ -244,12 +242,11 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # | −15 | SIGTERM, from torchrun: an echo |
 # | −9 | SIGKILL: on a cluster, usually sent by the kernel because memory ran out |
 # | −11 | SIGSEGV: a crash in compiled code |
-# | −6 | SIGABRT: on GPUs, usually NCCL's *watchdog* thread after a timeout ("NCCL on a cluster"); with gloo, a size mismatch ("Mismatches") or an abort at exit when the work was done (chapter 2) |
+# | −6 | SIGABRT: on GPUs, usually NCCL's *watchdog* after a timeout ("NCCL on a cluster"); with gloo, a size mismatch ("Mismatches") or an abort at exit (chapter 2) |
 #
 # ### The echo
 #
-# When a rank dies, its connections close, and its neighbors complain first. Here rank 1 of 4 is killed, as if memory
-# had run out. What do the other three print?
+# Here rank 1 of 4 is killed, as if memory had run out. What do the other three print?
 
 # %%
 # %%writefile killed.py
@@ -273,9 +270,9 @@ except RuntimeError as error:
 lockstep_run("-n", "4", "killed.py")
 
 # %% [markdown]
-# Every survivor complains about a lost connection, and gloo's message names an address, not a rank. So in a log of many
-# ranks, find the earliest line that is not about a connection. If there is none, look for the rank that printed
-# nothing.
+# When a rank dies, its connections close, and every survivor complains. gloo's message names an address, not a rank. So
+# in a log of many ranks, find the earliest line that is not about a connection. If there is none, look for the rank
+# that printed nothing.
 
 # %%
 quiz("03_debugging/echo")
@@ -283,9 +280,9 @@ quiz("03_debugging/echo")
 # %% [markdown]
 # ## Hangs
 #
-# A waiting rank prints nothing and raises nothing until the timeout: 30 minutes with gloo, 10 with NCCL. With NCCL,
-# the GPU shows 100 % utilization all that time. Nearly every hang has the same cause: **some ranks wait for a call
-# that another rank never makes.**
+# A waiting rank prints nothing and raises nothing until the timeout, 30 minutes with gloo and 10 with NCCL. A GPU that
+# waits in NCCL shows 100 % utilization; a low power draw gives it away. Nearly every hang has the same cause: **some
+# ranks wait for a call that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -307,12 +304,11 @@ else:
     train()
 
 # %% [markdown]
-# The same hang, drawn over time. Ranks 0 and 1 wait for a call that rank 2 never makes, and rank 2 waits for theirs:
+# Here is the same hang, drawn over time:
 #
 # ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
 #
-# Lockstep read every rank's stack and counted its calls. The next tools work without Lockstep, and each does
-# part of that job.
+# Lockstep read every rank's stack and counted its calls. Each of the next tools does part of that without Lockstep.
 #
 # ### A stack of every rank
 #
@@ -348,14 +344,13 @@ for rank in range(2):
     print(f"rank {rank}:", own[0])
 
 # %% [markdown]
-# Rank 0 is in `train`, rank 1 in `validate`. Each rank writes its own file; on a shared stderr the stacks would
+# Rank 0 is in `train`, rank 1 in `validate`. Give each rank its own file; on a shared stderr the stacks would
 # interleave.
 #
 # ### A job that already hangs
 #
-# What if your job hangs now, without any of this? `py-spy dump --pid N` reads the stack of one process from outside.
-# `./lockstep attach`, in a terminal, reads all ranks of the job and compares them (usually with `sudo`, like py-spy).
-# For `stacks.py` without its timeout, it said:
+# If you prepared nothing, `py-spy dump --pid N` reads the stack of one running process. `./lockstep attach` reads all
+# ranks on this machine and compares them. (Both usually need `sudo`.) For `stacks.py` without its timeout, it said:
 #
 # ```
 # HANG: rank 0 in all_reduce at stacks.py:9; rank 1 in barrier at stacks.py:6: the ranks wait for each other.
@@ -367,8 +362,7 @@ for rank in range(2):
 #
 # ### A short timeout
 #
-# `init_process_group(..., timeout=timedelta(seconds=20))` turns a hang into an error. What does the error not tell
-# you?
+# `init_process_group(..., timeout=timedelta(seconds=20))` turns a hang into an error. What does the error not tell you?
 
 # %%
 # %%ranks 2 --expect hang
@@ -383,13 +377,13 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# gloo's own `RuntimeError` doesn't mention rank 1: a short timeout ends the wait but doesn't explain it. The timeout
-# must also be longer than anything a rank does alone, such as writing a checkpoint.
+# gloo's `RuntimeError` doesn't mention rank 1: a short timeout ends the wait but doesn't explain it. And it must be
+# longer than anything a rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
 #
-# `dist.monitored_barrier` is a barrier in which rank 0 checks off every rank. It needs gloo. In a job with NCCL, create
-# a second group for it: `dist.new_group(backend="gloo")`.
+# In `dist.monitored_barrier`, rank 0 checks off every rank. It needs gloo. In a job with NCCL, create a second group
+# for it: `dist.new_group(backend="gloo")`.
 
 # %%
 # %%ranks 4 --expect hang --quiet
@@ -404,7 +398,7 @@ dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
 # %% [markdown]
 # Rank 0 names every missing rank; without `wait_all_ranks=True`, only the first. The barrier costs a round trip to each
-# rank: use it before the first step and between epochs, not in every step.
+# rank, so use it before the first step and between epochs, not in every step.
 #
 # ### What TORCH_DISTRIBUTED_DEBUG does, and what it does not
 #
@@ -425,8 +419,7 @@ except RuntimeError as error:
 # %% [markdown]
 # In torch 2.13, DETAIL has limits:
 #
-# - It finds a missing rank only when the timeout expires. But then rank 0 names it: DETAIL puts a monitored barrier
-#   before each collective.
+# - It names a missing rank only when the timeout expires. (It puts a monitored barrier before each collective.)
 # - It compares kind, shape and type. If a rank swaps two tensors of equal shape, DETAIL doesn't notice ("Mismatches").
 # - With gloo and DDP, it crashes the process:
 
@@ -440,10 +433,11 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2))
 
 # %% [markdown]
-# Setting the level after `init_process_group`, as the message suggests, avoids the crash, but then no collective is
-# compared.
+# You can avoid the crash by setting the level after `init_process_group`, as the message suggests, but then no
+# collective is compared.
 #
-# `INFO` works with DDP. If a layer got no gradient, torch's error lists parameter numbers; INFO adds their names:
+# `INFO` works with DDP. If a layer got no gradient, torch's error lists the numbers of its parameters, and INFO adds
+# their names:
 
 # %%
 # %%ranks 1 --expect raised --env TORCH_DISTRIBUTED_DEBUG=INFO
@@ -465,19 +459,19 @@ for step in range(2):
     model(torch.ones(1, 2)).sum().backward()
 
 # %% [markdown]
-# The traceback is one step late: the gradient was missing in the first backward, and the second forward fails.
+# The error comes one step late: the gradient was missing in the first backward, and the second forward fails.
 #
 # ### The usual causes
 #
 # 1. The ranks have different numbers of batches (`suspect.py`).
-# 2. A collective, a `barrier`, or a forward of the DDP wrapper is inside `if rank == 0`.
-# 3. Each rank decides for itself: to stop early, to skip a batch, to take a branch.
+# 2. A collective, or a forward of the DDP wrapper, is inside `if rank == 0`.
+# 3. Each rank decides for itself to stop early, skip a batch, or take a branch.
 # 4. One rank has died, or works alone for a long time.
 # 5. The ranks never connected ("The network").
 # 6. One rank caught an exception and continued with other code.
 #
 # All fixes follow one rule: **whether a rank calls a collective must not depend on anything that differs between
-# ranks.** If a rank must decide, let all ranks agree first, with one small all-reduce:
+# ranks.** If a rank has to decide, let all ranks agree first, with one small all-reduce:
 
 # %%
 # %%ranks 3
@@ -493,7 +487,7 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# Rank 0 has four batches and rank 1 has three. In step 4, rank 0 waits for a rank that has finished:
+# This is cause 1. Rank 0 has four batches and rank 1 has three. In step 4, rank 0 waits for a rank that has finished:
 #
 # ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
 #
@@ -514,9 +508,9 @@ for _ in range(steps):
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# Or use `join()`, which trains on every sample. Its argument `divide_by_initial_world_size` decides how much a sample
-# counts after other ranks have run out of data. Below, each gradient is 4; rank 0 has five batches, rank 1 three.
-# Predict rank 0's last two averages.
+# Or use `join()`, which trains on every sample. How much should a sample count once other ranks have run out?
+# `divide_by_initial_world_size` decides. Below, each gradient is 4; rank 0 has five batches, rank 1 three. **Predict**
+# rank 0's last two averages.
 
 # %%
 # %%ranks 2
@@ -534,8 +528,8 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default DDP still divides by 2 when only one rank is left, so every sample has the same weight. With `False`, it
-# takes the mean over the ranks that still have data. If uneven data is a *mistake*, make it an error on all ranks:
+# By default DDP still divides by 2 when one rank is left, so every sample has the same weight. With `False`, it takes
+# the mean over the ranks that still have data. If uneven data is a *mistake*, raise an error on all ranks:
 
 # %%
 # %%ranks 2
@@ -554,8 +548,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ### An evaluation on rank 0
 #
-# This is a form of cause 2. There is no backward, so what does rank 0 wait for? The buffers of BatchNorm: the wrapper's
-# forward broadcasts them, even in evaluation mode.
+# This is cause 2. There is no backward, so what does rank 0 wait for? For BatchNorm's buffers: the wrapper's forward
+# broadcasts them, even in evaluation mode.
 
 # %%
 # %%ranks 2 --expect hang
@@ -572,7 +566,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# The fix is to call `ddp.module(...)`, the plain model, which sends nothing:
+# Call `ddp.module(...)` instead, the plain model, which sends nothing:
 
 # %%
 # %%ranks 2
@@ -595,8 +589,8 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# Now all ranks make the call, but with different tensors. If the sizes differ, gloo ends the process: no Python error,
-# no traceback, exit code −6.
+# Now all ranks make the call, but with different tensors. If the sizes differ, gloo ends the process with exit code −6,
+# without a Python error.
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -608,7 +602,7 @@ dist.all_reduce(torch.ones([4, 8][dist.get_rank()]))  # BUG: the last batch of r
 
 # %% [markdown]
 # If the sizes are equal, **nothing complains.** Below, one rank swaps two tensors, and the job continues with wrong
-# sums. `DETAIL` is on and reports nothing.
+# sums, although `DETAIL` is on.
 
 # %%
 # %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -624,8 +618,7 @@ print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
 assert (a, b) == (11, 11)
 
 # %% [markdown]
-# gloo ignores types too: four bytes are four bytes. Rank 1 receives into an integer tensor and reads the *bits* of rank
-# 0's 1.0:
+# gloo doesn't compare types either. Rank 1 receives into an integer tensor and gets the *bits* of rank 0's 1.0:
 
 # %%
 # %%ranks 2
@@ -638,8 +631,8 @@ dist.broadcast(t, src=0)
 print(t)
 
 # %% [markdown]
-# Skipping one collective has the same effect: from then on, each call is paired with the wrong one. Here rank 1 skips a
-# batch whose loss is NaN. The batch number stands in for the gradient, so you see the pairs:
+# If a rank skips one collective, each of its later calls is paired with the wrong one. Here rank 1 skips a batch whose
+# loss is NaN. To show the pairs, each rank sends its batch's number instead of a gradient:
 
 # %%
 # %%ranks 2 --expect hang
@@ -664,12 +657,12 @@ quiz("03_debugging/swapped")
 # %% [markdown]
 # ## Silent divergence
 #
-# DDP makes the **replicas**, the ranks' copies of the model, equal once: in its constructor. From then on it averages
-# gradients and never looks at the parameters again. Replicas that start equal and take equal steps stay equal, *bit
-# for bit*. So test for that: if a single bit differs, something bypassed DDP.
+# DDP makes the **replicas**, the ranks' copies of the model, equal in its constructor, and never looks at the
+# parameters again. Replicas that start equal and take equal steps stay equal, *bit for bit*. So if a single bit
+# differs, something bypassed DDP.
 #
-# Here is one weight on two ranks. At step 4, rank 1's learning rate doubles. DDP still averages the gradients, and
-# nothing raises an error:
+# In the picture, rank 1's learning rate doubles at step 4. The gradients are still averaged, and nothing raises an
+# error:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -679,12 +672,12 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-def equal_everywhere(model):
-    """True if all ranks have the same checksum: the sum of all parameters, as double."""
+def verdict(model):
+    """Do all ranks have the same checksum, the sum of all parameters as double?"""
     own = sum(parameter.detach().double().sum() for parameter in model.parameters()).reshape(1)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)
-    return all(torch.equal(one, own) for one in every)
+    return "equal" if all(torch.equal(one, own) for one in every) else "DIFFERENT"
 
 def start(wrap=DDP):
     dist.init_process_group("gloo")
@@ -704,13 +697,12 @@ from drift import *
 model, optimizer, x = start()
 for number in range(3):
     step(model, optimizer, x)
-    print(f"after step {number + 1}: {'equal' if equal_everywhere(model) else 'DIFFERENT'}")
+    print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
 # Here are four ways to make them differ. None raises an error.
 #
-# **Cast or moved after wrapping.** Changing the type or device gives each parameter a new accumulator, without DDP's
-# hook (chapter 1).
+# **Cast or moved after wrapping.** Changing the type or device silently removes DDP's hooks (chapter 1).
 
 # %%
 # %%ranks 2
@@ -720,15 +712,16 @@ model, optimizer, x = start()
 model.double()  # BUG: after DDP(). By PyTorch's source, .to(another device) does the same harm
 for number in range(2):
     step(model, optimizer, x)
-    print(f"after step {number + 1}: {'equal' if equal_everywhere(model) else 'DIFFERENT'}")
+    print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
-# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** The same test finds all three. In
-# which case do the replicas differ *before* the step?
+# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** How far apart are the replicas before
+# and after one step?
 
 # %%
 # %%ranks 2
 from drift import *
+from rank_spread import spread
 
 model, optimizer, x = start()
 for name in ("bypassed", "loaded on rank 0", "learning rate of rank 1"):
@@ -738,14 +731,15 @@ for name in ("bypassed", "loaded on rank 0", "learning rate of rank 1"):
         nn.init.zeros_(model.module.weight)  # BUG: stands for load_state_dict after DDP(), on one rank
     elif name == "learning rate of rank 1" and dist.get_rank() == 1:
         optimizer.param_groups[0]["lr"] = 0.2  # BUG: a different settings file on that host
-    before = equal_everywhere(model)
+    before = spread(model.parameters())
     step(used, optimizer, x)
-    print(f"{name:24} equal before: {before!s:5}  equal after: {equal_everywhere(model)}")
+    print(f"{name:24} spread before: {before:.2f}   after: {spread(model.parameters()):.2f}")
 
 # %% [markdown]
-# `--watch-replicas`, for `%%ranks` and `./lockstep run`, runs this test on any job without changing its code. It
-# fingerprints every parameter after each `optimizer.step()` and says what bypassed DDP. It adds no collective, and
-# costs one pass over the weights per step.
+# In the second case, the step leaves them exactly as far apart as before: DDP averages gradients, not weights.
+#
+# `--watch-replicas`, for `%%ranks` and `./lockstep run`, checks any job as it is. It fingerprints every parameter after
+# each `optimizer.step()`, without a collective, and says what bypassed DDP.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -765,7 +759,7 @@ for number in range(6):
 # | the lie | what gives it away |
 # |---|---|
 # | every rank reads the same samples | `len(loader)` is the same as on one process; with equal seeds, so are the gradients |
-# | the same dropout masks on every rank | two ranks' masks are equal: no rank-dependent seed was set after wrapping |
+# | the same dropout masks on every rank | two ranks' masks are equal: they drew with the same seed |
 # | the same order in every epoch | the first indices of two epochs are equal: `set_epoch` is missing |
 # | rank 0's accuracy, reported for the whole job | the number covers only rank 0's samples |
 # | samples counted twice in the evaluation | more samples were counted than the data set has |
@@ -783,8 +777,7 @@ for number in range(4):
     step(model, optimizer, x)
 
 # %% [markdown]
-# BatchNorm computes its statistics from each rank's own batch. Do the models diverge? Predict what `--watch-replicas`
-# says.
+# BatchNorm's running statistics differ between ranks. **Predict** whether `--watch-replicas` reports them as drift.
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -797,11 +790,11 @@ model, optimizer, x = start(with_norm)
 x = x + 3 * dist.get_rank()  # very different data on the two ranks
 for number in range(20):
     step(model, optimizer, x)
-print("parameters", "equal" if equal_everywhere(model) else "DIFFERENT")
+print("parameters", verdict(model))
 
 # %% [markdown]
-# The parameters stay equal. The *running* statistics differ after each step, until DDP overwrites them with rank 0's
-# before the next forward (chapter 1).
+# The parameters stay equal. The statistics differ after each step, until DDP overwrites them with rank 0's before the
+# next forward (chapter 1).
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -811,9 +804,9 @@ quiz("03_debugging/equal_replicas")
 #
 # *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
-# The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and
-# since which step. While replicas are equal, it may send only a few bytes per tensor. A plain sum isn't enough:
-# swapping two values doesn't change it, and the checks swap them.
+# The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and since
+# which step. While the ranks agree, it may send only a few bytes per tensor. A plain sum isn't enough: it stays the
+# same if two values swap places, and the check swaps them.
 
 # %%
 contract("find_divergence")
@@ -822,25 +815,12 @@ contract("find_divergence")
 # %check find_divergence
 
 # %% [markdown]
-# <details><summary>"… was permuted, and nothing was found"</summary>
-# Your checksum ignores the order of the values. Use the bytes: a hash, or a sum weighted by position.
-# </details>
-#
-# <details><summary>It hangs when a gradient is missing on one rank</summary>
-# All ranks must pass tensors of the same size. Give a missing gradient its own checksum, such as a fixed number.
-# </details>
-#
-# <details><summary>It reports that NaN differs from NaN</summary>
-# Compare bits, not values: <code>nan != nan</code>.
-# </details>
-#
 # The solution is `solutions/find_divergence.py`.
 #
 # ## Devices
 #
-# Errors such as "Expected all tensors to be on the same device" name two devices, but not your tensor. Here the device
-# `meta` stands in for a GPU: its tensors have a shape but no values, and can't be mixed with CPU tensors. Which of the
-# three calls fail?
+# "Expected all tensors to be on the same device" names two devices, but not your tensor. Here the device `meta` stands
+# in for a GPU: its tensors have no values, and can't be mixed with CPU tensors. Which of the three calls fail?
 
 # %%
 from torch import nn
@@ -889,7 +869,7 @@ model, x, y = nn.Linear(3, 3), torch.ones(1, 3), torch.ones(1)
 print(diagnose(model, x, y))  # everything forgotten on the CPU
 
 # %% [markdown]
-# The check never asks which device was *wanted*. The next one does, and still has a bug:
+# The check never asks which device was *wanted*. This one does, and still has a bug:
 
 # %%
 def verify_device(model, wanted):
@@ -904,7 +884,8 @@ quiz("03_debugging/what_moves")
 # %% [markdown]
 # ## Exercise: implement device_report
 #
-# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). Your check looks at every tensor.
+# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). Unlike the checks above, yours
+# looks at every tensor.
 
 # %%
 contract("device_report")
@@ -913,17 +894,12 @@ contract("device_report")
 # %check device_report
 
 # %% [markdown]
-# <details><summary>"… is not in the report"</summary>
-# Batches are nested: dictionaries in lists in dataclasses. Walk them with a function that calls itself, and pass the
-# path along.
-# </details>
-#
 # The solution is `solutions/device_report.py`.
 #
 # ## The network
 #
-# **The store cannot be reached.** The ranks meet at a key-value store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the
-# address is wrong or a firewall blocks the port, torch retries until the timeout, even if the connection is refused. A
+# **The store cannot be reached.** The ranks meet at the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the address
+# is wrong or a firewall blocks the port, torch retries until the timeout, even if the connection is refused, so a
 # blocked port looks like a slow start:
 
 # %%
@@ -943,7 +919,7 @@ print(job.stdout)
 
 # %% [markdown]
 # **The interface is missing or wrong.** gloo uses the address that the host's own name resolves to. NCCL prefers
-# interfaces named `ib…`, then any but docker's and the loopback. `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` override
+# interfaces named `ib…`, and avoids docker's and the loopback. `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` override
 # these choices. A rank whose interface doesn't exist fails at once; the others wait for it:
 
 # %%
@@ -956,9 +932,9 @@ if os.environ["RANK"] == "1":
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **The launchers meet, the ranks don't.** The launchers meet at port 29500. torchrun then opens the ranks' own store
-# at a port that the system chooses, and the ranks connect to each other at more ports. So an open port 29500 is not
-# enough. The cell creates two hosts; the first one's firewall lets only port 29500 through:
+# **The launchers meet, the ranks don't.** The launchers meet at port 29500, but the ranks' own store and their
+# connections use ports that the system chooses. Below, a firewall on the first of two hosts lets only port 29500
+# through:
 
 # %%
 # %%writefile meet.py
@@ -970,12 +946,12 @@ try:
     dist.init_process_group("gloo", timeout=timedelta(seconds=2))
     print("node", os.environ["GROUP_RANK"], "is in the group")
 except dist.DistError as error:
-    print(type(error).__name__, str(error).partition(".\n")[0])
+    said = str(error).partition(".\n")[0]
+    print(type(error).__name__, said.replace(os.environ["MASTER_PORT"], "PORT"))
 sys.stdout.flush()
 os._exit(0)
 
 # %% tags=["needs-hosts"]
-import re
 from lockstep import cluster, ranks
 
 command = ["torchrun", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
@@ -988,13 +964,13 @@ try:
             agent.wait(110)
         lines = [line for agent in agents for line in agent.output.splitlines()]
         said = [line for line in lines if line.startswith(("Dist", "node "))]
-        print(*sorted(re.sub(r"\d{5}\b", "PORT", line) for line in said), sep="\n")
+        print(*sorted(said), sep="\n")
 except ranks.NotRun as missing:
     print("not run:", missing)
 
 # %% [markdown]
-# One rank could not reach the ranks' store, because its port is not 29500 (`--master-port` would set it). The other
-# rank waits for an entry that the first would have written to the store. Neither message says "firewall".
+# One rank could not reach the ranks' store (`--master-port` sets its port). The other waits for an entry that the first
+# would have written there. Neither message says "firewall".
 #
 # **If `init_process_group` fails, let it raise.** Then the launcher ends all ranks. This function catches the error
 # instead:
@@ -1018,8 +994,8 @@ process_group_is_ready()
 
 # %% [markdown]
 # **A connection breaks later.** If a process *dies*, its connections close and the neighbors know at once. If a cable
-# is *pulled* or a host freezes, nothing closes, and only the timeout reports it. On one machine, a stopped process
-# comes closest:
+# is *pulled* or a host freezes, nothing closes, and only the timeout reports it. A stopped process shows that on one
+# machine:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1041,14 +1017,14 @@ quiz("03_debugging/open_port")
 # ## NCCL on a cluster
 #
 # With NCCL a collective runs on the GPU. The call returns at once, and Python may be far ahead when the collective gets
-# stuck. So the error doesn't come from your code: a thread inside torch, the **watchdog**, reports it. It checks every
-# collective that was **enqueued** (handed to the GPU). When one takes longer than the group's timeout, the watchdog
+# stuck. So the error doesn't come from your code, but from a thread inside torch, the **watchdog**. It checks every
+# collective that was **enqueued** (handed to the GPU). If one takes longer than the group's timeout, the watchdog
 # writes to the log and ends the process with SIGABRT, exit code −6.
 #
 # ### Read this log
 #
-# Four ranks train with DDP. This log is an example, shortened, in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks
-# 2 and 3 print the same as rank 0.
+# Four ranks train with DDP. The log is an example, shortened, in the wording of torch's `ProcessGroupNCCL.cpp`; ranks 2
+# and 3 print the same as rank 0.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1064,10 +1040,10 @@ quiz("03_debugging/open_port")
 # Which rank do you investigate, and what do you already know about it?
 #
 # <details><summary>Answer</summary>
-# Rank 1, the only rank that reports no timeout itself. Compare last enqueued and last completed. Ranks 0, 2 and 3 have
-# 1582 and 1579: #1580 never completed, and they ran ahead by two more. Rank 1 has 1579 and 1579: it completed
-# everything it called and never called #1580. So its GPU and the network work. #1580 has 6,553,600 elements, 25 MiB of
-# float32: a bucket, so the others are in backward. Rank 1 is elsewhere in Python, and its stack says where.
+# Rank 1. Ranks 0, 2 and 3 have completed #1579 and enqueued up to #1582: #1580 is stuck, and Python ran ahead by two
+# more. Rank 1 has completed everything that it enqueued, so its GPU and the network work, but it never called #1580.
+# That call has 6,553,600 elements, 25 MiB of float32: a bucket, so the others are in backward. Rank 1 is elsewhere in
+# Python, and its stack says where.
 # </details>
 #
 # These two numbers tell you where to look after any timeout:
@@ -1080,9 +1056,9 @@ quiz("03_debugging/open_port")
 #
 # ### The flight recorder
 #
-# The **flight recorder** tells you more: each rank keeps its latest collectives (2000 in torch 2.13) in a ring
-# buffer, with sizes, state and stack. When the watchdog fires, every rank writes its buffer to a file, and
-# `torchfrtrace` compares the files. The buffer works with gloo too, but you have to write the file yourself:
+# Each rank keeps its latest collectives (2000 in torch 2.13), with sizes, state and stack, in a ring buffer, the
+# **flight recorder**. When the watchdog fires, every rank writes its buffer to a file, and `torchfrtrace` compares the
+# files. The buffer works with gloo too, but you have to write the file yourself:
 
 # %%
 # %%writefile recorder.py
@@ -1123,7 +1099,7 @@ job = subprocess.run(command, capture_output=True, text=True, timeout=200)
 print(*sorted(job.stdout.splitlines()), sep="\n")
 
 # %% [markdown]
-# All three are at their third collective, but not the same one. `torchfrtrace` draws the conclusion:
+# All three ranks are at their third collective, but not at the same one. `torchfrtrace` finds that out:
 
 # %%
 command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "trace_", "."]
@@ -1144,8 +1120,7 @@ from lockstep.commands import explain
 explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as_json=False)
 
 # %% [markdown]
-# `explain` doesn't need the `pg_config` that `write_buffer` adds. It also reads torchrun's `error.json` and the output
-# of `py-spy dump`.
+# `explain` also reads torchrun's `error.json` and the output of `py-spy dump`.
 #
 # ### The variables that matter
 #
@@ -1183,7 +1158,7 @@ quiz("03_debugging/watchdog_log")
 # ## Preflight
 #
 # Before the first step, a **preflight** checks the environment, joins the other ranks with a short timeout, lets
-# `monitored_barrier` name the missing ones, and runs one collective whose answer is known.
+# `monitored_barrier` name missing ranks, and runs one collective whose answer is known.
 
 # %%
 quiz("03_debugging/preflight")
@@ -1191,8 +1166,8 @@ quiz("03_debugging/preflight")
 # %% [markdown]
 # ## Exercise: implement preflight
 #
-# *Medium, 75 minutes.* Open [`exercises/preflight.py`](../exercises/preflight.py). Whatever is broken, `preflight` must return within its time
-# limit.
+# *Medium, 75 minutes.* Open [`exercises/preflight.py`](../exercises/preflight.py). Whatever is broken, `preflight` must
+# return within its time limit.
 
 # %%
 contract("preflight")
@@ -1201,14 +1176,6 @@ contract("preflight")
 # %check preflight
 
 # %% [markdown]
-# <details><summary>"… still waited after the time was over"</summary>
-# Every wait needs its own timeout: the store's, the group's, the barrier's. By default, each waits for minutes.
-# </details>
-#
-# <details><summary>A rank is missing, and the others do not say which</summary>
-# Only rank 0 gets the list from <code>monitored_barrier</code>. It can tell the others through the store.
-# </details>
-#
 # The solution is `solutions/preflight.py`. Start your next cluster job with it.
 #
 # ## Find the bug in the check
@@ -1237,8 +1204,8 @@ print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 # The gradients were equal. The check overwrites them *after* backward, when nothing averages them any more. A check
 # must not change what it checks: gather the gradients and compare them.
 #
-# **2. How much of a step is communication?** So that you know the answer, a communication hook (your replacement for
-# DDP's all-reduce of a bucket) sleeps for 50 ms first.
+# **2. How much of a step is communication?** To know the answer, let a communication hook sleep for 50 ms before every
+# all-reduce:
 
 # %%
 # %%ranks 2
@@ -1262,8 +1229,8 @@ print(f"communication: {1 - sum(compute) / sum(total):.0%} of the step")
 assert min(total) > 0.05  # in truth every step waits for the hook
 
 # %% [markdown]
-# Communication happens inside `backward`, so both intervals contain it, and their difference is zero on any network.
-# Compare a step with the same step under `no_sync()` instead (chapter 4).
+# Communication happens inside `backward`, so both times contain it, and the check reports 0 % on any network. Compare a
+# step with the same step under `no_sync()` instead (chapter 4).
 #
 # **3. What is the speed-up?** This benchmark trains on rank 0 alone, then on all ranks.
 
@@ -1282,7 +1249,7 @@ dist.barrier()
 # Measure one process in a separate run, and compare samples per second.
 #
 # **4. Is NCCL there?** The check is `torch.cuda.is_available() and torch.cuda.nccl.is_available()`. Without a GPU,
-# Python never makes the second call. Make it:
+# Python stops after the first call. The second one can't work:
 
 # %%
 try:
@@ -1292,7 +1259,7 @@ except TypeError as error:
 assert isinstance(dist.is_nccl_available(), bool)  # the question to ask: it needs no GPU to answer
 
 # %% [markdown]
-# **5. Can the ranks talk?** Adding up the ranks is the right test, but this one never gets that far.
+# **5. Can the ranks talk?** Adding up the ranks is the right test, but this one never gets that far:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1309,8 +1276,8 @@ dist.init_process_group("gloo")
 test_communication()
 
 # %% [markdown]
-# None of the five was ever tested both on a correct job and on one with the fault it looks for. Do both with every
-# check that you write.
+# You find all five bugs by running the check on a correct job *and* on one with the fault that it looks for. Do both
+# with every check that you write.
 
 # %%
 quiz("03_debugging/test_the_test")
@@ -1353,13 +1320,12 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# Without the flag, the first backward sends everything at once; then DDP rebuilds the buckets, here two per step. With
-# the flag the buckets are **never rebuilt**, and every backward adds an all-reduce of **4 bytes per parameter tensor**
-# (32 here), in which the ranks agree on what was used. DDP also walks the whole graph. How much time this takes depends
-# on the model and the network.
+# Without the flag, DDP rebuilds its one bucket into two after the first backward. With the flag it **never rebuilds**
+# them, and every backward adds an all-reduce of **4 bytes per parameter tensor** (32 here), by which the ranks agree on
+# what was used. DDP also walks the whole graph. What this costs in time depends on the model and the network.
 #
-# The larger cost is that a layer that is never used no longer raises an error. Use the flag only if different steps
-# use different layers. It works even if the choice depends on the rank:
+# Worse, a layer that is never used no longer raises an error. Use the flag only if different steps use different
+# layers. It works even if the choice depends on the rank:
 
 # %%
 # %%writefile branches.py
@@ -1391,8 +1357,8 @@ for name, parameter in ddp.module.named_parameters():
     print(name, parameter.grad)
 
 # %% [markdown]
-# Each rank's gradient is 1. `left` was used on one of two ranks, so its mean is 0.5. `spare` was used on none and keeps
-# no gradient. Without the flag, the second step fails:
+# `left` has a gradient of 1 on one of two ranks, so its mean is 0.5. `spare` has none anywhere and keeps `None`.
+# Without the flag, the second step fails:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -1403,15 +1369,15 @@ for step in range(2):
     ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out other layers
 
 # %% [markdown]
-# **"Out of memory? A smaller batch."** That may hide the cause: several ranks put tensors on GPU 0, through a fixed
-# `cuda:0` or a `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the
-# batch size is not the cause.
+# **"Out of memory? A smaller batch."** Several ranks may be putting tensors on GPU 0, through a fixed `cuda:0` or a
+# `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the batch size is not
+# the cause.
 #
-# **"It works on one node, so two nodes will work."** A second node brings new addresses, new interfaces and a
-# firewall, and `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes before the job.
+# **"It works on one node, so two nodes will work."** The second brings new addresses, interfaces and a firewall, and
+# `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes first.
 #
-# **"It scales badly, so it must be the network."** It may also be the loader, a small batch, or one slow rank: a
-# collective's duration includes waiting for the last rank. Measure (chapter 4) before you tune NCCL.
+# **"It scales badly, so it must be the network."** Or the loader, a small batch, or one slow rank: a collective lasts
+# until the last rank has joined. Measure (chapter 4) before you tune NCCL.
 
 # %%
 quiz("03_debugging/unused")
@@ -1430,12 +1396,12 @@ for name, case in cases.items():
     print(f"{name:18} {case['ranks']} ranks   {case['title']}")
 
 # %% [markdown]
-# For each case: **run** it, **look**, **answer** in the file (`CAUSE`, from the list in `exercises/clinic/README.md`, and
-# `RANK`), **fix** it, and run `./lockstep check clinic/NAME`. Both the diagnosis and the fix are graded. A fix that only
+# For each case: **run** it, **look**, **answer** in the file (`CAUSE`, from the list in `exercises/clinic/README.md`,
+# and `RANK`), **fix** it, and run `./lockstep check clinic/NAME`. Diagnosis and fix are both graded. A fix that only
 # hides the symptom, such as a longer timeout, is rejected, and the check says why.
 #
-# Which rank is at fault depends on your ticket, a number drawn when you run your first case. Here is one case under
-# ticket 1:
+# Your ticket, a number drawn when you run your first case, decides which rank is at fault. Here is a case under ticket
+# 1:
 
 # %%
 os.environ["CLINIC_TICKET"] = "1"
@@ -1443,9 +1409,8 @@ lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]
-# You know this hang: the cause is `uneven-data`, the rank is 0. But not every fix from "Hangs" is right here. Stopping
-# at the shortest shard throws away labelled records, and the complaint asks you to keep them. One line of the check
-# covers that:
+# You know this hang: the cause is `uneven-data`, the rank is 0. But the complaint asks you to keep all labelled
+# records, so don't stop at the shortest shard. The check has a line for that:
 
 # %%
 # %check clinic/short_shard
@@ -1460,34 +1425,31 @@ quiz("03_debugging/longer_timeout")
 # %% [markdown]
 # ## Checklist
 #
-# - **Before**: a preflight, `@record` on `main`, a timeout longer than anything one rank does alone, `faulthandler`
-#   in each step, `TORCH_FR_DUMP_TEMP_FILE` in a shared folder, `find_divergence` every few hundred steps.
+# - **Before**: a preflight, `@record` on `main`, a timeout longer than anything one rank does alone, `faulthandler` in
+#   each step, `TORCH_FR_DUMP_TEMP_FILE` in a shared folder, `find_divergence` every few hundred steps.
 # - **It failed**: the first failure that is not about a connection, and its exit code.
 # - **It hangs**: a stack of every rank, or with NCCL its last enqueued and last completed. Look at the rank that is
 #   elsewhere or enqueued fewer.
 # - **It lies**: replicas equal bit for bit? Samples per rank, all-reduces per step, samples behind each number?
-# - **Fixed**: on two ranks and on three? Does the job still compute the right result? Which test fails on the old
-#   version?
+# - **Fixed**: on two ranks and on three? Is the result still right? Which test fails on the old version?
 #
 # ## Take it with you
 #
-# - One rank tests arithmetic, two test communication. Add a run on three: with two ranks, a fixed 2 instead of the number
-#   of ranks goes unnoticed.
+# - One rank tests arithmetic, two test communication, three expose what two hide.
 # - The loudest rank is rarely at fault. "Connection closed by peer" is an echo.
 # - If parameters aren't equal bit for bit on all ranks, something bypassed DDP.
 # - Whether a rank calls a collective must not depend on anything that differs between ranks.
 # - Don't trust a check that you have never seen fail.
 #
-# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Start with the question, not with a
-# tool: where is each rank, and which one does something different?
+# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Start with a question, not with a
+# tool: where is each rank?
 #
 # ## What to read next
 #
 # Chapter 4 makes the job fast. PyTorch documents "Debugging torch.distributed applications"
 # (`pytorch.org/docs/stable/distributed.html`), its `TORCH_NCCL_*` variables
 # (`pytorch.org/docs/stable/torch_nccl_environment_variables.html`) and the flight recorder
-# (`pytorch.org/tutorials/unstable/flight_recorder_tutorial.html`). NVIDIA's NCCL user guide has "Environment variables"
-# and "Troubleshooting".
+# (`pytorch.org/tutorials/unstable/flight_recorder_tutorial.html`).
 
 # %%
 from lockstep.notebook.course_map import course_map

@@ -11,24 +11,22 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# In this chapter you speed up one training step of a small GPT on two ranks. You measure it, read its trace and work
-# out how fast it could be. Then you pull one lever after another and compare prediction with measurement.
+# You speed up one training step of a small GPT on two ranks: measure it, read its trace, work out how fast it could be,
+# and then try one lever after another. At the end you compare prediction with measurement.
 #
 # After this chapter you can
 #
 # - **profile** a step and say how much time its communication adds;
-# - **predict** from a few numbers whether the network or the processor limits a step;
-# - **choose** bucket sizes for the network you have;
-# - **accumulate** gradients and synchronize once per step, even when the last group is incomplete;
+# - **predict** whether the network or the processor limits a step;
+# - **choose** bucket sizes, and **accumulate** gradients;
 # - **train** in mixed precision with scaling and clipping in the right order;
-# - **compress** gradients on the wire and compensate for what the cast loses;
+# - **compress** gradients and compensate for what the cast loses;
 # - **decide** when DDP is no longer enough.
 #
 # About 125 minutes: 50 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
-# **What a CPU cannot show.** Passages marked *GPU* come from PyTorch's and NVIDIA's documentation and were not run
-# here: streams and events, TF32, pinned memory, NVLink, NCCL, Nsight. Times differ from run to run: pictures show one
-# run; text output shows only order, counts and bytes.
+# **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Times differ from run
+# to run, so pictures show one run, and text output shows only order, counts and bytes.
 
 # %%
 # %load_ext lockstep
@@ -108,10 +106,11 @@ def plain_step(model, optimizer, batch):
 # - **MFU**, *model FLOPs utilization*: useful operations per second, divided by the hardware's peak. A transformer
 #   needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
 # - **memory**: the most bytes that a rank holds at once;
-# - **exposed communication**: how much longer the step is than the same step without communication.
+# - **exposed communication**: how much longer the step is than the same step under `no_sync()`, which turns DDP's
+#   communication off.
 #
-# `no_sync()` turns DDP's communication off. `measure` alternates steps with and without `no_sync()` and keeps the
-# fastest of each kind, because other programs can only slow a step down.
+# `measure` alternates the two kinds of step and keeps the fastest of each, because other programs can only slow a step
+# down.
 
 # %%
 # %%writefile measuring.py
@@ -135,8 +134,7 @@ def fastest(steps, repeats):
 
 # %% [markdown]
 # A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. For a CPU, `measure` times a large matrix
-# product. `peak_memory`, from our helper `step_table.py`, tracks the tensors that a step creates; on GPUs use
-# `torch.cuda.max_memory_allocated()`.
+# product. For memory on GPUs, use `torch.cuda.max_memory_allocated()`.
 
 # %%
 # %%writefile --append measuring.py
@@ -163,8 +161,8 @@ def measure(one_step, model, optimizer, batch, tokens):
         "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
 
 # %% [markdown]
-# On one machine the network is too fast to matter. `--bandwidth 1gbit` makes the ranks share one link of 1 Gbit/s, the
-# speed of plain Ethernet. First, DDP with its defaults:
+# On one machine, communication is too fast to matter. `--bandwidth 1gbit` makes the ranks share one link of 1 Gbit/s,
+# the speed of plain Ethernet. First, DDP with its defaults:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -188,7 +186,7 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready, and when each bucket left and arrived.
+# Where does the time go? The timeline shows when each gradient was ready and each bucket left and arrived.
 
 # %%
 # %%writefile gpt_trace.py
@@ -227,7 +225,7 @@ timeline(defaults, step=2) if defaults else None
 # The first bucket, of 1 MiB, leaves early. The second holds the rest and leaves when backward is over, so nothing hides
 # it.
 #
-# `torch.profiler` records every operation, on CPUs and GPUs. This schedule records the third step only.
+# `torch.profiler` records every operation, on CPUs and GPUs. Here it records only the third step:
 
 # %%
 # %%writefile profiled.py
@@ -252,12 +250,11 @@ run = ranks.run(ranks.Script("profiled.py"), 2)
 print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("times")], sep="\n")
 
 # %% [markdown]
-# With NCCL, look for `nccl:all_reduce`; backward's matrix products are called `aten::mm`. Sort events by
-# `cpu_time_total` here, and by `device_time_total` on GPUs.
+# With NCCL, look for `nccl:all_reduce`. Sort events by `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
 # *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed
-# communication from all ranks' traces. `measure` reports more than HTA, because even *hidden* communication slows
-# backward down: NCCL's kernels use some of the GPU's cores and memory bandwidth.
+# communication from all ranks' traces. `measure` finds more, because hidden communication slows backward down too:
+# NCCL's kernels use some of the GPU's cores and memory bandwidth.
 #
 # ### An all-reduce contains waiting
 #
@@ -279,8 +276,7 @@ if dist.get_rank() == 0:
     print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# It took half a second for four bytes, because rank 0 waited. So compare all ranks' profiles: the slowest rank waits
-# least.
+# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles; the slowest rank waits least.
 #
 # ### Timing on a GPU
 #
@@ -298,12 +294,12 @@ if dist.get_rank() == 0:
 # ```
 #
 # Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
-# `work.wait()` makes the *current stream* wait; the CPU continues to the next line. With gloo, `wait()` blocks the CPU.
+# `work.wait()` makes the *current stream* wait, not the CPU. With gloo, `wait()` blocks the CPU.
 #
 # ### Leave out the start
 #
-# A process's first `DDP()` imports PyTorch's compiler, which takes seconds, and DDP rebuilds its buckets after the
-# first step. So never count the first steps.
+# Never count the first steps. A process's first `DDP()` imports PyTorch's compiler, which takes seconds, and DDP
+# rebuilds its buckets after the first step.
 
 # %%
 program = """
@@ -323,10 +319,11 @@ quiz("04_optimization/long_all_reduce")
 # %% [markdown]
 # ## The roofline
 #
-# How fast could the step be? With *P* parameters and *T* tokens per rank it needs 6·*P*·*T* operations, and each of *N*
-# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). Divide the operations by the processor's speed and the
-# bytes by the link's: the step takes at least the longer of these two times, and at most about their sum. First check
-# the factor 6:
+# How fast could the step be? With *P* parameters and *T* tokens per rank, it needs 6·*P*·*T* operations. Each of *N*
+# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). Divide the operations by the processor's speed, and the
+# bytes by the link's. The step takes at least the longer of the two times, and at most about their sum.
+#
+# First check the factor 6:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -344,11 +341,11 @@ print(f"our GPT, per token:        {operations(GPT(), torch.randint(256, (2, 128
 print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, padding=1), image):8.1f}")
 
 # %% [markdown]
-# The GPT needs 5.6: embeddings are looked up, not multiplied, and the counter leaves out attention. A convolution uses
-# each weight at every position of the image, here 56 × 56. So the 6 holds per *token* of a transformer, not per image:
-# ResNet-50 needs about 24 billion operations per image, 160 times more.
+# The GPT needs 5.6, because embeddings are looked up, not multiplied, and the counter leaves out attention. A
+# convolution uses each weight at every position of the image, here 56 × 56. So the 6 holds for a transformer's tokens,
+# not for images: ResNet-50 needs about 24 billion operations per image, 160 times what 6 per parameter would give.
 #
-# The links differ by a factor of thousands (bytes per second in one direction, from data sheets):
+# Links differ by a factor of thousands (bytes per second in one direction, from data sheets):
 
 # %%
 links = {"NVLink, H100": 450e9, "PCIe 5, 16 lanes": 64e9, "InfiniBand, 400 Gbit/s": 50e9,
@@ -358,8 +355,8 @@ for name, link in links.items():
     print(f"{name:24}{2 * 7 / 8 * 4e9 / link * 1e3:10.0f} ms")
 
 # %% [markdown]
-# In practice you get 70 to 90 % of a link's bandwidth. Measure it as **bus bandwidth**, as NVIDIA's `nccl-tests` do:
-# the tensor's bytes per second times 2(*N* − 1)/*N*. On our link:
+# In practice you get 70 to 90 % of that. Measure it as **bus bandwidth**, as NVIDIA's `nccl-tests` do: the tensor's
+# bytes per second times 2(*N* − 1)/*N*. On our link:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -382,8 +379,8 @@ observe("bandwidth", found)
 bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
 
 # %% [markdown]
-# Large tensors approach 62 MB/s, because the two ranks share 125 MB/s. For small tensors latency dominates, which is
-# why DDP sends buckets.
+# Large tensors approach 62 MB/s, half of 125 MB/s for each rank. Small tensors mostly wait for latency, which is why
+# DDP sends buckets.
 #
 # Here are both times for GPUs that reach 400 TFLOP/s, linked by InfiniBand:
 
@@ -405,12 +402,12 @@ for count in (8, 32, 128):
     print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
 
 # %% [markdown]
-# The last column is sending divided by computing:
+# The last column is sending divided by computing. Below 1, overlap can hide nearly everything. Above 1, you have to
+# send less, or less often.
 #
-# - **Tokens per rank decide.** The parameter count cancels out.
+# - **Tokens per rank decide.** Fewer parameters shrink both times equally.
 # - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8, but
 #   computes 16 times less.
-# - Below 1, overlap can hide nearly everything. Above 1, you have to send less, or less often.
 #
 # Our step needs 1.3 billion operations per rank. Sending takes 56 ms: 3.5 MB from each rank, through one link.
 
@@ -420,13 +417,13 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
-# What is sent during backward costs no time. What is left when backward ends is exposed: it makes the step longer.
+# Only what is sent after backward makes the step much longer.
 #
 # ![A step without overlap takes 53 % longer, with overlap 13 %, and 57 % over a link half as fast](pictures/exposed.svg)
 #
 # **Lever 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes smaller
-# ones. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready? Replace each
-# `None`.
+# ones. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready? Replace
+# each `None`.
 
 # %%
 guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -454,11 +451,9 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# All buckets but the last now leave during backward. But the link is busy for longer than backward takes, so more than
-# the last bucket stays exposed.
+# Every bucket but the last now leaves during backward. But sending takes longer than backward, so the later ones queue.
 #
-# Each bucket also costs latency: on a link with high latency, use fewer (chapter 1, "What it costs"). On a fast link
-# there is little to gain.
+# Each bucket also costs latency (chapter 1, "What it costs"), and on a fast link there is little to gain.
 #
 # ### The default
 #
@@ -492,8 +487,8 @@ quiz("04_optimization/bucket_size")
 # %% [markdown]
 # ## Accumulation
 #
-# **Lever 2: send less often.** Add up the gradients of several micro-batches and synchronize once. By default, DDP
-# averages in *every* backward:
+# **Lever 2: send less often.** Add up the gradients of several micro-batches and synchronize once. DDP averages in
+# *every* backward:
 
 # %%
 # %%writefile accumulated.py
@@ -534,8 +529,8 @@ def reductions(run):
 print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
-# DDP communicates in `backward`, not in `optimizer.step()`, so without `no_sync` accumulating saves no traffic. Either
-# way, the gradient equals that of one big batch if you divide each loss by the number of micro-batches:
+# DDP communicates in `backward`, not in `optimizer.step()`, so accumulating without `no_sync` saves no traffic. With
+# `no_sync` or without, divide each loss by the number of micro-batches. Then the gradient equals that of one big batch:
 
 # %%
 # %%ranks 2
@@ -573,7 +568,7 @@ print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
 # **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` is false for the last two. Each
-# micro-batch below adds a quarter to the gradient, so a step from four prints 1:
+# micro-batch here has gradient ¼, so a correct step prints 1:
 
 # %%
 # %%ranks 2
@@ -593,8 +588,8 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 mixes six micro-batches from two epochs, and the final epoch's last two are lost. Taking a
-# step with the two leftovers is worse: they were never synchronized, so the replicas diverge:
+# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. A
+# step with the two leftovers is worse. They were never synchronized, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -606,13 +601,13 @@ micro_batches = torch.randn(10, 4).split(1)
 for i, x in enumerate(micro_batches):
     with nullcontext() if (i + 1) % 4 == 0 else model.no_sync():
         (model(x).square().mean() / 4).backward()
-    if (i + 1) % 4 == 0 or i == 9:  # BUG: the last group has two, and was never synchronised
+    if (i + 1) % 4 == 0 or i == 9:  # BUG: the last group has two, and was never synchronized
         optimizer.step()
         optimizer.zero_grad()
 
 # %% [markdown]
-# The scale is wrong too: two micro-batches, divided by four. Always synchronize the last micro-batch, and divide by the
-# group's number of *samples*. Now the GPT, with four micro-batches per step:
+# That step is also too small: two micro-batches, divided by four. Always synchronize the last micro-batch, and divide
+# by the group's number of *samples*. Now the GPT, with four micro-batches per step:
 
 # %%
 # %%writefile accumulating.py
@@ -638,8 +633,8 @@ measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
 table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
-# You get four times the tokens for the same bytes. The exposed time per *step* hardly falls, because only the last
-# backward can hide communication. And the larger global batch changes the training ("Batch and learning rate").
+# Four times the tokens for the same bytes. The exposed time per *step* hardly falls, because only the last backward
+# hides communication. And a larger global batch changes the training ("Batch and learning rate").
 
 # %%
 quiz("04_optimization/accumulate")
@@ -647,8 +642,8 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Take one step from any number of micro-batches of any sizes, and
-# synchronize once. The gradient is that of one big batch, even if the ranks hold different numbers of samples.
+# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Take one step from any number of
+# micro-batches of any sizes, on ranks with different numbers of samples, and synchronize once.
 
 # %%
 contract("accumulate", "train_step")
@@ -666,8 +661,7 @@ contract("accumulate", "train_step")
 # </details>
 #
 # <details><summary>The gradient is wrong if the ranks hold different numbers of samples</summary>
-# DDP's mean divides by the number of ranks. Weight each micro-batch by its samples, divide by the samples of
-# <em>all</em> ranks, and undo DDP's division.
+# Weight each micro-batch by its samples, divide by the samples of <em>all</em> ranks, and undo DDP's division.
 # </details>
 #
 # The solution is `solutions/accumulate.py`.
@@ -727,14 +721,14 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory than in float32. Our CPU has no matrix units for bfloat16, so the step gets slower, and we
-# drop this lever. *GPU:* with tensor cores it is the strongest lever of all. **A lever helps only with what limits you,
-# and only if the hardware supports it.**
+# The step needs less memory, but gets slower: this CPU has no matrix units for bfloat16. So you drop this lever. *GPU:*
+# with tensor cores it is the strongest of all.
 #
 # ### Scaling and clipping
 #
 # In float16, small gradients become zero. `GradScaler` multiplies the loss before backward and divides the gradients
-# before the step. If a gradient overflows, it skips the step and lowers the scale. The order of these lines matters:
+# before the step. If a gradient overflows, the scaler skips the step and lowers its scale. The order of these lines
+# matters:
 #
 # ```
 # scaler.scale(loss).backward()
@@ -763,12 +757,12 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# There is no error, but the weights hardly move.
+# No error appears, and the weights hardly move.
 #
 # ### One scaler per rank
 #
-# The scalers need no synchronization: **the ranks agree because their averaged gradients are equal.** Here rank 1
-# overflows, and the average is infinite on every rank:
+# Each rank has its own scaler. **They agree because the ranks' averaged gradients are equal.** Here rank 1 overflows,
+# and the average is infinite on every rank:
 
 # %%
 # %%ranks 3
@@ -788,8 +782,8 @@ print("weight moved by", model.module.weight.item() - before, "  scale now", sca
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# All three skip the step and halve their scale. Two things break the agreement: a rank that decides alone, as in
-# `if not loss.isfinite(): continue` (chapter 3, "Mismatches"), and a backward that was never synchronized:
+# All three skip the step and halve their scale. Ranks disagree if one decides alone (chapter 3, "Mismatches"), or if a
+# backward was never synchronized:
 
 # %%
 # %%ranks 2
@@ -808,15 +802,15 @@ scaler.update()
 print("scale now", scaler.get_scale())
 
 # %% [markdown]
-# With FSDP ("Beyond DDP") no rank sees all gradients, so use `ShardedGradScaler`, which asks the other ranks.
+# With FSDP ("Beyond DDP") no rank sees all gradients. Use `ShardedGradScaler`, which asks the other ranks.
 #
 # ### Other ways to compute less
 #
 # - *GPU.* **TF32** rounds the inputs of float32 matrix products to 10 mantissa bits, so that tensor cores can compute
-#   them: `torch.set_float32_matmul_precision("high")`. It is on by default only for cuDNN's convolutions.
-# - **`torch.compile`** fuses the model's own operations ("Appendix: more options").
+#   them: `torch.set_float32_matmul_precision("high")`. By default only cuDNN's convolutions use it.
+# - **`torch.compile`** fuses the model's own operations ("Compiling", in the appendix).
 # - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Our GPT, with 52
-#   parameter tensors, has used it all along. Compare:
+#   parameter tensors, has used it all along:
 
 # %%
 from step_table import count_operations
@@ -851,8 +845,7 @@ quiz("04_optimization/amp_bytes")
 
 # %% [markdown]
 # <details><summary>The bug</summary>
-# <code>optimizer.zero_grad()</code>. From the second step on, the gradient also contains those of earlier steps,
-# unscaled ones added to scaled ones.
+# <code>optimizer.zero_grad()</code>. From the second step on, scaled gradients are added to earlier, unscaled ones.
 # </details>
 #
 # ## Exercise: implement mixed_precision
@@ -912,11 +905,11 @@ table.add("the same, float16 on the wire", run)
 #
 # ### Writing a hook
 #
-# Before you write a hook in the exercise, know three things:
+# Three things to know before you write one:
 #
 # - **The bucket isn't divided yet.** Taking the mean is your job.
 # - **Divide before you cast.** Two ranks' 40000 add up to 80000, and float16 ends at 65504.
-# - **DDP looks for the name `bucket`.** The second argument must be called that:
+# - **The second argument must be named `bucket`.** DDP checks the name:
 
 # %%
 # %%ranks 2 --expect raised
@@ -930,7 +923,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's bfloat16 hook requires NCCL. The one that you write won't:
+# PyTorch's bfloat16 hook requires NCCL. Yours won't:
 
 # %%
 # %%ranks 1 --expect raised
@@ -944,8 +937,8 @@ DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_
 # %% [markdown]
 # ### Error feedback
 #
-# Each cast rounds. If the gradient stays the same, it rounds in the same direction every time, and the error adds up.
-# **Error feedback** keeps what a cast lost, the *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
+# Each cast rounds, and if a gradient stays the same, the errors add up. **Error feedback** keeps what a cast lost, the
+# *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
 
 # %%
 gradient, residual, plain_sum, fed_sum = 1.001, 0.0, 0.0, 0.0
@@ -972,17 +965,16 @@ contract("compress_gradients", "compress_hook", "register")
 
 # %% [markdown]
 # <details><summary>Error feedback is right at first and wrong from the second step on</summary>
-# After the first step DDP rebuilds its buckets with different sizes, in a different
-# order. Keep residuals per parameter, not per bucket.
+# After the first step, DDP rebuilds its buckets with different sizes, in a different order. Keep residuals per
+# parameter.
 # </details>
 #
 # The solution is `solutions/compress_gradients.py`.
 #
 # ## Memory
 #
-# **Lever 5: make room for a larger batch.** More tokens per rank mean more computing for the same bytes sent, but memory
-# sets a limit. Besides parameters, gradients and optimizer state, it holds **activations**: what forward keeps for
-# backward. Only activations grow with the batch:
+# **Lever 5: make room for a larger batch.** More tokens per rank mean more computing for the same bytes sent, and more
+# memory for **activations**, which forward keeps for backward:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -1005,9 +997,8 @@ print(f"autocast to bfloat16                {training(16, half=True):6.1f} MB")
 print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} MB")
 
 # %% [markdown]
-# The usual remedies for "out of memory" are a smaller batch, accumulation, mixed precision, and **activation
-# checkpointing**. Checkpointing keeps only each layer's input and computes the layer again in backward, which costs about
-# a third more computing. Always pass `use_reentrant=False` (the appendix shows why):
+# The last line is **activation checkpointing**. It keeps only each layer's input and computes the layer again in backward, about a third
+# more computing. Always pass `use_reentrant=False` (the appendix shows why):
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1023,7 +1014,7 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# Recomputing pays off only if you use the memory that it frees, for a larger batch. Two savings are free:
+# Recomputing pays off only if you use the freed memory for a larger batch. Two savings are free:
 # `gradient_as_bucket_view=True` avoids a second copy of the gradients (chapter 1, "Memory"), and `zero_grad()` frees
 # them by setting them to `None`.
 #
@@ -1034,15 +1025,143 @@ table.add("the same, recomputed layers", run)
 quiz("04_optimization/memory")
 
 # %% [markdown]
+# ## Predict, then measure
+#
+# You can predict each row of the table. There are two limits:
+#
+# - **the processor**: a step takes its computing time, plus the time to send the last bucket;
+# - **the link**: a step computes until the first bucket is full, then takes the time to send everything.
+#
+# The prediction is the longer of the two. Backward is two thirds of a step. If a step has several micro-batches, only
+# the last backward hides communication.
+
+# %%
+def predicted(row, micro_batches):
+    """Milliseconds of a step on two ranks that share 125 MB/s."""
+    send = 2 * row["sent"] / 125 * 1e3  # both ranks' bytes pass through the one link
+    backward = 2 / 3 * row["alone"] / micro_batches
+    last = send / row["calls"]
+    first = row["alone"] - backward * (1 - 1 / row["calls"])
+    return max(row["alone"] + last, first + send)
+
+# %% tags=["needs-bandwidth"]
+if table.rows:
+    both = {}
+    for name, row in table.rows.items():
+        micro_batches = round(row["tokens"] / 256)
+        both[f"{name}, predicted"] = predicted(row, micro_batches)
+        both[f"{name}, measured"] = row["step"]
+    picture = bars(both, unit="ms", title="a step, predicted and measured")
+picture if table.rows else None
+
+# %% [markdown]
+# How close are they? The model leaves out latency and casting, and assumes equal buckets and free sending. Here gloo's
+# threads share two cores with backward. In the exercise `measure_step` you write a fuller model;
+# `benchmarks/predict_step.py` tests it on a slow link.
+
+# %%
+quiz("04_optimization/predict")
+
+# %% [markdown]
+# ## Scaling
+#
+# **Strong scaling** keeps the global batch: do more ranks finish it sooner? **Weak scaling** keeps the batch per rank:
+# does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative to the smallest run.
+#
+# | seconds a step | 1 rank | 4 ranks | efficiency |
+# |---|---|---|---|
+# | same global batch (strong) | 1.0 | 0.25 | 100 % |
+# | same global batch (strong) | 1.0 | 0.40 | 62 % |
+# | same batch per rank (weak) | 1.0 | 1.0 | 100 % |
+# | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
+#
+# **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints an efficiency of 25 %. The right
+# answer is 100 %. What does its formula leave out?
+
+# %%
+seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
+rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
+print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
+print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
+
+# %% [markdown]
+# The four ranks trained on four times as many samples.
+#
+# ### Unequal machines
+#
+# Rank 1 takes 0.1 s longer per step, and the process group's timeout is 1 s. Does a job of 15 steps survive?
+
+# %%
+# %%ranks 2
+import time
+from datetime import timedelta
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=1))
+began, steps = time.perf_counter(), []
+for step in range(15):
+    started = time.perf_counter()
+    time.sleep([0.0, 0.1][dist.get_rank()])  # rank 1's device is slower
+    dist.all_reduce(torch.ones(1))
+    steps.append(time.perf_counter() - started)
+longer = time.perf_counter() - began
+print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
+
+# %% [markdown]
+# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and the
+# smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples, as in
+# `accumulate`. A separate group per kind of GPU doesn't help:
+
+# %%
+# %%ranks 4
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+kinds = [dist.new_group(members) for members in ([0, 1], [2, 3])]  # every rank creates both groups
+ddp = DDP(torch.nn.Linear(1, 1, bias=False), process_group=kinds[dist.get_rank() // 2])
+ddp(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
+print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weight.grad.item())
+
+# %% [markdown]
+# You are now training two independent models.
+
+# %%
+quiz("04_optimization/efficiency")
+
+# %% [markdown]
+# ## Exercise: implement measure_step
+#
+# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions that
+# measure exposed communication, compare runs on different numbers of ranks, and predict a step.
+
+# %%
+contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
+
+# %%
+# %check measure_step
+
+# %% [markdown]
+# <details><summary>"the second kind of step was always measured later"</summary>
+# Alternate the two kinds, so that a machine that slows down slows both.
+# </details>
+#
+# <details><summary>The prediction is too short with one bucket</summary>
+# A single bucket is full only when backward is over, so nothing is hidden.
+# </details>
+#
+# The solution is `solutions/measure_step.py`.
+
+# %% [markdown]
 # ## Data loading
 #
-# Often the loader is the bottleneck. To find out, replace the model by one that returns zeros: does the step take as
-# long as before? With several ranks:
+# Often the loader is the bottleneck. Replace the model with one that returns zeros: does the step take as long as
+# before? With several ranks:
 #
 # - `num_workers` is **per rank**. Multiply before you compare with the number of cores.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
 # - *GPU.* `non_blocking=True` copies during the computation only with `pin_memory=True`.
-# - With more than one rank per machine, torchrun sets `OMP_NUM_THREADS=1` unless you have set it.
+# - *GPU.* `torchrun --numa-binding` runs each rank on the CPU socket nearest its GPU.
 # - An `IterableDataset` has no sampler. Divide the stream over ranks *and* workers yourself, or every worker delivers
 #   everything:
 
@@ -1065,18 +1184,14 @@ for share in (False, True):
     seen = [int(x) for x in DataLoader(Stream(share), batch_size=None, num_workers=2)]
     print(f"divided: {share!s:5}  got {len(seen):2} of 12, {len(set(seen))} different")
 
-# %% [markdown]
-# *GPU.* With several CPU sockets, a rank loads faster if its threads run on the socket nearest its GPU:
-# `torchrun --numa-binding`.
-
 # %%
 quiz("04_optimization/workers")
 
 # %% [markdown]
 # ## Batch and learning rate
 #
-# More ranks or more accumulation mean a larger global batch and fewer steps per epoch. At the same learning rate, the
-# weights move less. Here is one epoch of a least-squares problem:
+# More ranks or more accumulation mean a larger global batch and fewer steps per epoch. Here is one epoch of a
+# least-squares problem:
 
 # %%
 # %%writefile rate.py
@@ -1108,142 +1223,17 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
 
 # %% [markdown]
 # Four ranks take a quarter of the steps, and their loss stays high. Four times the learning rate brings it down: the
-# **linear scaling rule**. It holds if the batch is not too large, and needs a warm-up, because a large rate can ruin
-# the first steps. With Adam, scaling by the square root of N is common. Try both. When you compare runs, say whether the
-# *global* batch was the same.
+# **linear scaling rule**. It holds up to some batch size, and needs a warm-up, because a large rate can ruin the first
+# steps. With Adam, scaling by the square root of N is common.
 
 # %%
 quiz("04_optimization/fewer_steps")
 
 # %% [markdown]
-# ## Scaling
-#
-# **Strong scaling** keeps the global batch: do more ranks finish it sooner? **Weak scaling** keeps the batch per rank:
-# does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative to the smallest run.
-#
-# | seconds a step | 1 rank | 4 ranks | efficiency |
-# |---|---|---|---|
-# | same global batch (strong) | 1.0 | 0.25 | 100 % |
-# | same global batch (strong) | 1.0 | 0.40 | 62 % |
-# | same batch per rank (weak) | 1.0 | 1.0 | 100 % |
-# | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
-#
-# **Find the bug.** A benchmark times 100 steps of 32 samples per rank. It prints the first number; the second is right.
-# What does the first leave out?
-
-# %%
-seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
-rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
-print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
-print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
-
-# %% [markdown]
-# Four ranks trained on four times as many samples in those two seconds.
-#
-# ### Unequal machines
-#
-# Rank 1 takes 0.1 s longer per step, and the process group's timeout is 1 s. Does a job of 15 steps survive?
-
-# %%
-# %%ranks 2
-import time
-from datetime import timedelta
-import torch, torch.distributed as dist
-
-dist.init_process_group("gloo", timeout=timedelta(seconds=1))
-began, steps = time.perf_counter(), []
-for step in range(15):
-    started = time.perf_counter()
-    time.sleep([0.0, 0.1][dist.get_rank()])  # rank 1's device is slower
-    dist.all_reduce(torch.ones(1))
-    steps.append(time.perf_counter() - started)
-longer = time.perf_counter() - began
-print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
-
-# %% [markdown]
-# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and the
-# smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples (exercise
-# `accumulate`). A separate group per kind of GPU doesn't help:
-
-# %%
-# %%ranks 4
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-kinds = [dist.new_group(members) for members in ([0, 1], [2, 3])]  # every rank creates both groups
-ddp = DDP(torch.nn.Linear(1, 1, bias=False), process_group=kinds[dist.get_rank() // 2])
-ddp(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
-print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weight.grad.item())
-
-# %% [markdown]
-# You are now training two independent models.
-#
-# ### Predict, then measure
-#
-# Predict each row of the table from the time of the step without communication, the bytes, the link and the number of
-# buckets. There are two bounds:
-#
-# - **the processor is the limit**: computing, plus the time to send the last bucket, which nothing hides;
-# - **the link is the limit**: computing until the first bucket is full, plus the time to send everything.
-#
-# The larger one is the prediction. Backward is two thirds of a step, and only the last backward can hide communication.
-
-# %%
-def predicted(row, micro_batches):
-    """Milliseconds of a step on two ranks that share 125 MB/s."""
-    send = 2 * row["sent"] / 125 * 1e3  # both ranks' bytes pass through the one link
-    backward = 2 / 3 * row["alone"] / micro_batches
-    last = send / row["calls"]
-    first = row["alone"] - backward * (1 - 1 / row["calls"])
-    return max(row["alone"] + last, first + send)
-
-# %% tags=["needs-bandwidth"]
-if table.rows:
-    both = {}
-    for name, row in table.rows.items():
-        micro_batches = round(row["tokens"] / 256)
-        both[f"{name}, predicted"] = predicted(row, micro_batches)
-        both[f"{name}, measured"] = row["step"]
-    picture = bars(both, unit="ms", title="a step, predicted and measured")
-picture if table.rows else None
-
-# %% [markdown]
-# How close are they? The model leaves out latency and casting, and assumes equal buckets. It also assumes that sending
-# doesn't slow computing, but here gloo's threads share two cores with backward.
-#
-# You write a fuller model in the exercise; `benchmarks/predict_step.py` tests it on a slow link.
-
-# %%
-quiz("04_optimization/efficiency")
-
-# %% [markdown]
-# ## Exercise: implement measure_step
-#
-# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions that measure exposed communication,
-# compare runs on different numbers of ranks, and predict a step.
-
-# %%
-contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
-
-# %%
-# %check measure_step
-
-# %% [markdown]
-# <details><summary>"the second kind of step was always measured later"</summary>
-# Alternate the two kinds, so that a machine that slows down slows both.
-# </details>
-#
-# <details><summary>The prediction is too short with one bucket</summary>
-# A single bucket is full only when backward is over, so nothing is hidden.
-# </details>
-#
-# The solution is `solutions/measure_step.py`.
-#
 # ## Beyond DDP
 #
-# DDP keeps everything on every rank. If that doesn't fit, each rank keeps only a **shard**. The stages of ZeRO (*zero
-# redundancy optimizer*) say what is sharded; PyTorch's version is `fully_shard`, called FSDP2:
+# If a copy of everything doesn't fit, each rank keeps only a **shard**. ZeRO (*zero redundancy optimizer*) defines
+# three stages. The last two are options of PyTorch's `fully_shard`, called FSDP2:
 #
 # | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1269,8 +1259,8 @@ parameters = sum(p.numel() for p in model.parameters())
 print(f"parameters: {parameters}   Adam's state: {2 * parameters}, of it on this rank: {state}")
 
 # %% [markdown]
-# FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. A **device mesh** arranges
-# the ranks in a grid; with two dimensions, the model is replicated along one and sharded along the other. Here is one
+# FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. For HSDP, a **device mesh**
+# arranges the ranks in a grid: the model is replicated along one dimension and sharded along the other. Here is one
 # step of three layers on four ranks, in four ways:
 
 # %%
@@ -1315,11 +1305,11 @@ for name, calls in sent.items():
     print("   ", ", ".join(f"{count} {call}" for call, count in calls.items()))
 
 # %% [markdown]
-# ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 keeps it and gathers once. HSDP adds an all-reduce
-# between the replicas. With the mixed-precision policy, FSDP2 computes and gathers in bfloat16 (`param_dtype`) and
-# sends gradients in float32 (`reduce_dtype`). The parameters themselves stay float32.
+# ZeRO-3 gathers each layer twice, ZeRO-2 once. HSDP adds an all-reduce between the replicas. With a mixed-precision
+# policy, layers are gathered in bfloat16 (`param_dtype`); gradients are sent in float32 (`reduce_dtype`), and the
+# shards stay float32.
 #
-# How much does each rank need? In float32 with Adam, 4 bytes per parameter, 4 for its gradient, 8 for two moments:
+# In float32 with Adam, a parameter takes 4 bytes, its gradient 4 and the two moments 8. How much does each rank need?
 
 # %%
 def gigabytes(parameters, ranks):
@@ -1332,9 +1322,9 @@ for parameters in (1e8, 1e9, 7e9):
     print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
 
 # %% [markdown]
-# So: **DDP while it fits, then FSDP2.** If a single layer is too large for a GPU, split its matrices over GPUs (tensor
-# parallelism). If the model has to span nodes with slow links between them, give each node some of the layers (pipeline
-# parallelism). In chapter 6 you measure what each rank holds and sends, and shard by hand.
+# So: **DDP while it fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs (tensor
+# parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6 measures all
+# but pipelines.
 
 # %%
 quiz("04_optimization/zero")
@@ -1342,12 +1332,12 @@ quiz("04_optimization/zero")
 # %% [markdown]
 # ## Appendix: more options
 #
-# You can skip this on a first reading.
+# Skip this on a first reading.
 #
 # ### Reentrant checkpointing
 #
-# `checkpoint(..., use_reentrant=True)` is the old form, and the default. If the input needs no gradient, the first
-# layer's parameters get none either, and DDP complains one step later.
+# `checkpoint(..., use_reentrant=True)` is the old form, and the default. If a checkpointed layer's input needs no
+# gradient, the layer's parameters get none, and DDP complains in the next step. First the new form, then the old:
 
 # %%
 # %%writefile checkpointed.py
@@ -1405,7 +1395,7 @@ show(model)
 print(silenced.ranks[0].stdout, end="")
 
 # %% [markdown]
-# If the input does need a gradient, the flag fails differently:
+# If the input *does* need a gradient, the same flag raises an error at once:
 
 # %%
 # %%ranks 1 --quiet --expect raised
@@ -1415,7 +1405,7 @@ model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag d
 model(x.requires_grad_()).sum().backward()
 
 # %% [markdown]
-# If you can't pass `use_reentrant=False`, use `static_graph=True`, which works if the input needs a gradient:
+# If you must use the old form, pass `static_graph=True` and an input that needs a gradient:
 
 # %%
 # %%ranks 1
@@ -1430,7 +1420,7 @@ show(model)
 # ### A static graph
 #
 # **`static_graph=True`** promises DDP that every step uses the same parameters, and replaces `find_unused_parameters`.
-# The order of events shows what each costs:
+# In the order of events, numbers are gradients and brackets are all-reduces:
 
 # %%
 # %%ranks 2 --into orders --quiet
@@ -1452,19 +1442,26 @@ for flag in ("find_unused_parameters", "static_graph"):
         loss.backward()
 
 # %%
-for event in in_order(orders.ranks[0]):
-    if hasattr(event, "name"):
-        print(("\n" if event.name.endswith(":") else "") + event.name.replace("gradient ", ""), end=" ")
-    elif event.inside == "backward":
-        print(f"[{event.tensor}]", end=" ")
+def show_order(events):
+    """Print gradients as numbers, all-reduces in brackets, and each step on a new line."""
+    for event in events:
+        name = getattr(event, "name", "")
+        if name.startswith("gradient "):
+            print(name.removeprefix("gradient "), end=" ")
+        elif name:
+            print(f"\n{name}", end=" ")
+        elif event.inside == "backward":
+            print(f"[{event.tensor}]", end=" ")
+
+show_order(in_order(orders.ranks[0]))
 
 # %% [markdown]
-# With `find_unused_parameters`, buckets leave early, but each step has an extra all-reduce: one int32 per parameter, the
-# number of ranks that used it. And the buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at the end
-# of the first two steps, while it learns the graph. After that, it works like plain DDP.
+# With `find_unused_parameters`, buckets leave early, but every step has an extra all-reduce. It adds up one int32 per
+# parameter: how many ranks used it. The buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
+# the end of the first two steps, while it learns the graph; then it works like plain DDP.
 #
-# If a step uses a layer that was unused before, DDP raises an error. If a layer stops being used, DDP notices one step
-# late; the gradients of the step that skipped it were not averaged.
+# If a step uses a layer that was unused before, DDP raises an error. If a step skips a layer, DDP notices one step
+# late, and that step's gradients were not averaged.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1487,23 +1484,27 @@ for both in (False, True):
 # %% [markdown]
 # ### Compiling
 #
-# `torch.compile` helps most with sequences of small operations, which it fuses. Compile the wrapped model,
-# `torch.compile(DDP(model))`: the compiler then cuts the graph at bucket boundaries, and buckets still leave early.
-# This cell's backend only counts the pieces:
+# `torch.compile` fuses sequences of small operations. With DDP, it cuts the model's graph at bucket boundaries, so that
+# buckets still leave early. This cell's backend only counts the graphs:
 
 # %%
-# %%writefile compiled.py
+# %%writefile four_layers.py
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 class Net(torch.nn.Module):
+    """Four layers, each with a weight of 1 MiB."""
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False) for _ in range(4))
     def forward(self, x):
         for layer in self.layers:
-            x = layer(x)
+            x = x + torch.nn.functional.gelu(layer(x))
         return x
+
+# %%
+# %%writefile compiled.py
+from four_layers import *
 
 graphs = []
 def count(graph, inputs):
@@ -1511,20 +1512,81 @@ def count(graph, inputs):
     return graph.forward
 
 dist.init_process_group("gloo")
-for cap in (1, 1000):
+for cap in (1, 1000, 0.5):
     graphs.clear()
     torch._dynamo.reset()
-    torch.compile(DDP(Net(), bucket_cap_mb=cap), backend=count)(torch.ones(2, 512)).sum().backward()
-    print(f"bucket_cap_mb={cap}: {len(graphs)} graphs")
+    model = torch.compile(DDP(Net(), bucket_cap_mb=cap), backend=count)
+    try:
+        model(torch.ones(2, 512)).sum().backward()
+        print(f"bucket_cap_mb={cap}: {len(graphs)} graphs")
+    except AssertionError as error:
+        print(f"bucket_cap_mb={cap}: {error}")
 
 # %%
 run = ranks.run(ranks.Script("compiled.py"), 1)
 print(run.ranks[0].stdout)
 
 # %% [markdown]
-# Four layers of 1 MiB make four buckets and four graphs. One large bucket still makes two graphs, because the compiler
-# assumes a first bucket of 1 MiB. Each rank compiles its own copy, and compiles again for each new shape; meanwhile the
-# other ranks wait. So keep shapes constant, and make the group's timeout longer than compiling takes.
+# Four layers of 1 MiB make four buckets and four graphs. With one large bucket there are still two graphs, because the
+# compiler assumes a first bucket of 1 MiB. It refuses a smaller limit, such as our `bucket_cap_mb=0.5`.
+#
+# Does each bucket still leave early, and does it matter which of `DDP` and `torch.compile` comes first? `aot_eager`
+# compiles without fusing:
+
+# %%
+# %%ranks 2 --into compiled --quiet
+from four_layers import *
+from lockstep.ranks import mark
+
+dist.init_process_group("gloo")
+for way in ("eager", "compile(DDP)", "DDP(compile)"):
+    net = Net()
+    for number, layer in enumerate(net.layers):
+        def ready(_, number=number):
+            mark(f"gradient {number}")
+        layer.weight.register_post_accumulate_grad_hook(ready)
+    if way == "DDP(compile)":
+        net = torch.compile(net, backend="aot_eager")
+    model = DDP(net, bucket_cap_mb=1)
+    if way == "compile(DDP)":
+        model = torch.compile(model, backend="aot_eager")
+    for step in range(2):
+        loss = model(torch.ones(2, 512)).sum()
+        mark(f"{way}, step {step}:")
+        loss.backward()
+
+# %%
+show_order(in_order(compiled.ranks[0]))
+
+# %% [markdown]
+# From the second step on, each bucket leaves as soon as it is full: compiled or not, in either order.
+#
+# `torch.compile`'s usual backend, `inductor`, writes C++ for CPUs and Triton for GPUs. Without a C++ compiler, the
+# *first call* fails, not `torch.compile` itself:
+
+# %%
+# %%ranks 1
+import torch
+import torch._inductor.config as inductor
+
+@torch.compile
+def activation(x):
+    return torch.sigmoid(x) * x
+
+inductor.cpp.cxx = ("missing-compiler",)  # as on a machine without one
+try:
+    activation(torch.ones(8))
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# Is it faster here? Hardly, because matrix products dominate these layers. On two ranks with batches of 64, forward and
+# backward took 27 ms instead of 34 in one trial, and 39 instead of 40 in another. The first step took four to six
+# minutes, because other programs used the two cores. In five of eight trials with such layers, torch 2.13 failed in
+# that step with an internal error (`BackendCompilerFailed`). `benchmarks/compile_ddp.py` measures your machine.
+#
+# Each rank compiles its own copy, and again for each new shape, while the other ranks wait. So keep shapes constant, and
+# make the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
@@ -1559,12 +1621,16 @@ for step in range(8):
 # %% [markdown]
 # ### New arguments
 #
-# In torch 2.13, `DDP` has new arguments. `forward_sync_buffers` replaces `broadcast_buffers`. `batched_grad_copy`
-# copies a bucket's gradients in one operation. `mixed_precision` computes in one type and sends in another, like
-# FSDP2's policy. `bucket_cap_mb_list` gives each bucket a size.
+# In torch 2.13, `DDP` has new arguments:
 #
-# `skip_all_reduce_unused_params` doesn't send gradients of unused parameters. All ranks must skip the *same* ones, or
-# the job may hang. Here one of two layers is unused:
+# - `forward_sync_buffers` replaces `broadcast_buffers`;
+# - `batched_grad_copy` copies a bucket's gradients in one operation;
+# - `mixed_precision` computes in one type and sends in another;
+# - `bucket_cap_mb_list` gives each bucket a size;
+# - `skip_all_reduce_unused_params` doesn't send gradients of unused parameters. All ranks must skip the *same* ones, or
+#   the job may hang.
+#
+# Here one of two layers is unused:
 
 # %%
 # %%ranks 2 --into skipped --quiet
@@ -1597,9 +1663,9 @@ for event in in_order(skipped.ranks[0]):
 # %% [markdown]
 # ### NCCL's levers
 #
-# *GPU.* You can rarely improve on the rings and trees that NCCL chooses. Variables worth knowing: `NCCL_SOCKET_IFNAME`
-# (which network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a channel), and for
-# experiments `NCCL_ALGO` and `NCCL_PROTO`. Run `nccl-tests` first, then your step.
+# *GPU.* You can rarely improve on NCCL's choices. Run `nccl-tests` first, then your step. Variables worth knowing:
+# `NCCL_SOCKET_IFNAME` (which network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a
+# channel), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
 #
 # ### Older names
 #
@@ -1630,29 +1696,19 @@ quiz("04_optimization/reentrant")
 # %% [markdown]
 # ## Checklist
 #
-# **Measure.** Tokens/s, MFU, memory, exposed milliseconds; after warm-up, alternating, the fastest of several. Time the
-# loader alone. Change one thing at a time.
-#
-# **Predict.** Operations over speed, bytes over bandwidth. The larger is your limit.
-#
-# **Hide.** Buckets small enough to leave early; the last one is never hidden.
-#
-# **Send less often.** Accumulate, with all micro-batches but a step's last inside `no_sync`, forward and backward.
-#
-# **Send less.** float16 or bfloat16 on the wire; divide first; keep the residual.
-#
-# **Compute less.** bfloat16 autocast; float16 with a scaler, `unscale_` before clipping; fused optimizer; `torch.compile`
-# around DDP.
-#
-# **Fit.** Activation checkpointing with `use_reentrant=False`; `gradient_as_bucket_view`; then ZeRO-1, FSDP2.
-#
-# **Keep learning.** A larger global batch needs a different learning rate and a warm-up.
+# - **Measure** after warm-up: tokens/s, MFU, memory, exposed time. Time the loader alone.
+# - **Predict** with the roofline. Does computing or sending limit you?
+# - **Hide**: buckets small enough to leave during backward.
+# - **Send less often**: `no_sync` around forward and backward of all micro-batches but the last.
+# - **Send less**: a hook that divides, casts and keeps the residual.
+# - **Compute less**: bfloat16 autocast; float16 with `unscale_` before clipping; fused optimizer.
+# - **Fit**: activation checkpointing, `gradient_as_bucket_view`, then ZeRO-1 or FSDP2.
+# - **Keep learning**: scale the learning rate with the global batch, and warm up.
 #
 # ## Take it with you
 #
-# - Computing or sending bounds a step. Know which before you change anything.
-# - Tokens per rank decide which. More ranks on the same global batch mean relatively more sending.
-# - Exposed communication costs time; hidden communication only slows computing a little.
+# - Find out what limits a step before you change anything. Tokens per rank decide it.
+# - A lever helps only with what limits you, and only if the hardware supports it.
 # - Autocast does not shrink what is sent. A hook does.
 # - Ranks skip the same steps because their gradients are equal. Never let one rank decide alone.
 # - Efficiency is samples per second per rank, relative to the smallest run.

@@ -12,22 +12,24 @@
 # # Chapter 5. Checkpointing and elastic training
 #
 # Long jobs rarely finish in one go. A disk fills up, a node dies, or SLURM **preempts** the job: it takes the nodes
-# back for an urgent job. In this chapter you build a job that recovers. You kill ranks while they save, cut files
-# short, let SLURM preempt, and look at what is left on the disk. The first part saves and resumes; the second keeps a
-# job running.
+# back for an urgent job. You build a job that recovers: you kill ranks while they save, cut files short, let SLURM
+# preempt, and look at what is left on the disk.
+#
+# The chapter has two parts. **Part 1** saves and resumes, **Part 2** keeps a job running and ends with the capstone.
+# Take a break between them.
 #
 # After this chapter you can
 #
 # - **list** the parts of a job's state, and say what happens if you forget one;
-# - **save** so that a kill at any instant leaves a complete checkpoint, and all ranks load the same one;
+# - **save** so that a kill at any instant leaves a complete checkpoint;
 # - **resume** in the middle of an epoch, bit for bit, and say when that is impossible;
 # - **choose** how to save: one file, safetensors, shards, asynchronously;
 # - **restart** a job under torchrun, even with fewer nodes, and stop it cleanly when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
 # About 210 minutes: 60 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
-# the capstone chapter 4, but no GPU. What this chapter says about GPUs, NCCL, power failures and network file systems
-# comes from documentation and was not run here.
+# the capstone chapter 4, but no GPU. What the chapter says about GPUs, NCCL, power failures and network file systems
+# was not run here.
 
 # %%
 # %load_ext lockstep
@@ -43,10 +45,12 @@ shutil.rmtree("saved", ignore_errors=True)
 os.mkdir("saved")  # for everything that this chapter saves
 
 # %% [markdown]
+# # Part 1: Checkpoint and resume
+#
 # ## What a job's state is
 #
-# A checkpoint holds what the next process cannot compute itself. To find out what, take a job with dropout, AdamW, a
-# learning rate schedule and a shuffling sampler, and forget one part at a time.
+# A checkpoint holds what the next process cannot compute itself. To find out what that is, take a job with dropout,
+# AdamW, a learning rate schedule and a shuffling sampler, and forget one part at a time.
 
 # %%
 # %%writefile small_job.py
@@ -76,8 +80,8 @@ class Job:
         self.scheduler.step()
 
 # %% [markdown]
-# The job trains for six epochs and saves its state after two. Each rank draws dropout masks from its own generator, and
-# only rank 0 writes. So the ranks first gather their generators' states.
+# The job trains for six epochs and saves its state after two. Only rank 0 writes. But each rank draws dropout masks
+# from its own random generator, so the ranks first gather the generators' states:
 
 # %%
 # %%ranks 2
@@ -98,8 +102,8 @@ if dist.get_rank() == 0:
     torch.save(job.model.state_dict(), "saved/through.pt")  # the final weights, uninterrupted
 
 # %% [markdown]
-# New processes load the file and train the remaining four epochs: once with everything, then six times with one part
-# forgotten. How far are the final weights from those of the uninterrupted run?
+# New processes load the file and train the other four epochs, once with everything and six times with one part
+# forgotten. How far are the final weights from the uninterrupted run's?
 
 # %%
 # %%ranks 2
@@ -126,10 +130,10 @@ for forgotten in parts:
 
 # %% [markdown]
 # With nothing forgotten, the weights are the same, bit for bit. The other runs are off by 0.1 to 0.2, without an error
-# or a warning. So test a resume by comparing bits, not by looking at a curve.
+# or a warning. So test a resume by comparing bits, not loss curves.
 #
-# Two of these mistakes lose the position in the data. The sampler shuffles with seed + epoch, so tell a new sampler the
-# epoch. And save the number of *finished* epochs: if you start at the last epoch's number, you train that epoch twice.
+# Two of these mistakes lose the position in the data. The sampler shuffles with seed + epoch, so call `set_epoch` on
+# the new one. And save the number of *finished* epochs, or the last one is trained twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
@@ -141,8 +145,7 @@ for forgotten in parts:
 # | random states, **of every rank** | `torch`, `random`, `numpy`, CUDA | dropout masks and augmentations repeat |
 # | your own | best score, early stopping, averaged weights | training stops too early, or the wrong model is kept |
 #
-# The sampler needs no entry: the position and `set_epoch` determine its order. Whether a model is in `train()` or
-# `eval()` mode is not in its state_dict:
+# The mode, `train()` or `eval()`, is not in a model's state_dict:
 
 # %%
 model = torch.nn.BatchNorm1d(4)
@@ -196,7 +199,7 @@ for part in ("model", "optimizer", "rng"):
 
 # %% [markdown]
 # Adam's two moments take twice the model's bytes, and the random states 5 kB per rank. So a checkpoint of 7 billion
-# float32 parameters takes 84 GB; the weights are a third of it.
+# float32 parameters takes 84 GB, and only a third of it is weights.
 
 # %%
 quiz("05_checkpointing/forgotten")
@@ -204,8 +207,8 @@ quiz("05_checkpointing/forgotten")
 # %% [markdown]
 # ## Who writes, who reads
 #
-# Under DDP all ranks hold the same weights, so one of them writes. What happens if all write to one temporary file and
-# rename it when it is complete?
+# Under DDP all ranks hold the same weights, so one of them writes. What happens if all of them write to one temporary
+# file, and rename it when it is complete?
 
 # %%
 # %%ranks 2 --expect raised
@@ -221,8 +224,8 @@ for turn in range(dist.get_world_size()):
     dist.barrier()
 
 # %% [markdown]
-# Rank 0 renamed the file first, so rank 1 found nothing to rename. Without the barriers, rank 0 might even rename the
-# file while rank 1 is writing to it. Two ranks that write directly to one name corrupt that file, and only that file:
+# Rank 0 renamed the file first, so rank 1 found nothing to rename. Without the barriers, rank 0 might even rename it
+# while rank 1 is still writing. If both write to the final name, they corrupt that file, but no other:
 
 # %%
 # %%ranks 2 --expect raised
@@ -264,8 +267,8 @@ else:
     torch.load("saved/slow.pt")  # BUG: it exists, and is incomplete
 
 # %% [markdown]
-# `failed finding central directory` means that the file is incomplete: a zip archive ends with its directory. The writer
-# is still writing, or was killed. Within one job, a `barrier` after the save fixes it:
+# `failed finding central directory` means that the file is incomplete: a zip archive ends with its directory. Within
+# one job, a `barrier` after the save fixes it:
 
 # %%
 # %%ranks 2
@@ -278,8 +281,8 @@ dist.barrier()  # +
 print(len(torch.load("saved/slow.pt")["weights"]), "weights")
 
 # %% [markdown]
-# The other ranks wait in the barrier. If the save takes longer than the process group's timeout (chapter 3, "A short
-# timeout"), the job dies.
+# If the save takes longer than the process group's timeout, the waiting ranks fail and the job dies (chapter 3, "A
+# short timeout").
 #
 # ### When the save fails
 #
@@ -303,11 +306,11 @@ else:
 dist.all_reduce(torch.ones(1))  # the next step
 
 # %% [markdown]
-# Rank 0 skipped the barrier and continued to the next step. Note the error's type: `torch.save` reports a full disk as a
-# `RuntimeError`, not as an `OSError`.
+# Rank 0 skipped the barrier and continued to the next step. (`torch.save` reports a full disk as a `RuntimeError`, not
+# as an `OSError`.)
 #
 # **All ranks must learn the outcome of the save**, through one collective that every rank always calls. It replaces the
-# barrier, because no rank gets the message before rank 0 has sent it.
+# barrier, since no rank gets the message before rank 0 has sent it.
 
 # %%
 # %%ranks 2
@@ -328,8 +331,8 @@ print("rank 0 could not save:", problem[0])
 # %% [markdown]
 # ### Which file is the newest?
 #
-# This folder holds checkpoints 9 and 10, copied from another disk. On a network file system, one node may see a new
-# file later than another. Which way of choosing finds checkpoint 10 on both ranks?
+# This folder holds checkpoints 9 and 10, copied from another disk. Rank 1's node does not see checkpoint 10 yet, as on
+# a network file system. Which way of choosing finds it on both ranks?
 
 # %%
 # %%ranks 2
@@ -358,17 +361,17 @@ dist.broadcast_object_list(chosen, src=0)  # one rank decides
 print("all load", chosen[0])
 
 # %% [markdown]
-# As text, "9" sorts after "10", and the files' times are those of the copy. DDP does not notice if ranks start at
-# different steps. So compare numbers, and let rank 0 choose. If any rank cannot read that file, all try the next older
-# one.
+# Only the last one does: by number, on rank 0 alone. As text, "9" sorts after "10", and the files' times are those of
+# the copy. DDP would not notice that the ranks start at different steps. If any rank cannot read the chosen file, let
+# all ranks try the next older one.
 #
-# **Rotation** deletes all but the newest few checkpoints. Let it delete only names that your code produces: `*.pt` also
-# matches other people's exports.
+# **Rotation** deletes all but the newest few checkpoints. Let it delete only names that your code produces, because
+# `*.pt` also matches other people's exports.
 #
 # ### Loading: where, and on which ranks
 #
-# DDP copies rank 0's weights to all ranks once, when it wraps the model. So if only rank 0 loads, does it matter whether
-# that happens before or after wrapping?
+# DDP copies rank 0's weights to all ranks once, when it wraps the model. If only rank 0 loads, does it matter whether
+# that is before or after wrapping?
 
 # %%
 # %%ranks 2
@@ -393,7 +396,7 @@ for when in ("before", "after"):
     print(f"loaded on rank 0 {when} wrapping: after one step the ranks are {same}")
 
 # %% [markdown]
-# It does, and DDP never copies the optimizer's state. So **let every rank load everything.**
+# It does matter, and the optimizer's state is never copied. So **let every rank load everything.**
 #
 # A file records the device of each tensor. The next cell writes a file that says "GPU 0", and loads it on a machine
 # without GPUs:
@@ -417,9 +420,9 @@ except RuntimeError as error:
 print(torch.load("saved/from_gpu.pt", map_location="cpu"))
 
 # %% [markdown]
-# *With* GPUs, every rank would load it onto GPU 0. Pass `map_location="cpu"` to every `torch.load`; `load_state_dict`
-# then copies the values to the parameters' device. If host memory cannot hold the file once per rank, add `mmap=True`
-# ("Formats").
+# *GPU.* With GPUs, every rank would load it onto GPU 0. Pass `map_location="cpu"` to every `torch.load`;
+# `load_state_dict` then copies the values to each parameter's device. If host memory cannot hold one copy per rank, add
+# `mmap=True` ("Formats").
 #
 # ### The prefix `module.`
 #
@@ -446,9 +449,9 @@ print("saved by .module:", plain.load_state_dict(ddp.module.state_dict()))
 print("DCP's names:     ", list(get_model_state_dict(ddp)))
 
 # %% [markdown]
-# The wrapper holds your model as its attribute `module`, hence the prefix. Save `ddp.module.state_dict()`, so that the
-# file does not depend on how the model was trained. If a file has the prefix, remove it with
-# `consume_prefix_in_state_dict_if_present`: a plain text replacement would also change `submodule.weight`.
+# The wrapper holds your model as its attribute `module`, hence the prefix. Save `ddp.module.state_dict()` instead. If a
+# file has the prefix, remove it with `consume_prefix_in_state_dict_if_present`: replacing text would also change
+# `submodule.weight`.
 
 # %%
 quiz("05_checkpointing/barrier")
@@ -456,8 +459,8 @@ quiz("05_checkpointing/barrier")
 # %% [markdown]
 # ## Atomic and durable
 #
-# What if rank 0 is killed while it saves? That is common: time limits and hourly saves both fall on the hour. Here are
-# three ways to save. They write to a `Doomed` file, which kills its process after a given number of bytes:
+# What if rank 0 is killed while it saves? That is common: time limits and hourly saves both fall on the hour. These
+# three ways to save write to a `Doomed` file, which kills its process after a given number of bytes:
 
 # %%
 # %%writefile saving.py
@@ -513,10 +516,10 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
         print(f"{length:7} bytes: {type(error).__name__:15}", (str(error) or "-").split(". ")[0])
 
 # %% [markdown]
-# Checkpoint 2 is **torn** (cut short), and checkpoint 1 is gone: opening the file for writing emptied it. The error
-# depends on the length of the torn file, so code that falls back to an older checkpoint has to catch `Exception`.
+# Checkpoint 2 is **torn** (cut short), and checkpoint 1 is gone, because opening the file for writing emptied it. The
+# type of error depends on where the file was cut, so catch `Exception` before you fall back to an older checkpoint.
 #
-# Now save ten times in each of the three ways, and get killed at a different byte each time; the eleventh save survives.
+# Now save in each of the three ways, ten times with a kill at a different byte, and once without a kill (last column).
 # Which step can be loaded afterwards?
 
 # %%
@@ -535,7 +538,7 @@ for way in ("in_place", "delete_first", "replace"):
     print(f"{way:14}", *[survivor(way, instant) for instant in [*range(1, 20_000, 2000), 10**9]])
 
 # %% [markdown]
-# Only `replace` leaves a complete checkpoint every time, because `os.replace` is **atomic**: at every instant, the name
+# Only `replace` always leaves a complete checkpoint, because `os.replace` is **atomic**: at every instant, the name
 # belongs either to the old file or to the new one. POSIX promises this within one file system, so put the temporary
 # file into the same folder, not into `/tmp`. Delete old checkpoints only after the new one has its name.
 #
@@ -553,9 +556,9 @@ quiz("05_checkpointing/two_files")
 # %% [markdown]
 # ### Durable: power failures
 #
-# When a process is killed, the kernel still writes the data that it has received. In a power failure the kernel stops
-# too. The kernel doesn't write in order, so the disk may have the new name without the bytes. `os.fsync` returns when the
-# data are on the disk. Two things must get there in order: the file's bytes, then its name, which is an entry in the folder.
+# After a kill, the kernel still writes what it has received. In a power failure it stops too, and since it doesn't
+# write in order, the disk may have the new name without the bytes. `os.fsync` returns when the data are on the disk.
+# Call it for the file's bytes first, then for the folder, which holds the name:
 
 # %%
 def durable(state, name):
@@ -578,12 +581,10 @@ print(torch.load("saved/newest.pt"))
 #
 # | file system | what to know |
 # |---|---|
-# | local NVMe | fast, atomic rename; lost with the node, so copy checkpoints away |
-# | NFS | close-to-open: a file is up to date when you *open* it after its writer has closed it. Listings and attributes may be cached for up to a minute, so nodes may see different files. A node that has a file open gets `ESTALE` when another replaces it. A full quota may only show in `fsync` or `close` |
-# | Lustre, GPFS | all nodes see the same files at once; rename is atomic. Opening and creating files is slow: write few large ones, not thousands, and stripe them over several servers (`lfs setstripe -c`) |
-# | FUSE over object storage | on ordinary buckets, Mountpoint for S3 cannot rename, and gcsfuse copies and deletes instead. Upload the data first and a small marker last, and trust only what has the marker |
-#
-# On all of them, let one rank list the folder, choose, and tell the others.
+# | local NVMe | Fast, atomic rename. Lost with the node, so copy checkpoints away |
+# | NFS | A file is up to date if you *open* it after its writer has closed it. Nodes may see different listings for up to a minute. A node that has a file open gets `ESTALE` when another replaces it. A full quota may only show in `fsync` or `close` |
+# | Lustre, GPFS | All nodes see the same files at once; rename is atomic. Opening and creating files is slow: write few large ones, and stripe them over several servers (`lfs setstripe -c`) |
+# | FUSE over object storage | On ordinary buckets, Mountpoint for S3 cannot rename, and gcsfuse copies and deletes instead. Upload the data first and a small marker last, and trust only what has the marker |
 #
 # ### A changed bit
 #
@@ -606,12 +607,12 @@ print("zipfile finds:", zipfile.ZipFile("saved/flipped.pt").testzip())
 
 # %% [markdown]
 # A weight of 1 has silently become infinite. The archive holds a CRC (a short checksum) of every entry, and `testzip`
-# compares it. Do the same, or keep your own checksum inside the file or in its name. A second file won't do: two files
-# cannot be replaced in one step.
+# compares it. Do that before you load, or keep your own checksum inside the file or in its name. A second file won't
+# do, because two files cannot be replaced in one step.
 #
-# If the newest file is damaged, fall back to the one before it, *with a warning*. If your code raises, an unattended
-# job dies although an intact checkpoint exists. If it returns `None`, the job starts at step 0, and rotation deletes
-# the good checkpoints.
+# If the newest file is damaged, load the one before it and print a warning. If you raise, an unattended job dies
+# although an intact checkpoint exists. If you return `None`, the job starts at step 0, and rotation deletes the good
+# checkpoints.
 #
 # ### weights_only
 #
@@ -630,8 +631,8 @@ except Exception as error:
     print(type(error).__name__, "-", str(error).split(".")[0])
 
 # %% [markdown]
-# `weights_only=True` reads tensors and plain data, and refuses what may run code, including some harmless things that
-# checkpoints often hold:
+# `weights_only=True` reads tensors and plain data, and refuses whatever may run code. That includes some harmless
+# things that checkpoints often hold:
 
 # %%
 import argparse, numpy, random
@@ -652,8 +653,8 @@ for name, value in candidates.items():
         print("refused ", name)
 
 # %% [markdown]
-# `torch.save` accepts all of them; the refusal comes at the restart. Save `vars(arguments)`, `float(score)`,
-# `str(path)` and NumPy's state with its array as a list. For your own class, if you trust the file, use
+# You notice at the restart, because `torch.save` accepts all of them. Save `vars(arguments)`, `float(score)`,
+# `str(path)`, and NumPy's state with its array as a list. If a file that you trust holds your own class, use
 # `torch.serialization.add_safe_globals([MyClass])`.
 
 # %%
@@ -662,8 +663,8 @@ quiz("05_checkpointing/rename")
 # %% [markdown]
 # ## Exercise: implement checkpoint
 #
-# *Hard, 35 minutes.* Open [`exercises/checkpoint.py`](../exercises/checkpoint.py). The rest of the chapter builds on these two functions. The check
-# kills your save at its writes, renames and fsyncs, fills the disk, tears files, and reads while you write.
+# *Hard, 35 minutes.* Open [`exercises/checkpoint.py`](../exercises/checkpoint.py). The check kills your save at its
+# writes, renames and fsyncs, fills the disk, tears files, and reads while you write.
 
 # %%
 contract("checkpoint", "save_checkpoint", "load_latest")
@@ -673,11 +674,11 @@ contract("checkpoint", "save_checkpoint", "load_latest")
 
 # %% [markdown]
 # <details><summary>After a kill in the middle, no good checkpoint is left</summary>
-# Put the temporary file into the final file's folder. Delete an older checkpoint only after the new one has its name.
+# The temporary file belongs in the final file's folder. Delete an older checkpoint last.
 # </details>
 #
 # <details><summary>"… may not be on the disk"</summary>
-# Three steps in this order: flush and fsync while the file is open, rename, fsync of the folder.
+# Keep this order: flush and fsync the open file, rename it, fsync the folder.
 # </details>
 #
 # The solution is `solutions/checkpoint.py`.
@@ -707,10 +708,10 @@ for mmap in (False, True):
     print(f"mmap={mmap!s:6} read {(bytes_read() - before) / 1e6:5.1f} MB of 32")
 
 # %% [markdown]
-# A mapped file must not change while you use it. `os.replace` is safe, because the old file lives on until it is
-# unmapped; writing in place is not.
+# While a file is mapped, nothing may write to it in place. `os.replace` is safe, because the old file lives on until it
+# is unmapped.
 #
-# Models are usually published as **safetensors**. The format has no pickle, so loading runs no code. A file holds a
+# Models are usually published as **safetensors**, a format without a pickle, so loading runs no code. A file holds a
 # header's length, the header in JSON, and the tensors' bytes. Ten lines write one:
 
 # %%
@@ -734,13 +735,14 @@ from safetensors.torch import load_file
 print("read by the library:", load_file("saved/one.safetensors"))
 
 # %% [markdown]
-# It holds only named tensors, without a checksum. That suits published weights, but not an optimizer's nested state.
+# The format holds only named tensors, without a checksum. It suits published weights, but not an optimizer's nested
+# state.
 #
 # ### Shards
 #
-# If a model is sharded, as with FSDP2 (chapter 4, "Beyond DDP"), no rank has all of it. `torch.distributed.checkpoint`,
-# **DCP**, lets each rank write its part into one folder. Under DDP it divides the writing among the ranks.
-# `get_state_dict` and `set_state_dict` handle model and optimizer together:
+# If a model is sharded, as with FSDP2 (chapter 4, "Beyond DDP"), no rank has all of it. With
+# `torch.distributed.checkpoint`, **DCP**, each rank writes its part into one folder; under DDP, it divides the writing
+# among the ranks. `get_state_dict` and `set_state_dict` handle model and optimizer together:
 
 # %%
 # %%writefile sharded.py
@@ -781,8 +783,8 @@ if dist.get_rank() == 0:
         print(f"{name:14}{os.path.getsize(f'saved/shards/{name}') / 1e6:6.1f} MB")
 
 # %% [markdown]
-# The weights and two moments are 0.8 MB, and each rank wrote half. `.metadata` says which piece is where, so a
-# different number of ranks can read the folder, sharded differently or not at all. Here are three ranks under DDP:
+# The weights and two moments are 0.8 MB, and each rank wrote half. `.metadata` says which piece is where. So a
+# different number of ranks can read the folder, sharded or not. Here are three ranks under DDP:
 
 # %%
 # %%ranks 3
@@ -794,9 +796,8 @@ moments = optimizer.state[model.module.weight]
 print(f"step {moments['step']:.0f}, first moment {moments['exp_avg'].mean():.3f}")
 
 # %% [markdown]
-# All three ranks now have Adam's state from the two-rank job. `dcp.save` and `dcp.load` are collectives: every rank
-# calls them. `load` fills the tensors that you pass, and reads nothing else. The names have no `module.`. Rotation,
-# checksums and choosing the newest folder remain your task.
+# All three ranks now have Adam's state from the two-rank job. `dcp.save` and `dcp.load` are collectives. `load` fills
+# the tensors that you pass and ignores the rest. Rotation, checksums and choosing the newest folder remain your task.
 #
 # DCP writes `.metadata` last. Without it, the folder is not a checkpoint:
 
@@ -817,7 +818,7 @@ except BaseException as error:
 print(run.observed("error")[0])
 
 # %% [markdown]
-# `CheckpointException` is not a subclass of `Exception`, so `except Exception` does not catch it.
+# `except Exception` does not catch this `CheckpointException`.
 #
 # `ZeroRedundancyOptimizer` has a sharded state too. `consolidate_state_dict` collects it on one rank, which needs
 # memory for all of it:
@@ -877,8 +878,8 @@ waited, stalled = run.observed("stall")[0]
 bars({"save": waited, "async_save": stalled}, unit="s", title="how long training stands still")
 
 # %% [markdown]
-# Because of the copy, the file holds the values at the time of the call. If your own thread calls `torch.save` on the
-# live tensors, training changes them while they are written:
+# Because of the copy, the file holds the values at the time of the call. The copy takes as much host memory as the
+# state. If your own thread calls `torch.save` without a copy, training changes the tensors while they are written:
 
 # %%
 import io, threading
@@ -907,10 +908,10 @@ file.seek(0)
 print({name: tensor[0].item() for name, tensor in torch.load(file).items()})
 
 # %% [markdown]
-# `a` is from before the step, `b` from after it. The copy takes as much host memory as the state. A save in progress is
-# not a checkpoint yet: keep the last complete one until the future is done, and let one save end before the next
-# starts. With NCCL, `async_save` needs a group that also works for CPU tensors:
-# `init_process_group("cpu:gloo,cuda:nccl")`.
+# `a` is from before the step, `b` from after it.
+#
+# Until the future is done, keep the old checkpoint, and don't start another save. With NCCL, `async_save` needs a group
+# that also works for CPU tensors: `init_process_group("cpu:gloo,cuda:nccl")`.
 
 # %%
 quiz("05_checkpointing/async")
@@ -919,8 +920,8 @@ quiz("05_checkpointing/async")
 # ## Resuming mid-epoch
 #
 # An epoch may take a day, so most checkpoints fall in the middle of one. Here two ranks share 48 samples in batches of
-# 4: six steps per epoch. The job is interrupted after four steps of epoch 1. Of four ways to continue, which repeat or
-# miss samples?
+# 4: six steps per epoch. The job is interrupted after four steps of epoch 1. Which of four ways to continue neither
+# repeats nor misses samples?
 
 # %%
 # %%ranks 2
@@ -945,7 +946,7 @@ for name, after in ways.items():
         print(f"{name:24} seen twice {twice:2}   never {48 - len(count):2}")
 
 # %% [markdown]
-# The last way is right, and needs one number, the finished steps:
+# The last, which needs one number, the finished steps:
 #
 # ```
 # epoch, done = divmod(step, steps_an_epoch)
@@ -953,12 +954,12 @@ for name, after in ways.items():
 # rest = list(sampler)[done * batch_size :]
 # ```
 #
-# Then use `DataLoader(data, batch_size, sampler=rest)`. You could also fetch the finished batches and drop them, but that
-# takes longer, and draws random numbers if the dataset augments. Count a step only when its update is *in the weights*.
+# Then use `DataLoader(data, batch_size, sampler=rest)`. Fetching the finished batches and dropping them takes longer,
+# and draws random numbers if the dataset augments. Count a step only when its update is *in the weights*.
 #
 # ### The loader is ahead of you
 #
-# Don't ask the sampler for the position: workers fetch batches in advance.
+# Don't ask the sampler for the position either: workers fetch batches in advance.
 
 # %%
 # %%ranks 1
@@ -978,9 +979,8 @@ next(batches)
 print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
-# Only the code that hands out batches knows the position. The `state_dict` of torchdata's `StatefulDataLoader` holds
-# the number of batches that it has *given*, and its workers' states. For a dataset with indices, a few lines do the
-# same:
+# Only the code that hands out batches knows the position. torchdata's `StatefulDataLoader` has a `state_dict` with the
+# number of batches that it has *given*, and its workers' states. For a dataset with indices, a few lines do the same:
 
 # %%
 # %%writefile stateful.py
@@ -1028,12 +1028,12 @@ same = sum(one == other for one, other in zip(seen, through))
 print("interrupted at", state, f"- {same} of {len(through)} batches as without interruption")
 
 # %% [markdown]
-# With an endless stream, which has no indices, each rank saves the file and line that it has reached.
+# An endless stream has no indices, so each rank saves the file and line that it has reached.
 #
 # ### Restore random states last
 #
-# Construction draws random numbers: a model its weights, and each iterator over a `DataLoader` one number for its
-# workers' seeds, even without workers. So restore random states just before the first step.
+# A new model draws its weights, and each iterator over a `DataLoader` draws a seed for its workers, even if it has
+# none. So restore random states just before the first step:
 
 # %%
 from torch.utils.data import DataLoader
@@ -1050,9 +1050,9 @@ print("iter(DataLoader):                 ", moves(iter, DataLoader(range(4))))
 print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
-# A job that resumes mid-epoch creates one iterator more than the uninterrupted run. If it does so after you restored the
-# states, all later dropout masks change. So give the loader its own generator. Python, NumPy, torch and each GPU have
-# separate generators.
+# A job that resumes mid-epoch creates one more iterator than the uninterrupted run. Created after the restore, it
+# changes all later dropout masks. So give the loader its own generator. Python, NumPy, torch and each GPU have separate
+# generators.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1090,8 +1090,8 @@ for name, seed in (("one seed", 0), ("seed + rank", rank)):
 # %% [markdown]
 # ### Restarts change the bits
 #
-# Three ranks train two steps. A second run restarts after the first step with everything restored: same ranks, same
-# samples. Are all 4801 weights the same, bit for bit?
+# Three ranks train two steps. A second run restarts after the first step with everything restored, on the same ranks
+# and samples. Are all 4801 weights the same, bit for bit?
 
 # %%
 # %%ranks 3 --into run --quiet
@@ -1128,16 +1128,14 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
           f" by more than 1e-6: {int(((through - restarted).abs() > 1e-6).sum())}")
 
 # %% [markdown]
-# After its first step DDP sorts the gradients into new buckets, in the order in which they became ready (chapter 1). A
-# restarted process has the initial buckets again. With three or more ranks, an element's place in its bucket decides
-# the order in which the ranks' values are added. With two, a + b is b + a.
+# After its first step, DDP sorts the gradients into new buckets, in the order in which they became ready (chapter 1). A
+# restarted process has the initial buckets again. With three or more ranks, an element's place in its bucket decides in
+# which order the ranks' values are added. With two ranks, a + b is b + a.
 #
-# With `find_unused_parameters=True` DDP never rebuilds its buckets. That costs a walk over the graph and one more
-# all-reduce per step (chapter 4, "A static graph"). Alternatively, let DDP take one step right after the restart; then
-# restore everything, which undoes the step.
-#
-# Training does not need equal bits; *testing* a resume does, because "nearly equal" can hide a forgotten scheduler.
-# Test on two ranks, or with `find_unused_parameters=True`.
+# Equal bits matter when you *test* a resume, because "nearly equal" can hide a forgotten scheduler. So test on two
+# ranks, or with `find_unused_parameters=True`: then DDP never rebuilds its buckets, at the price of one more all-reduce
+# per step (chapter 4, "A static graph"). Or let DDP take one step right after the restart, and then restore everything,
+# which undoes the step.
 #
 # ### A different number of ranks
 #
@@ -1166,13 +1164,13 @@ for world_size in (1, 2, 3, 4):
           f"elements off by more than 0.0001: {int(((gradient - alone).abs() > 1e-4).sum())}")
 
 # %% [markdown]
-# The mathematics agrees, the bits do not, and no setting changes that. So after a restart on fewer nodes, keep the
-# *global* batch (more per rank, or more accumulation) and compare loss curves. Dropout cannot continue exactly: a lost
-# rank's random state is left unused, and a new rank has none.
+# The mathematics agrees; the bits do not, whatever you set. After a restart on fewer nodes, keep the *global* batch
+# (more samples per rank, or more accumulation) and compare loss curves. Dropout cannot continue exactly, because a new
+# rank has no saved random state.
 #
-# On GPUs, some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes
-# them raise or use a slower method. cuDNN's benchmark mode may choose a different algorithm at each start, and NCCL's
-# choice depends on size and topology.
+# *GPU.* Some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes them
+# raise, or use a slower method. cuDNN's benchmark mode may choose a different algorithm at each start, and NCCL chooses
+# by size and topology.
 
 # %%
 quiz("05_checkpointing/world_size")
@@ -1180,8 +1178,8 @@ quiz("05_checkpointing/world_size")
 # %% [markdown]
 # ## Exercise: implement exact_resume
 #
-# *Hard, 30 minutes.* Open [`exercises/exact_resume.py`](../exercises/exact_resume.py). Write `train`, a loop that can be stopped after any step and,
-# resumed, ends with the same bits. It uses your `save_checkpoint` and `load_latest`.
+# *Hard, 30 minutes.* Open [`exercises/exact_resume.py`](../exercises/exact_resume.py). Write `train`, a loop that can
+# be stopped after any step and, resumed, ends with the same bits. It uses your `save_checkpoint` and `load_latest`.
 
 # %%
 contract("exact_resume", "train")
@@ -1191,13 +1189,12 @@ contract("exact_resume", "train")
 
 # %% [markdown]
 # <details><summary>Samples are repeated or missed</summary>
-# Everything follows from the number of finished steps: <code>divmod(step, steps_an_epoch)</code>,
-# <code>set_epoch</code>, a slice of the sampler's list.
+# Everything follows from the number of finished steps: <code>divmod</code>, <code>set_epoch</code>, a slice of the
+# sampler's list.
 # </details>
 #
 # <details><summary>The samples are right, but the weights differ</summary>
-# A random state or another part was not restored. Which step differs first? If it is the first one, you restored the
-# states too early.
+# A random state or another part was not restored. If the first step already differs, you restored the states too early.
 # </details>
 #
 # <details><summary>Two ranks agree bit for bit, three do not</summary>
@@ -1205,6 +1202,18 @@ contract("exact_resume", "train")
 # </details>
 #
 # The solution is `solutions/exact_resume.py`.
+#
+# ## Checklist: checkpoint and resume
+#
+# - **The state**: model with buffers, optimizer, scheduler, scaler, finished steps, every rank's random states, your
+#   own counters; only types that `weights_only=True` reads.
+# - **Saving**: one writer, or DCP. A temporary name in the same folder, fsync, `os.replace`, fsync of the folder, then
+#   rotation. All ranks learn the outcome.
+# - **Loading**: rank 0 chooses by number and skips damaged files with a warning. Every rank loads everything.
+# - **Resuming**: `divmod`, `set_epoch`, the rest of the sampler's list. A separate generator for the loader. Random
+#   states last.
+#
+# # Part 2: Elastic training, SLURM and the capstone
 #
 # ## Elastic restarts
 #
@@ -1219,8 +1228,8 @@ for name in ("max_restarts", "signals_to_handle"):
     print(f"{name:18} {options.get_default(name)}")
 
 # %% [markdown]
-# The default is no restart. And torchrun only restarts: the script itself must find its checkpoint. This one saves
-# every second step, and rank 1 is killed, or hangs, at step 5:
+# By default, never. And the script itself must find its checkpoint. This one saves every second step. At step 5, rank 1
+# is killed, or hangs:
 
 # %%
 # %%writefile elastic.py
@@ -1251,7 +1260,7 @@ os._exit(0)
 
 # %% [markdown]
 # `./lockstep run` takes the same options as torchrun, starts faster and says what happened. Here is the job without an
-# accident, then with a SIGKILL:
+# accident, then with rank 1 killed:
 
 # %%
 import contextlib, io, time
@@ -1275,13 +1284,13 @@ for name in ("undisturbed", "killed"):
     print(f"{name:12}", *[f"{weight:.6f}" for weight in weights.tolist()])
 
 # %% [markdown]
-# Rank 0 was healthy, but was restarted too. Step 5 was done twice, and the weights are the same.
+# Rank 0 was healthy, but was restarted too. Step 5 was done twice, and the final weights are the same.
 #
-# **torchrun's restarts are reliable only with one variable set.** The ranks leave their addresses in a store. torchrun
-# (2.4 to 2.13) keeps one store for all attempts, so a rank of the second attempt may read a dead rank's address:
-# `Connection refused`, and the job ends. With gloo this happened in six of ten restarts of this script, and in none of
-# eight with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which gives each attempt its own store. For NCCL see PyTorch's
-# issues 135712 and 167288. The cause: a destroyed group leaves its keys in the store.
+# **torchrun's restarts are reliable only with one variable set.** The ranks leave their addresses in a store, and
+# torchrun (2.4 to 2.13) keeps one store for all attempts. So a rank of the second attempt may read a dead rank's
+# address, and the job ends with `Connection refused`. With gloo this happened in six of ten restarts of this script.
+# With `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, which gives each attempt its own store, it happened in none of eight.
+# (For NCCL see PyTorch's issues 135712 and 167288.) Why are the old addresses still there?
 
 # %%
 # %%ranks 2
@@ -1297,8 +1306,10 @@ gone = before - store.num_keys()
 print("after destroy_process_group,", max(gone, 0), "of the keys are gone")
 
 # %% [markdown]
-# `TORCHELASTIC_RESTART_COUNT` numbers the attempts. Use it for log lines, not to decide whether a checkpoint exists: a
-# job that SLURM starts again is at attempt 0 with a checkpoint on the disk.
+# A destroyed group leaves its keys in the store.
+#
+# `TORCHELASTIC_RESTART_COUNT` numbers the attempts, but doesn't say whether a checkpoint exists: a job that SLURM
+# starts again is at attempt 0, with a checkpoint on the disk.
 #
 # ### A hang is not a death
 #
@@ -1318,12 +1329,12 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "hang", "hung")
 
 # %% [markdown]
-# With the default timeout (30 minutes; 10 with NCCL), the machines would have been idle that long before the restart.
+# With the default timeout (30 minutes; 10 with NCCL), the machines would have idled that long before the restart.
 #
 # ### When a node is lost
 #
-# What if a node does not come back? `--nnodes=1:2` asks for two nodes, and accepts one. The cell runs two hosts with
-# their own addresses, and kills node 1 after the first save:
+# `--nnodes=1:2` asks for two nodes, and accepts one. The cell runs two hosts with their own addresses, and kills node 1
+# after the first save:
 
 # %%
 # %%writefile shrinking.py
@@ -1376,10 +1387,10 @@ else:
     print(*re.findall(r"^(?:ranks|done).*", printed, re.MULTILINE), f"exit status {status}", sep="\n")
 
 # %% [markdown]
-# The torchrun on node 0 noticed, waited eight seconds for other nodes (`last_call_timeout`, 30 by default), and started
-# the script with `WORLD_SIZE=1`. The script kept the global batch of 24. If the node returns, torchrun restarts the job
-# on two. If the node in `--rdzv-endpoint`, which holds the store, dies, the job ends. With the package `torchft`,
-# healthy replicas continue without a restart.
+# The torchrun on node 0 waited eight seconds for other nodes (`last_call_timeout`, 30 by default). Then it started the
+# script with `WORLD_SIZE=1`, and the script kept the global batch of 24. If the node returns, torchrun restarts the job
+# on two. The node in `--rdzv-endpoint` holds the store: if it dies, the job ends. With the package `torchft`, healthy
+# replicas continue without a restart.
 #
 # ### What a restart asks of a script
 #
@@ -1395,8 +1406,8 @@ else:
 #
 # ### How often to save
 #
-# Each save costs time *C*; each failure costs half an interval on average. With a mean time *M* between failures, the
-# best interval is about √(2·C·M) (Young, 1974). Here is a simulated job of a thousand hours, with saves of 3 minutes
+# Each save costs time *C*, and each failure half an interval on average. With a mean time *M* between failures, the
+# best interval is about √(2·C·M) (Young, 1974). The cell simulates a job of a thousand hours, with saves of 3 minutes
 # and a failure every 20 hours on average:
 
 # %%
@@ -1418,7 +1429,7 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
     print(f"every {hours:4.1f} h   {overhead(hours):.0%} more time")
 
 # %% [markdown]
-# The formula gives 1.4 hours. You needn't be exact: a third of that interval, or three times it, costs only 3 to 4
+# The formula gives 1.4 hours. It needn't be exact: a third of that interval, or three times it, costs only 3 to 4
 # percentage points more.
 
 # %%
@@ -1427,9 +1438,9 @@ quiz("05_checkpointing/restart")
 # %% [markdown]
 # ## Preemption and SLURM
 #
-# A scheduler that wants the nodes back sends a signal first: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
+# Before it takes the nodes back, a scheduler sends a signal: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
 # handler may run between any two lines of Python, so let it only set a flag, which the loop checks between steps. But
-# signals reach the ranks at different moments, or only one of them:
+# the signal reaches ranks at different moments, or only one of them:
 
 # %%
 # %%ranks 3 --expect hang
@@ -1451,8 +1462,8 @@ for step in range(10):
 dist.barrier()  # before the save
 
 # %% [markdown]
-# Rank 1 wants to save, the others keep training, and the job hangs in its last minute. With one small all-reduce per step,
-# they decide together:
+# Rank 1 wants to save, the others keep training, and the job hangs in its last minute. One small all-reduce per step
+# lets them decide together:
 
 # %%
 # %%ranks 3
@@ -1477,26 +1488,25 @@ dist.barrier()
 print("saves after step", step)
 
 # %% [markdown]
-# With `ReduceOp.MAX`, it is enough that one rank gets the signal. If steps are short, ask only every tenth step, on all
-# ranks.
+# With `ReduceOp.MAX`, one rank with the signal is enough. If steps are short, ask only every tenth step, on all ranks.
 #
 # ### Under SLURM
 #
 # The script below requests two nodes and starts one torchrun on each, with the rendezvous on the first. Three parts
 # prepare for the end:
 #
-# - `--signal=B:USR1@60` sends SIGUSR1 to the batch script alone (`B:`), 60 seconds before the time limit. At preemption
-#   SLURM sends it only if the cluster sets `preempt_send_user_signal`, as this one does. Instead of the 60 seconds, you
-#   get the partition's `GraceTime`: 10 seconds here, 0 by default.
-# - The `trap`, bash's signal handler, passes the signal on as SIGTERM, which torchrun gives to its ranks, and waits
-#   until they have saved. torchrun does not pass on SIGUSR1 by default (`signals_to_handle`, above).
+# - `--signal=B:USR1@60` sends SIGUSR1 to the batch script alone (`B:`), 60 seconds before the time limit. At
+#   preemption, SLURM sends it only if the cluster sets `preempt_send_user_signal`, as this one does. Then you have the
+#   partition's `GraceTime` instead of 60 seconds: 10 here, 0 by default.
+# - The `trap`, bash's signal handler, sends SIGTERM to torchrun and waits until the ranks have saved. torchrun passes
+#   on SIGTERM, but not SIGUSR1 by default (`signals_to_handle`, above).
 # - `--requeue` and `scontrol requeue` put the job back into the queue under its number. Requeue on USR1 only: if the
 #   trap also caught SIGTERM, `scancel` would restart the job. `--open-mode=append` keeps the log.
 #
 # ![SLURM signals the script, the script torchrun, torchrun the ranks; they save, and the job is requeued](pictures/requeue.svg)
 #
-# bash runs a trap only after the foreground command has ended. So `srun` runs in the background, and the script waits
-# for it:
+# bash runs a trap only after the foreground command has ended. So `srun` has to run in the background while the script
+# waits for it:
 
 # %%
 import signal
@@ -1514,7 +1524,7 @@ print("foreground:", trapped(command))
 print("background:", trapped(command + " & while kill -0 $!; do wait $!; done 2>/dev/null"))
 
 # %% [markdown]
-# The signal also ends `wait`, so the job script has to wait again, in a loop or in the trap:
+# The signal also ends `wait`. So the script has to wait again, in a loop as above, or in the trap as below:
 
 # %%
 script = """#!/bin/bash
@@ -1597,13 +1607,12 @@ else:
     print(f"started at step {zero}, repeated {int(left) - int(resumed)} steps, ended at step {last}")
 
 # %% [markdown]
-# No step was done twice. If the signal is too late, or a node just dies, you go back to the last periodic checkpoint,
-# so save periodically too.
+# No step was done twice. Save periodically too, because the signal may come too late, or a node may just die.
 #
-# The **grace period**, from the signal to the kill, has to cover one step plus one save, so measure both. torchrun
-# kills its ranks 30 seconds after SIGTERM, unless `--shutdown-timeout` or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` gives them
-# more. If your cluster does not allow requeuing, submit an array whose tasks run one after another (`--array=1-10%1`),
-# or the same job several times with `--dependency=singleton`.
+# The **grace period**, from the signal to the kill, has to cover one step plus one save. Measure both. torchrun kills
+# its ranks 30 seconds after SIGTERM, unless `--shutdown-timeout` or `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` gives them more.
+# If you may not requeue, submit an array whose tasks run one after another (`--array=1-10%1`), or the same job several
+# times with `--dependency=singleton`.
 
 # %%
 quiz("05_checkpointing/signal")
@@ -1626,21 +1635,23 @@ contract("elastic_training", "train")
 # </details>
 #
 # <details><summary>A finished job keeps training</summary>
-# A launcher may start it once more. Check the step before the loop.
+# Check the step before the loop.
 # </details>
 #
 # The solution is `solutions/elastic_training.py`.
 #
 # ## Capstone: implement train
 #
-# *Hard, 60 minutes, or as long as you like.* Open [`exercises/train.py`](../exercises/train.py) and [`exercises/train.sbatch`](../exercises/train.sbatch). Put everything
-# from this course into one script for a cluster: arguments, sampler, DDP, mixed precision, accumulation, clipping,
-# checkpoint and resume, metrics of all ranks, evaluation that counts each sample once, logging on rank 0, and a clean
-# stop on a signal.
+# *Hard, 60 minutes, or as long as you like.* Open [`exercises/train.py`](../exercises/train.py) and
+# [`exercises/train.sbatch`](../exercises/train.sbatch). Put everything from this course into one script for a cluster:
+#
+# - the loop: arguments, sampler, DDP, mixed precision, accumulation, clipping;
+# - what it reports: metrics of all ranks, evaluation that counts each sample once, logging on rank 0;
+# - what it survives: checkpoint and resume, and a clean stop on a signal.
 #
 # The check runs `train.py` on one, two and four ranks and on two hosts, kills a rank, asks one to stop, and trains the
 # digits to 95 %. If this machine has SLURM, it also submits `train.sbatch`, preempts it and kills a node, in about half
-# a minute. The cell after the check submits your files to the cluster from above.
+# a minute. The last cell submits your files to the cluster from above.
 
 # %%
 print(Path("../exercises/train.sbatch").read_text())
@@ -1677,27 +1688,25 @@ else:
 #
 # ## Before a long run
 #
-# Rehearse first. Each of these takes minutes, on two ranks and with a small model:
+# Rehearse first, on two ranks and with a small model. Each of these takes minutes:
 #
 # | rehearse | and look at | section |
 # |---|---|---|
-# | stop after 7 steps, resume to step 12; run 12 without stopping | every bit of the weights | "Resuming mid-epoch" |
-# | SIGKILL one rank, during a step and during a save | the step from which it continues | "Elastic restarts", "Atomic and durable" |
-# | cut the newest checkpoint in half | a warning, and the older one is loaded | "Atomic and durable" |
-# | change one bit of it | the same | "Atomic and durable" |
-# | fill the disk, or the quota | all ranks say so; the older ones are there | "Who writes, who reads" |
+# | stop after 7 steps and resume to step 12; run 12 without stopping | every bit of the weights | "Resuming mid-epoch" |
+# | SIGKILL one rank, during a step and during a save | the step from which the job continues | "Elastic restarts", "Atomic and durable" |
+# | cut the newest checkpoint in half, or change one bit of it | a warning, and the older one is loaded | "Atomic and durable" |
+# | fill the disk, or the quota | all ranks report it; older checkpoints are there | "Who writes, who reads" |
 # | SIGTERM to one rank only | all stop after the same step, and save | "Preemption and SLURM" |
 # | let a rank sleep | how long until the job notices | "Elastic restarts" |
-# | let SLURM requeue it | the log is appended to, the step count continues | "Preemption and SLURM" |
+# | let SLURM requeue the job | the log is appended to, the step count continues | "Preemption and SLURM" |
 # | load the checkpoint in a plain process with `weights_only=True` | evaluation gives the same number | "Atomic and durable" |
 # | resume on a different number of ranks, if you ever will | the loss curve continues | "Determinism" |
 # | start the finished job again | it exits at once with status 0 | "Elastic restarts" |
 #
 # Write down three numbers:
 #
-# - the seconds per save: fewer than the timeout and the grace period;
-# - the bytes of all checkpoints that you keep, and of one more, because the new one is written before an old one is
-#   deleted: fewer than the quota;
+# - the seconds per save: less than the timeout and the grace period;
+# - the bytes of all checkpoints that you keep, plus one: less than the quota;
 # - the steps that a kill costs at most.
 
 # %%
@@ -1706,29 +1715,19 @@ quiz("05_checkpointing/rehearsal")
 # %% [markdown]
 # ## Checklist
 #
-# **The state.** Model with buffers, optimizer, scheduler, scaler, finished steps, random states of every rank, your own
-# counters. Plain types that `weights_only=True` reads.
+# For saving and resuming, see "Checklist: checkpoint and resume".
 #
-# **Saving.** One writer, or DCP. A temporary name in the same folder, flush, fsync, `os.replace`, fsync of the folder,
-# then rotation. All ranks learn the outcome.
-#
-# **Loading.** Rank 0 chooses by number; all ranks agree; damaged files are skipped with a warning. Every rank loads
-# everything, with `map_location` and names without `module.`.
-#
-# **Resuming.** `divmod(step, steps_an_epoch)`, `set_epoch`, the rest of the sampler's list. A separate generator for the
-# loader. Random states last.
-#
-# **Stopping and restarting.** A handler that sets a flag; all-reduce with MAX; save; exit status. `--max-restarts`, a
-# store for each attempt, a timeout that fits. `--signal`, `--requeue`, `--open-mode=append`.
+# - **Stopping**: a handler that sets a flag; an all-reduce with MAX; save; exit status.
+# - **Restarting**: `--max-restarts`, a store for each attempt, a timeout that fits.
+# - **Under SLURM**: `--signal`, `--requeue`, `--open-mode=append`; a grace period for a step and a save.
 #
 # ## Take it with you
 #
 # - Forgetting a part of the state raises no error. Compare bits with an uninterrupted run.
-# - At every instant, one complete checkpoint must have its final name, whatever fails next.
+# - At every instant, one complete checkpoint must have its final name.
 # - Random states belong to ranks. The position belongs to the code that hands out batches.
-# - Equal bits need the same number of ranks and the same buckets. A different number of ranks rounds differently; that
-#   is not a bug.
-# - A restart runs the whole script from the top, on all ranks. Only what is on the disk survives.
+# - Equal bits need the same number of ranks and the same buckets.
+# - Only what is on the disk survives a restart. The script runs from the top, on all ranks.
 # - All ranks decide together when to stop.
 #
 # In an interview, expect: "Your job was killed while it was writing a checkpoint. What happens?" Say which file has
@@ -1738,9 +1737,9 @@ quiz("05_checkpointing/rehearsal")
 #
 # PyTorch's pages on torchrun (`pytorch.org/docs/stable/elastic/run.html`), on `torch.distributed.checkpoint`
 # (`pytorch.org/docs/stable/distributed.checkpoint.html`) and on reproducibility
-# (`pytorch.org/docs/stable/notes/randomness.html`). SLURM's page on preemption (`slurm.schedmd.com/preempt.html`) and the
-# manual of `sbatch`. On files: `man 5 nfs` on what NFS caches, the paper "All File Systems Are Not Created Equal" (Pillai
-# et al., OSDI 2014), and J. W. Young's "A first order approximation to the optimum checkpoint interval" (1974).
+# (`pytorch.org/docs/stable/notes/randomness.html`). SLURM's page on preemption (`slurm.schedmd.com/preempt.html`) and
+# the manual of `sbatch`. On files: `man 5 nfs` on what NFS caches, the paper "All File Systems Are Not Created Equal"
+# (Pillai et al., OSDI 2014), and J. W. Young's "A first order approximation to the optimum checkpoint interval" (1974).
 
 # %%
 from lockstep.notebook.course_map import course_map

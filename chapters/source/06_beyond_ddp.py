@@ -11,25 +11,23 @@
 # %% [markdown]
 # # Chapter 6. When the model does not fit
 #
-# DDP keeps a copy of everything on every rank. When that no longer fits, you divide it. In this chapter you measure
-# what fills a rank's memory, shard the optimizer and a layer by hand, and let FSDP2 shard the rest. Each time you
-# predict the bytes first.
+# DDP keeps a copy of everything on every rank. When that no longer fits, you divide it. You measure what fills a rank's
+# memory, shard the optimizer and a layer by hand, and let FSDP2 shard the rest, and you predict the bytes each time.
 #
 # After this chapter you can
 #
 # - **measure** a training step's memory by kind: parameters, gradients, optimizer state, activations;
 # - **write** an optimizer whose state is divided among the ranks (ZeRO stage 1);
-# - **write** a layer whose weights are divided among the ranks (FSDP) and gathered only while it computes;
-# - **shard** a model with `fully_shard`, and **train** it so that the result is that of one process;
+# - **write** a layer whose weights are divided and gathered only while it computes (FSDP);
+# - **train** a model under `fully_shard` with the same result as one process;
 # - **predict** memory and traffic for N ranks, and check both against a run;
 # - **place** sharding, replicas and tensor parallelism within nodes and across nodes;
-# - **resume** a sharded checkpoint on a different number of ranks;
-# - **choose** between DDP, ZeRO, FSDP2, HSDP and tensor parallelism.
+# - **resume** a sharded checkpoint on a different number of ranks.
 #
 # About 140 minutes: 25 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
 #
-# **What a CPU shows here.** Everything below runs over gloo, with the bytes and collectives that NCCL would get. Only
-# overlapping gathers with computing needs streams, and so a GPU. That was not run here.
+# **What a CPU shows here.** Everything below runs over gloo, with the bytes and collectives that NCCL would get. One
+# thing needs a GPU and was not run here: gathering the next layer while this one computes.
 
 # %%
 # %load_ext lockstep
@@ -45,7 +43,7 @@ shutil.rmtree("saved/beyond", ignore_errors=True)  # of an earlier run
 # %% [markdown]
 # ## What fills the memory
 #
-# The model is chapter 4's small GPT: four transformer layers and 0.9 million parameters.
+# The model is chapter 4's small GPT.
 
 # %%
 # %%writefile small_gpt.py
@@ -76,7 +74,7 @@ def loss_of(model, batch):
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
 # **activations**, which forward keeps for backward. `saved_tensors_hooks` calls a function with each tensor that
-# forward keeps. Later, FSDP2 will also keep *gathered* copies of parameters, which get a separate column.
+# forward keeps. FSDP2 will keep *gathered* copies of parameters as well, so they get a separate column.
 
 # %%
 # %%writefile kinds.py
@@ -143,8 +141,8 @@ picture = stacked(alone, unit="MB", title="one process")
 picture
 
 # %% [markdown]
-# Parameters and gradients take 3.5 MB each. AdamW keeps two moments of each parameter, so its state takes 7. Together
-# that is 16 bytes per parameter. Only the activations grow with the batch. So first find out which kind is too large:
+# Parameters and gradients take 3.5 MB each, and AdamW's two moments 7: together 16 bytes per parameter. Only the
+# activations grow with the batch. Find out which kind is too large before you choose a remedy:
 #
 # | too large | remedy |
 # |---|---|
@@ -159,8 +157,8 @@ quiz("06_beyond_ddp/kind")
 # ## Shard the optimizer
 #
 # Under DDP, every rank has the same gradients, updates the same moments and computes the same new parameters. **ZeRO
-# stage 1** divides this work: each parameter has an **owner** among the ranks. Only the owner keeps the parameter's
-# state and updates it. Then it sends the new values to the others.
+# stage 1** divides this work: each parameter has an **owner**. Only the owner keeps the parameter's state and updates
+# it. Then it sends the new values to the other ranks.
 #
 # Here rank 0 owns the first of two parameters and rank 1 the second:
 
@@ -182,11 +180,11 @@ with torch.no_grad():
 print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len(optimizer.state))
 
 # %% [markdown]
-# Both ranks call both broadcasts, in the same order: the owner sends, the other receives.
+# Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# The price is traffic: after the all-reduce of the gradients, the parameters are sent too. Chapter 1's ring shows how
-# to avoid that: an all-reduce is a reduce-scatter and an all-gather. If the owners get only *their* gradients by a
-# reduce-scatter and gather the *parameters* afterwards, the bytes are the same as DDP's.
+# Now the parameters are sent after the gradients. You can avoid this traffic: an all-reduce is a reduce-scatter and an
+# all-gather (chapter 1). Reduce-scatter the gradients to their owners, then all-gather the *parameters*. That sends as
+# many bytes as DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -194,8 +192,8 @@ quiz("06_beyond_ddp/zero_grad")
 # %% [markdown]
 # ## Exercise: implement shard_optimizer
 #
-# *Medium, 30 minutes.* Open [`exercises/shard_optimizer.py`](../exercises/shard_optimizer.py). Balance the ranks by elements, not by parameters: an
-# embedding can be larger than all biases together.
+# *Medium, 30 minutes.* Open [`exercises/shard_optimizer.py`](../exercises/shard_optimizer.py). Give each rank about the
+# same number of elements, not of parameters: an embedding can be larger than all biases together.
 
 # %%
 contract("shard_optimizer", "ShardedOptimizer")
@@ -209,18 +207,18 @@ contract("shard_optimizer", "ShardedOptimizer")
 # </details>
 #
 # <details><summary>It hangs in a broadcast</summary>
-# Every rank calls every broadcast, not only the owner. Loop over all parameters, in the order given.
+# Every rank calls every broadcast, in the order of the parameters.
 # </details>
 #
 # The solution is `solutions/shard_optimizer.py`. PyTorch's own is `ZeroRedundancyOptimizer`.
 #
 # ## Shard the parameters
 #
-# With ZeRO-1, every rank still holds all parameters and gradients. **FSDP** divides these too: each rank keeps its
-# **shard**, some rows of each weight. But to compute its output, a rank needs every row. So the ranks **all-gather** a layer's weight
-# just before it computes, and free it right afterwards. They gather it again for backward.
+# **FSDP** also divides the parameters and gradients: each rank keeps its **shard**, some rows of each weight. But to
+# compute its output, a rank needs every row. So the ranks **all-gather** a layer's weight just before it computes, and
+# free it right afterwards. They gather it again for backward.
 #
-# The smallest such layer multiplies by one weight per feature. Each of two ranks keeps two of four weights. A
+# The smallest such layer multiplies each of four features by one weight. Each of two ranks keeps two weights. A
 # `torch.autograd.Function` says what is saved for backward and what backward computes:
 
 # %%
@@ -248,9 +246,8 @@ class Scale(torch.autograd.Function):
         return of_inputs, of_shard / dist.get_world_size()
 
 # %% [markdown]
-# The **reduce-scatter** adds up the ranks' gradients and leaves each rank the part for its shard. Divided by the number
-# of ranks, the sum is DDP's mean. Rank 0's inputs are all 1, rank 1's are all 3. **Predict** the gradient of each
-# shard:
+# The **reduce-scatter** leaves each rank the sum of all ranks' gradients for its shard. Divided by the number of ranks,
+# that is DDP's mean. Rank 0's inputs are all 1, rank 1's are all 3. **Predict** the gradient of each shard:
 
 # %%
 # %%ranks 2
@@ -268,8 +265,8 @@ print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist(
 
 # %% [markdown]
 # Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
-# Between forward and backward only the inputs and the shard were kept, so a model of many such layers never holds more
-# than one whole weight. A plain `inputs * gather(shard)` would have kept every gathered weight until backward.
+# Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would keep
+# the whole weight of every layer until backward.
 
 # %%
 quiz("06_beyond_ddp/shard_gradient")
@@ -277,8 +274,8 @@ quiz("06_beyond_ddp/shard_gradient")
 # %% [markdown]
 # ## Exercise: implement sharded_linear
 #
-# *Hard, 40 minutes.* Open [`exercises/sharded_linear.py`](../exercises/sharded_linear.py). A linear layer has a bias, its rows may not divide evenly, and its
-# inputs may have any number of dimensions.
+# *Hard, 40 minutes.* Open [`exercises/sharded_linear.py`](../exercises/sharded_linear.py). A linear layer has a bias,
+# its rows may not divide evenly, and its inputs may have any number of dimensions.
 
 # %%
 contract("sharded_linear", "ShardedLinear")
@@ -303,11 +300,9 @@ contract("sharded_linear", "ShardedLinear")
 #
 # ## Shard everything: FSDP2
 #
-# PyTorch's `fully_shard` does the same for any module: it gathers before forward and backward, frees afterwards, and
-# reduce-scatters the gradients. Each parameter is divided by rows, and the optimizer sees only slices.
-#
-# You choose what is gathered together: call `fully_shard` on every layer, then on the model, for the parameters outside
-# the layers.
+# PyTorch's `fully_shard` does the same for any module. It divides each parameter by rows, and the optimizer sees only
+# this rank's rows. Each call makes one unit that is gathered together. So call it on every layer, then on the model,
+# for the parameters outside the layers:
 
 # %%
 # %%writefile ways.py
@@ -370,12 +365,11 @@ for kind, nbytes in calls_of("FSDP2"):
 
 # %% [markdown]
 # The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
-# gathers the four layers again and starts a reduce-scatter as soon as a layer's gradients are ready. The model's own
-# parameters are not gathered again: `fully_shard` keeps those of the outermost module, because backward needs them at
-# once.
+# gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. The model's own
+# parameters are gathered once: backward needs them first, so `fully_shard` does not free those of the outermost module.
 #
 # **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
-# parameters. What do ZeRO-1 and FSDP2 hold?
+# parameters. How much do ZeRO-1 and FSDP2 hold?
 
 # %%
 def predicted(way, size, n):
@@ -394,10 +388,10 @@ picture = stacked(held, unit="MB", title="each of four ranks")
 picture
 
 # %% [markdown]
-# ZeRO-1 needs 0.09 MB more than predicted: it assigns whole parameters, while FSDP2 cuts each one. The activations do
-# not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
+# ZeRO-1 needs 0.09 MB more than predicted, because it assigns whole parameters. The activations do not shrink: every
+# rank still has its own batch. In bfloat16 they are about half as large.
 #
-# **`reshard_after_forward=False`** keeps the gathered layers from forward to backward: a whole copy of the parameters.
+# **`reshard_after_forward=False`** keeps the gathered layers, a whole copy of the parameters, from forward to backward.
 # What do you get for it?
 
 # %%
@@ -407,8 +401,10 @@ quiz("06_beyond_ddp/reshard")
 # ## Count the traffic
 #
 # On N ranks, each rank sends (N−1)/N of the size for an all-gather, a reduce-scatter or a broadcast, and twice that for
-# an all-reduce. **Predict** for four ranks and size P. DDP is one all-reduce, 2·¾·P. ZeRO-1 adds the broadcasts. FSDP2
-# is two all-gathers and a reduce-scatter, or one of each if it keeps the layers.
+# an all-reduce. **Predict** for four ranks and size P:
+#
+# - DDP is one all-reduce, 2·¾·P; ZeRO-1 adds the broadcasts;
+# - FSDP2 is two all-gathers and a reduce-scatter, or one of each if it keeps the layers.
 
 # %%
 FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # it puts in a quarter
@@ -420,11 +416,9 @@ for way in WAYS:
 
 # %% [markdown]
 # FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it
-# sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model. In
-# bfloat16 it is back at DDP's traffic: `param_dtype` halves the gathers; the gradients are summed in float32
-# (`reduce_dtype`).
-#
-# *GPU.* FSDP2 gathers the next layer while this one computes.
+# sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model. In bfloat16
+# it is back at DDP's traffic: `param_dtype` halves the gathers, and `reduce_dtype` keeps the gradients' sums in
+# float32.
 
 # %%
 quiz("06_beyond_ddp/traffic")
@@ -432,9 +426,9 @@ quiz("06_beyond_ddp/traffic")
 # %% [markdown]
 # ## Shard within a node, replicate across
 #
-# Within a node, GPUs exchange hundreds of gigabytes per second; between nodes, often a tenth of that. FSDP2 on all ranks
-# sends every gather across. **HSDP** (hybrid sharding) keeps the gathers inside: each node has a whole model, divided
-# among its own ranks. Across nodes, only gradients are averaged, as with DDP.
+# Within a node, GPUs exchange hundreds of gigabytes per second; between nodes, often a tenth of that. FSDP2 on all
+# ranks gathers across nodes. **HSDP** (hybrid sharding) gathers within them: each node has a whole model, divided among
+# its ranks. Across nodes, only gradients are averaged, as with DDP.
 #
 # A **DeviceMesh** arranges the ranks in a grid. `fully_shard` replicates over its first dimension and shards over the
 # second. Here ranks 0 and 1 are one node, and ranks 2 and 3 the other:
@@ -460,9 +454,10 @@ for way, mesh in meshes.items():
     mark(f"{way}, end")
 
 # %% [markdown]
-# **Predict** what one node holds, and what it sends to the other in a step. In a ring of four ranks, one link leaves each
-# node, and it carries ¾ of the size for each of FSDP2's three collectives. With HSDP, each rank all-reduces its half of
-# the gradients with its counterpart: P/2 per rank, P per node.
+# **Predict** what a rank holds, and what one node sends to the other in a step:
+#
+# - FSDP2: in a ring of four ranks, one link leaves each node. It carries ¾ of P for each of three collectives.
+# - HSDP: each rank all-reduces its half of the gradients with its counterpart. That is P/2 per rank, P per node.
 
 # %%
 def sent(way, across):
@@ -487,9 +482,10 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# As above, FSDP2 gathers the outermost module once, not twice. HSDP sends less than half as much across, for twice the
-# memory per rank. On two nodes of eight GPUs, it would be P instead of 2.8P; on many nodes, 2P instead of 3P. And with FSDP2
-# each layer waits for its part of that before it computes. So use HSDP if a node has room for the whole model.
+# FSDP2 sends less than predicted, because the outermost module is gathered once. HSDP sends less than half of that
+# between nodes, for twice the memory per rank. On two nodes of eight GPUs, it would be P instead of 2.8P; on many
+# nodes, 2P instead of 3P. FSDP2's layers also have to wait for their gathers across nodes. So use HSDP if a node has
+# room for the whole model.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -497,10 +493,10 @@ quiz("06_beyond_ddp/hybrid")
 # %% [markdown]
 # ## Divide a layer's computation
 #
-# FSDP2 still gathers one whole layer. If even that is too large, or if a batch of one sample per rank is too much,
-# divide the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each computes some of a
-# layer's outputs with its own part of the weight. In a pair of linear layers, the first is cut by outputs
-# (`ColwiseParallel`) and the second by inputs (`RowwiseParallel`). Then only the pair's results must be added up.
+# FSDP2 still gathers one whole layer. If even that is too large, or if the activations of a single sample are, divide
+# the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
+# linear layers make a pair: the first is cut by outputs (`ColwiseParallel`), the second by inputs (`RowwiseParallel`).
+# Then the ranks only have to add up the pair's results.
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
 
@@ -536,10 +532,12 @@ for call in run.collectives[0]:
         print(f"{phase[-1]:9} {call.kind}  {call.nbytes} bytes, for 16 × 128 × 4 = {16 * 128 * 4}")
 
 # %% [markdown]
-# One all-reduce in forward and one in backward, each of the size of the *activations*, and none of the weights. Also, each
-# rank has only half of the 512 values between the layers. But nothing can hide this traffic: the next layer needs the sum.
-# A transformer layer has two such pairs (attention and MLP), so four all-reduces per layer and step. That is why tensor
-# parallelism stays **within a node**, over NVLink. Across nodes, combine it with FSDP2 on the mesh's other dimension:
+# Both all-reduces, in forward and in backward, have the size of the *activations*; the weights are never sent. Each
+# rank has only half of the 512 values between the layers.
+#
+# But nothing can hide this traffic, because the next layer needs the sum. A transformer layer has two such pairs
+# (attention and MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**,
+# over NVLink. Across nodes, combine it with FSDP2 on the mesh's other dimension:
 
 # %%
 # %%ranks 4
@@ -564,11 +562,11 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have different numbers of samples, the mean of
-# their means is not the mean of all samples. And a rank that wants to clip sees only its rows of the gradient.
+# `fully_shard` averages the ranks' gradients, as DDP does, even if the ranks have different numbers of samples. And for
+# clipping, a rank has only its rows of the gradient.
 #
-# In this cell, rank 0 has three samples, all 1, and rank 1 has one, a 9. The weight has two rows, one on each rank. The
-# gradient of each row is the mean of the samples. **Predict** both lines:
+# Here rank 0 has three samples, all 1, and rank 1 has one, a 9. The weight has two rows, one on each rank, and each
+# row's gradient is the mean of the samples. **Predict** both lines:
 
 # %%
 # %%ranks 2
@@ -588,12 +586,14 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
     print(f"of all rows {norm.full_tensor():.2f}")
 
 # %% [markdown]
-# The mean of all four samples is 3, but the mean of the two means is 5. So divide the sum of your losses by the number of
-# *all* samples, which costs an all-reduce of one number, and multiply by the number of ranks, because `fully_shard` divides.
+# The mean of all four samples is 3, but the mean of the two means is 5. So divide the sum of your losses by the number
+# of *all* samples, which costs an all-reduce of one number. Then multiply by the number of ranks, because `fully_shard`
+# divides by it.
 #
-# The norm of one row is 3, that of the whole gradient 3·√2. The gradients are **DTensors**: tensors that know how they are
-# divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` returns the result as a plain tensor. If
-# each rank clipped by its own norm, each would scale its rows by a different factor, without an error.
+# The norm of one row is 3, that of the whole gradient 3·√2. The gradients are **DTensors**: tensors that know how they
+# are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns the result into a plain
+# tensor. If each rank clipped by the norm of its own rows, the ranks would scale by different factors, without an
+# error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -601,8 +601,8 @@ quiz("06_beyond_ddp/clip")
 # %% [markdown]
 # ## Save, and resume on a different number of ranks
 #
-# No rank has the whole model, so each writes its slices. `torch.distributed.checkpoint` (**DCP**) also stores which
-# slice is where (chapter 5, "Shards"). Four ranks train on one batch and save after the second step:
+# Each rank writes its slices, and `torch.distributed.checkpoint` (**DCP**) notes which slice is where (chapter 5,
+# "Shards"). Four ranks train on one batch and save after the second step:
 
 # %%
 # %%writefile resumable.py
@@ -651,8 +651,29 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# Two ranks continue with the losses of four. The first loss needs only the weights; the next ones match because AdamW's
-# moments were loaded too.
+# Two ranks continue with the losses of four. The first loss needs only the weights, the next ones AdamW's moments.
+#
+# With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
+# returns, and a thread writes them while the next steps run. The threads call collectives too, so give them a **process
+# group of their own**. In the default group, gloo would pair them with those of the training, and end the job:
+
+# %%
+# %%ranks 4
+from resumable import *
+
+model, optimizer = start()
+before = [train(model, optimizer) for step in range(2)]
+own = dist.new_group(backend="gloo")  # +
+saving = dcp.async_save(state_of(model, optimizer), checkpoint_id="saved/beside", process_group=own)  # +
+after = [train(model, optimizer) for step in range(3)]  # while the slices are written
+saving.result()  # before the next save, and before the end
+state = state_of(model, optimizer)
+dcp.load(state, checkpoint_id="saved/beside")
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+print("losses:", *before, " during the save ", *after, " loaded ", train(model, optimizer))
+
+# %% [markdown]
+# The loaded state has the loss of step 3 again: the copy was made when you called `async_save`, before the next steps.
 
 # %%
 quiz("06_beyond_ddp/resume")
@@ -660,8 +681,8 @@ quiz("06_beyond_ddp/resume")
 # %% [markdown]
 # ## Exercise: implement fsdp_train
 #
-# *Hard, 45 minutes.* Open `exercises/fsdp_train.py`. Everything of the last sections in one class: it trains as one process
-# would with all batches joined, on a mesh of one or two dimensions, and resumes on a different number of ranks.
+# *Hard, 45 minutes.* Open [`exercises/fsdp_train.py`](../exercises/fsdp_train.py). Write a class that trains as one
+# process would with all batches joined, on a mesh of one or two dimensions, and resumes on a different number of ranks.
 
 # %%
 contract("fsdp_train", "ShardedTraining")
@@ -675,11 +696,12 @@ contract("fsdp_train", "ShardedTraining")
 # </details>
 #
 # <details><summary>"mat1 and mat2 must have the same dtype"</summary>
-# A policy's `output_dtype` holds for the module that has it. Only the model should return float32, not its layers.
+# Only the model should have a policy with `output_dtype`, not its layers.
 # </details>
 #
 # <details><summary>It hangs with an empty batch</summary>
-# Every rank calls forward, backward and clipping, which contain collectives, even without samples. The sum of no losses is 0.
+# Every rank calls forward, backward and clipping, even without samples: they contain collectives. The sum of no losses
+# is 0.
 # </details>
 #
 # The solution is `solutions/fsdp_train.py`.
@@ -687,7 +709,7 @@ contract("fsdp_train", "ShardedTraining")
 # %% [markdown]
 # ## Which way
 #
-# Use the same formula for larger models, on 8 ranks with float32 and AdamW:
+# For larger models on 8 ranks, with float32 and AdamW:
 
 # %%
 for parameters in (125e6, 1.5e9, 13e9):
@@ -696,15 +718,15 @@ for parameters in (125e6, 1.5e9, 13e9):
     print(f"{parameters / 1e9:6.3f} billion parameters:  " + "   ".join(row))
 
 # %% [markdown]
-# Add the activations, and for FSDP2 the layers gathered at the same time. A GPU of 80 GB holds the first two models
-# with any of the three ways, and the last one only with FSDP2. So:
+# Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
+# ways, and the last one only with FSDP2. So use:
 #
 # - **DDP** while it fits. It is the simplest, and in float32 none of the others sends less.
 # - **ZeRO-1** if only the optimizer's state is too large.
 # - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
 # - **HSDP** if FSDP2's shards fit one node and the network between nodes is slow.
-# - **Tensor parallelism**, within a node, if one layer is too large for a GPU; **pipelines** to span several nodes. These
-#   two divide the computation of one batch; the ways above do not.
+# - **Tensor parallelism**, within a node, if one layer is too large for a GPU.
+# - **Pipelines**, which give each node some of the layers, if the model spans several nodes.
 
 # %%
 quiz("06_beyond_ddp/which")
@@ -712,35 +734,31 @@ quiz("06_beyond_ddp/which")
 # %% [markdown]
 # ## Checklist
 #
-# **Measure by kind** before you shard: activations need other remedies.
-#
-# **Predict:** 16 bytes per parameter in float32 with AdamW, each kind divided by N if it is sharded.
-#
-# **Shard the layers first, then the model**, and make the optimizer afterwards.
-#
-# **Divide by the samples of all ranks**, and clip by the norm of all ranks' rows.
-#
-# **Every rank calls** the forward, the step and the save. If one rank skips one, the others hang in a collective.
-#
-# **Save with DCP**, and test once that a different number of ranks can load it.
+# - **Measure by kind** before you shard.
+# - **Predict** 16 bytes per parameter in float32 with AdamW, each kind divided by N if it is sharded.
+# - **Shard the layers first, then the model**, and make the optimizer afterwards.
+# - **Divide by the samples of all ranks**, and clip by the norm of all ranks' rows.
+# - **Call forward, step and save on every rank.** If one rank skips a call, the others hang.
+# - **Save with DCP**, and test once that a different number of ranks can load it.
 #
 # ## Take it with you
 #
-# - Parameters, gradients and AdamW's state take 4, 4 and 8 bytes per parameter; activations grow with the batch.
+# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism does, for two all-reduces per
+#   pair of layers.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
-# - An all-reduce is a reduce-scatter and an all-gather, so sharding gradients and state needs no extra traffic.
-# - Sharding does not divide the activations. Tensor parallelism does, for two all-reduces per pair of layers.
-# - What must wait for the network stays within a node; what can overlap or is small goes across.
+# - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
+# - Traffic that nothing can hide stays within a node. Traffic that overlaps or is small may go across.
 #
-# In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask which
-# kind of memory it is, and say what your choice sends.
+# In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
+# which kind of memory it is, and say what your choice sends.
 #
 # ## What to read next
 #
-# PyTorch's pages on `fully_shard` (`pytorch.org/docs/stable/distributed.fsdp.fully_shard.html`) and its tutorial on FSDP2
-# (`pytorch.org/tutorials/intermediate/FSDP_tutorial.html`). Papers: Rajbhandari et al., "ZeRO" (SC 2020); Zhao et al.,
-# "PyTorch FSDP" (VLDB 2023). torchtitan puts FSDP2, tensor parallelism and pipelines together in one training loop.
+# PyTorch's pages on `fully_shard` (`pytorch.org/docs/stable/distributed.fsdp.fully_shard.html`) and its tutorial on
+# FSDP2 (`pytorch.org/tutorials/intermediate/FSDP_tutorial.html`). Papers: Rajbhandari et al., "ZeRO" (SC 2020); Zhao et
+# al., "PyTorch FSDP" (VLDB 2023). torchtitan puts FSDP2, tensor parallelism and pipelines together in one training
+# loop.
 
 # %%
 from lockstep.notebook.course_map import course_map

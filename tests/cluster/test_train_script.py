@@ -65,6 +65,11 @@ def test_two_nodes_an_array_and_a_preemption(slurm: cluster.Slurm) -> None:
         assert job.nodes == "node[0-1]" and "2 ranks, cpu; 0 of" in job.output
         accuracy = float(re.findall(r"test accuracy ([\d.]+)", job.output)[-1])
         assert accuracy >= 0.9, job.output
+        for rank in range(2):  # a file for each rank, and its lines in the job's output
+            at = Path(f"runs/{job.id.replace('_', '-')}/logs/0/node{rank}")
+            (file,) = at.glob("*/attempt_0/0/stdout.log")
+            assert all(f"[{rank}] {line}\n" in job.output for line in file.read_text().splitlines())
+            assert bool(file.read_text()) == (rank == 0)
     first, second = final(f"{number}-0"), final(f"{number}-1")
     assert not all(torch.equal(first[key], second[key]) for key in first)  # other seeds
 
@@ -75,9 +80,10 @@ def test_two_nodes_an_array_and_a_preemption(slurm: cluster.Slurm) -> None:
     assert slurm.wait(urgent, SECONDS).state == "COMPLETED"
     done = slurm.wait(again, SECONDS, until=["COMPLETED"])
     assert done.restarts == 1
-    stopped = re.search(r"asked to stop: saved behind step (\d+) of", done.output)
+    stopped = re.search(r"asked to stop: saved after step (\d+) of", done.output)
     assert stopped, done.output
     assert f"; {stopped[1]} of {EPOCHS * AN_EPOCH} steps are done" in done.output  # and there it went on
+    assert {one.name for one in Path(f"runs/{again}/logs").iterdir()} == {"0", "1"}  # a folder for each start
     resumed = final(again)
     assert all(torch.equal(first[key], resumed[key]) for key in first)
 
@@ -90,6 +96,24 @@ def test_the_signal_before_the_time_is_up(slurm: cluster.Slurm) -> None:
     slurm.scancel(job, "--batch", "--signal=USR1")
     done = slurm.wait(job, SECONDS, until=["COMPLETED"])
     assert done.restarts == 1, done.output
-    stopped = re.search(r"asked to stop: saved behind step (\d+) of", done.output)
+    stopped = re.search(r"asked to stop: saved after step (\d+) of", done.output)
     assert stopped and f"; {stopped[1]} of {4 * AN_EPOCH} steps are done" in done.output, done.output
     assert torch.load(Path("runs") / job / "checkpoint.pt", weights_only=True)["step"] == 4 * AN_EPOCH
+
+
+def test_an_exception_is_named_and_a_cancelled_job_stays_ended(slurm: cluster.Slurm) -> None:
+    options = ("--parsable", "--export=ALL,RANKS_PER_NODE=1,NCCL_DEBUG=INFO")
+    failing = slurm.run("sbatch", *options, "train.sbatch", "--batch-size", "47").strip()
+    cancelled = slurm.run("sbatch", *options, "train.sbatch", "--epochs", "1000", "--workers", "1").strip()
+    done = slurm.wait(failing, SECONDS)
+    assert done.state == "FAILED" and done.restarts == 0
+    why = "--batch-size 47 is no multiple of 2 (ranks times --accumulate)"
+    assert re.search(rf"^\[[01]\] .*ValueError: {re.escape(why)}$", done.output, re.MULTILINE), done.output
+    errors = Path(f"runs/{failing}/logs/0").glob(
+        "node*/*/attempt_*/0/error.json"
+    )  # what torchrun's summary is made from
+    assert any(why in error.read_text() for error in errors)
+    wait_for(cancelled, slurm, r"step 20/")
+    slurm.scancel(cancelled)
+    done = slurm.wait(cancelled, SECONDS)
+    assert done.state == "CANCELLED" and done.restarts == 0, done

@@ -13,6 +13,7 @@ QUICK = (
     "collectives: another root of a broadcast",
     "collectives: a receive from another rank than the one that sends",
     "ddp_loop: a barrier on rank 0 only",
+    "ddp_loop: a helper's mean once more on one rank",
     "ddp_loop: drift by clamping weights",
     "ddp_loop: one layer more on one rank",
     "mesh_2d: full_tensor on rank 0 only",

@@ -430,7 +430,7 @@ def test_files_set_aside_are_told_to_the_teacher(tiny: Course, tmp_path: Path) -
     out = tmp_path / "graded"
     _, said, _ = finish(command(tiny, moodle(tmp_path / "all.zip", two), "--out", out, "--seed", 7))
     (row,) = csv.DictReader(io.StringIO((out / "grades.csv").read_text("utf-8-sig")))
-    assert "several files for add.py: " in row["remarks"] and "ignored, no exercise's file: notes.py" in row["remarks"]
+    assert "several files for add.py: " in row["remarks"] and "ignored, no exercise in it: notes.py" in row["remarks"]
     assert "Some files of 1 learner were set aside" in said
 
 

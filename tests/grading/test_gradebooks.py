@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from lockstep.course import Course
 from lockstep.grading.classroom import ClassResult, Learner
-from lockstep.grading.exports.gradebooks import canvas_csv, moodle_csv, moodle_feedback
+from lockstep.grading.exports.gradebooks import canvas_csv, canvas_feedback, moodle_csv, moodle_feedback
 from lockstep.grading.exports.items import checks_csv
 from lockstep.grading.intake import Handed, take_in
 from lockstep.grading.policy import Accommodation, Grades, Policy, Rounding, apply
@@ -27,7 +28,7 @@ WHOLE = ExerciseResult("setup_ddp", (CheckResult("c", "test_c", CheckOutcome.PAS
 
 
 def learner(id: str, shown: str, account: str, *results: ExerciseResult, faults: tuple[str, ...] = ()) -> Learner:
-    handed = Handed(id, shown, Path("/nowhere"), (), account=account)
+    handed = Handed(id, shown, Path("/nowhere"), (), account=account, refused=() if results else ("no <file>",))
     return Learner(handed, Report(7, results, faults=faults) if results or faults else None, 7)
 
 
@@ -66,6 +67,7 @@ def test_moodles_worksheet() -> None:
         "Participant 11": 3, "Participant 12": 2, "Participant 13": 0,
     }  # fmt: skip
     assert all(row["Maximum Grade"] == "4" for row in found.values())
+    assert "no &lt;file&gt;" in found["Participant 13"]["Feedback comments"]
     assert found["Participant 12"]["Full name"] == "'=Bob"
     assert "&lt;i&gt;see me" in found["Participant 12"]["Feedback comments"], "Moodle shows it as HTML"
 
@@ -94,6 +96,21 @@ def test_canvass_gradebook() -> None:
     assert len({len(row) for row in (head, possible, *body)}) == 1
 
 
+def test_canvass_feedback_zip() -> None:
+    """`split('_').grep(/^\\d+$/).take(2)`: the learner and a file that was handed in."""
+    graded, _ = some("canvas")
+    uploads = {"ada": " 901", "bob": " 902", "cy": "", "di": " 904", "eve": " 905", "fay": " 906", "hal": " 908"}
+    people = [replace(one, handed=replace(one.handed, account=one.handed.account + uploads.get(one.id, ""),
+                                          shown="99" if one.id == "hal" else one.handed.shown))
+              for one in graded.learners]  # fmt: skip
+    data = canvas_feedback(replace(graded, learners=tuple(people)), {one.id: one.id.encode() for one in people})
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found = {tuple(int(part) for part in name.split("_") if part.isdigit()): name for name in archive.namelist()}
+        assert {key: archive.read(name) for key, name in found.items()} == {
+            (11, 901): b"ada", (12, 902): b"bob", (18, 908): b"hal",
+        }  # fmt: skip
+
+
 def test_a_table_of_all_checks() -> None:
     head, *body = rows(checks_csv(some("moodle")[0]))
     assert head == ["learner", "setup_ddp: test_c", "train_ddp: test_a", "train_ddp: test_b"]
@@ -105,9 +122,10 @@ def test_a_table_of_all_checks() -> None:
 def test_only_what_the_submissions_came_from(tmp_path: Path, course: Course, system: str) -> None:
     graded, _ = some(system) if system else (ClassResult(7, ("train_ddp",), (learner("gus", "Gus", "", HALF),)), None)
     write_all(graded, tmp_path, course, Policy())
-    wanted = {"moodle": {"moodle_grades.csv", "moodle_feedback.zip"}, "canvas": {"canvas_grades.csv"}}.get(
-        system, set()
-    )
+    wanted = {
+        "moodle": {"moodle_grades.csv", "moodle_feedback.zip"},
+        "canvas": {"canvas_grades.csv", "canvas_feedback.zip"},
+    }.get(system, set())
     assert {path.name for path in tmp_path.glob("lms/*")} == wanted
     assert (tmp_path / "checks.csv").is_file()
 
@@ -118,4 +136,4 @@ def test_the_number_is_that_of_the_download(tmp_path: Path, course: Course) -> N
         (tmp_path / "class" / name).write_text("x = 1")
     (tmp_path / "class" / "eulerleo_LATE_88_500_train_ddp.py").write_text("x = 1")
     found = take_in(tmp_path / "class", tmp_path / "scratch", course)
-    assert sorted(one.account for one in found) == ["canvas 88", "moodle 11", "moodle 12"]
+    assert sorted(one.account for one in found) == ["canvas 88 500", "moodle 11", "moodle 12"]

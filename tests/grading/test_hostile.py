@@ -53,7 +53,7 @@ HOSTILE = sorted((BANK / "hostile").glob("*/*.py"))
 FAMILIES = ("leaving early", "forging results", "fooling comparisons", "patching", "hunting for answers", "faking ddp",
             "exhausting", "presenting")  # fmt: skip
 CHEAP, CHEAPEST = "average_gradients", "device_report"
-PATIENCE = 100.0
+PATIENCE = 200.0
 SHARED = [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]
 LEFT = re.compile(r"hostile-left|pickle-bomb")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import lzma
 import os
 import random
@@ -600,7 +601,7 @@ def test_odd_names_of_files(tmp_path: Path, take: TakeIn) -> None:
         "expected average_gradients.py" in refused[0]
         and "nearest found is Trainn_DDP.py (should it be train_ddp.py?)" in refused[0]
     )
-    assert found["mallory"].notes[0].startswith("ignored, no exercise's file: ") and "more" in found["mallory"].notes[0]
+    assert found["mallory"].notes[0].startswith("ignored, no exercise in it: ") and "more" in found["mallory"].notes[0]
 
 
 # Within what was handed in
@@ -672,15 +673,73 @@ def test_what_lies_beside_is_ignored_and_told(tmp_path: Path, take: TakeIn) -> N
         "ada"
     ]
     assert ada.files == ("train_ddp.py",) and not ada.refused and not marker.exists()
-    assert ada.notes == ("ignored, no exercise's file: clinic_data.py, conftest.py, sitecustomize.py, torch.py",)
+    assert ada.notes == ("ignored, no exercise in it: clinic_data.py, conftest.py, sitecustomize.py, torch.py",)
 
 
 def test_notebooks(tmp_path: Path, take: TakeIn) -> None:
     found = take(
         put(tmp_path / "class", {"ada/train_ddp.ipynb": b"{}", "bob/train_ddp.ipynb": b"{}", "bob/train_ddp.py": GOOD})
     )
-    assert found["ada"].refused[0] == "train_ddp.ipynb is a notebook: hand in train_ddp.py"
-    assert found["bob"].notes == ("ignored: train_ddp.ipynb, a notebook",) and not found["bob"].refused
+    assert found["ada"].refused[0].startswith("nothing to grade: expected")
+    assert found["ada"].notes == found["bob"].notes == ("ignored, no exercise in it: train_ddp.ipynb",)
+    assert found["bob"].files == ("train_ddp.py",) and not found["bob"].refused
+
+
+def notebook(*cells: str) -> bytes:
+    return json.dumps({"cells": [{"cell_type": "code", "source": one.splitlines(True)} for one in cells]}).encode()
+
+
+def test_a_notebooks_definitions_are_taken_and_what_it_runs_is_not(tmp_path: Path, take: TakeIn) -> None:
+    cells = [
+        "%load_ext lockstep.notebook\nimport lockstep\nimport torch\nLR = 0.1\nprint(1)",
+        "def setup_ddp(rank): ...\ndef cleanup_ddp(): ...\nsetup_ddp(0)",
+        "%%ranks 2\ndef broken(:",
+        "@torch.no_grad()\ndef train_ddp():\n    return 1\n",
+        "from __future__ import annotations\nfrom setup_ddp import setup_ddp, cleanup_ddp",
+        "!pip install x\nmodel = train_ddp()",
+        "def train_ddp():\n    return 2  # better",
+    ]
+    deep = b'{"cells": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    found = take(put(tmp_path / "class", {
+        "ada/my work.ipynb": notebook(*cells), "bob/train_ddp.ipynb": notebook(*cells), "bob/train_ddp.py": GOOD,
+        "eve/deep.ipynb": deep, "eve/odd.ipynb": b'{"cells": [1, {"cell_type": "code", "source": [2]}]}',
+        "fay/half.ipynb": notebook("def setup_ddp(rank): ..."),
+    }))  # fmt: skip
+    assert found["ada"].files == ("setup_ddp.py", "train_ddp.py") and not found["ada"].refused
+    assert (
+        "my work.ipynb was taken for train_ddp.py: its imports, functions, classes and constants" in found["ada"].notes
+    )
+    text = (found["ada"].folder / "train_ddp.py").read_text()
+    module: dict = {}
+    exec(text.replace("import torch\n", "import torch\nassert 'lockstep' not in dir()\n"), module)
+    assert module["train_ddp"]() == 2 and module["LR"] == 0.1 and "model" not in module and "print" not in text
+    assert "import setup_ddp" not in text and "def setup_ddp" in text
+    assert (
+        found["bob"].files == ("setup_ddp.py", "train_ddp.py")
+        and (found["bob"].folder / "train_ddp.py").read_bytes() == GOOD
+    )
+    assert not found["eve"].files and not found["fay"].files
+    assert found["fay"].refused[0].endswith("; no such file was found")
+
+
+def test_a_file_of_any_name_that_defines_an_exercise_is_taken_for_it(tmp_path: Path, take: TakeIn) -> None:
+    both = b"def train_ddp(): ...\ndef setup_ddp(): ...\ndef cleanup_ddp(): ...\n"
+    found = take(put(tmp_path / "class", {"ada/my file.py": GOOD, "bob/all.py": both,
+                                          "cat/half.py": b"def setup_ddp(): ...", "eve/train_ddp.py.txt": GOOD,
+                                          "fay/a.py": GOOD, "fay/b.py": GOOD + b"#"}))  # fmt: skip
+    assert found["ada"].files == found["eve"].files == ("train_ddp.py",)
+    assert found["ada"].notes == ("my file.py was taken for train_ddp.py: its name should be that",)
+    assert found["bob"].files == ("setup_ddp.py", "train_ddp.py")
+    assert not found["cat"].files and found["cat"].notes == ("ignored, no exercise in it: half.py",)
+    assert not found["fay"].files and "a.py and b.py: which of them is train_ddp.py?" in found["fay"].refused[0]
+
+
+def test_utf_16_becomes_utf_8_with_a_note(tmp_path: Path, take: TakeIn) -> None:
+    text = "# é\ndef train_ddp(): ...\n"
+    for encoding in ("utf-16", "utf-16-be"):
+        mark = b"" if encoding == "utf-16" else b"\xfe\xff"
+        ada = take(put(tmp_path / encoding, {"ada/train_ddp.py": mark + text.encode(encoding)}))["ada"]
+        assert (ada.folder / "train_ddp.py").read_text("utf-8") == text and "UTF-16" in ada.notes[0]
 
 
 def test_two_files_for_one_exercise(tmp_path: Path, take: TakeIn) -> None:

@@ -1,8 +1,10 @@
 """Where the ranks' code parted: from made-up records, as the ranks would have sent them."""
 
+from dataclasses import replace
+
 import pytest
 
-from lockstep.ranks.divergence import first_divergence
+from lockstep.ranks.divergence import first_divergence, reached, say
 from lockstep.ranks.report import Collective, Frame, RankReport
 
 
@@ -56,3 +58,37 @@ def test_another_row_of_a_mesh_decides_between_two() -> None:
     rows = [*record({0: "aB", 1: "ab"}), *record({2: "ab", 3: "ab"})]
     found = first_divergence(rows)
     assert found is not None and found.odd == [0]
+
+
+def helped(callers: dict[int, str], via: str = "") -> list[RankReport]:
+    """As `record`, but every call is made in one line of a helper, which the letter's line has called, and that one line 99."""
+    reports = record(callers)
+    for report in reports:
+        report.collectives = [
+            replace(
+                one,
+                frame=Frame("helper.py", 4),
+                callers=tuple(filter(None, (one.frame, Frame("train.py", 99)))),
+                via=via,
+            )
+            for one in report.collectives
+        ]
+    return reports
+
+
+def test_calls_of_one_helper_are_told_apart_by_who_called_it() -> None:
+    found = first_divergence(helped({0: "abxabab", 1: "ababab", 2: "ababab"}))
+    assert found is not None and found.odd == [0]
+    assert say(found) == "rank 0 called all_reduce #3 where ranks 1 and 2 called all_reduce #3 at train.py:97."
+    # What all have in common is left out: the line of the helper's caller is where they parted.
+    assert reached(found.calls) == ["Rank 0 reached the call from train.py:120 (); ranks 1 and 2 from train.py:97 ()."]
+    assert found.places[0] == Frame("train.py", 120)
+    assert first_divergence(helped({0: "abxabab", 1: "abyabab", 2: "abyabab"})) is None
+
+
+def test_the_frames_of_a_library_are_folded_into_a_line() -> None:
+    calls = {report.rank: report.collectives[0] for report in helped({0: "a", 1: "a"}, "9 frames of accelerate")}
+    assert reached(calls) == ["Ranks 0 and 1 reached the call via 9 frames of accelerate."]
+    assert reached({rank: replace(one, via="") for rank, one in calls.items()}) == []
+    calls[1] = replace(calls[1], via="")
+    assert reached(calls) == ["Rank 0 reached the call via 9 frames of accelerate; rank 1 directly."]

@@ -207,6 +207,23 @@ dist.all_reduce(t, async_op=True).get_future().wait()  # as DDP's reducer waits
     assert all(call.end is not None for call in run.collectives[0])
 
 
+def test_a_call_knows_who_has_called_its_function_and_the_library_between() -> None:
+    run = recorded("""
+import torch.distributed.nn.functional as library
+def helper():
+    library.all_reduce(t)
+    dist.barrier()
+helper()
+for _ in range(2):
+    helper()
+""")
+    calls = run.collectives[1]
+    lines = [(one.frame.line, [caller.line for caller in one.callers]) for one in calls if one.frame]
+    first = lines[0][0]
+    assert lines == [(first + more, [first + by]) for by in (2, 4, 4) for more in (0, 1)]
+    assert [one.via.partition(" ")[2] for one in calls] == ["frames of torch.distributed.nn", ""] * 3
+
+
 def test_many_calls_are_kept_in_order() -> None:
     run = recorded("for _ in range(3000): dist.all_reduce(t)")
     assert [call.group_number for call in run.collectives[1]] == list(range(1, 3001))
@@ -243,3 +260,24 @@ observe("collected while it was asked", any(collected))
 """
     run = recorded(text)
     assert run.observed("collected while it was asked") == [False, False]
+
+
+def test_a_child_of_a_rank_tells_nothing() -> None:
+    """It makes a group of its own, whatever a thread of the rank was saying when it was forked."""
+    run = ranks.run(
+        ranks.Source(
+            "import os, threading, torch.distributed as dist\n"
+            "from lockstep.ranks import recorder\n"
+            "held, free = threading.Event(), threading.Event()\n"
+            "def say():\n"
+            "    with recorder.current().channel._lock: held.set(); free.wait()\n"
+            "sayer = threading.Thread(target=say); sayer.start(); held.wait()\n"
+            "child = os.fork()\n"
+            "if not child:\n"
+            "    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); os._exit(7)\n"
+            "free.set(); sayer.join()\n"
+            "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        ),
+        1,
+    )
+    assert run.ok, (run.cause, run.ranks)

@@ -9,6 +9,7 @@ from support import ROOT
 
 from lockstep.commands import run
 from lockstep.commands.run_options import REFUSED, are_elsewhere, meeting_of, nodes_of, parser, remarks
+from lockstep.commands.run_slurm import fill_in
 
 ENVIRONMENT = """
 import os
@@ -265,6 +266,53 @@ def test_where_nodes_meet(options: str, script: str) -> None:
     given = parser("lockstep run").parse_args(["--nnodes", "2", *options.split(), script])
     meeting = meeting_of(given)
     assert are_elsewhere(given) and (meeting.host, meeting.port, meeting.node) == MEETINGS[options]
+
+
+TASK = {
+    "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "2", "SLURM_JOB_ID": "10070", "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NODELIST": "gpu[08-09,11]",
+}  # fmt: skip
+UNDER_SRUN = {
+    "": ("3", "gpu08:20167", "2", "10070"),
+    "--nnodes 3 --rdzv-id mine": ("3", "gpu08:20167", "2", "mine"),
+    "--rdzv-endpoint other:1": ("3", "other:1", None, None),
+    "--standalone": (None, None, None, None),
+    "--nnodes 1": ("1", None, None, None),
+    "--spawns": (None, None, None, None),
+}
+
+
+@pytest.mark.parametrize("options", UNDER_SRUN)
+def test_under_srun_slurm_says_what_the_command_line_does_not(options: str, script: str) -> None:
+    given = parser("lockstep run").parse_args([*options.split(), script])
+    said = fill_in(given, TASK)
+    assert (given.nnodes, given.rdzv_endpoint, given.node_rank, given.rdzv_id) == UNDER_SRUN[options]
+    assert bool(said) == (given.node_rank is not None)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"), [("a1", "a1"), ("a1,b2", "a1"), ("x[3,5-6],y", "x3"), ("r[0-1]n[12,14]", "r0n12"), ("c-7-[01]", "c-7-01")]
+)  # fmt: skip
+def test_the_first_host_of_a_step(hosts: str, first: str, script: str) -> None:
+    given = parser("lockstep run").parse_args([script])
+    fill_in(given, {**TASK, "SLURM_STEP_NODELIST": hosts})
+    assert given.rdzv_endpoint == f"{first}:20167"
+
+
+def test_more_tasks_than_nodes_are_refused_and_one_task_is_left_alone(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = parser("lockstep run").parse_args([script])
+    assert (
+        fill_in(given, {}) == fill_in(given, {**TASK, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == ""
+    )
+    assert given.nnodes is None
+    for name, value in {**TASK, "SLURM_STEP_NUM_TASKS": "12"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stopped:
+        run.main([script])
+    assert stopped.value.code == 2
+    assert "srun starts 12 tasks on 3 nodes" in capsys.readouterr().err
 
 
 STARTS = {

@@ -247,8 +247,8 @@ def test_who_attaches_is_asked_of_the_system() -> None:
     with ours, theirs:
         supervisor = Supervisor(Channel(ours), Job(2, Described(TargetKind.SOURCE)))
         supervisor.run.members = [Member(Role.RANK, 0, os.getpid()), Member(Role.RANK, 1, 1)]
-        supervisor.arguments = [(None, b"")]
-        supervisor._admit(Channel(ours), Hello(Role.RANK, 1, 1))
+        supervisor.talk.arguments = [(None, b"")]
+        supervisor.talk._admit(Channel(ours), Hello(Role.RANK, 1, 1))
         assert supervisor.run.ranks[1].channel is None
-        supervisor.selector.close()
-        supervisor.door.close()
+        supervisor.talk.selector.close()
+        supervisor.talk.door.close()

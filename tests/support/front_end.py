@@ -101,13 +101,19 @@ class Notebook:
     """An open notebook."""
 
     def __init__(self, page: Any, lab: Lab, name: str) -> None:
-        self.page, self.lab, self.file = page, lab, lab.course / "chapters" / name
+        self.page, self.lab, self.name = page, lab, name
         page.set_default_timeout(120_000)
         page.goto(lab.url(name))
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.panel.locator(".jp-Cell").first.wait_for()
         # What is asked before the kernel has answered for the first time is dropped without a word.
         page.locator(".jp-StatusBar-TextItem, .jp-StatusBar-GroupItem", has_text="| Idle").first.wait_for()
+
+    @property
+    def file(self) -> Path:
+        """Where it is saved: a chapter's is the learner's copy."""
+        own = self.lab.course / "chapters" / self.name
+        return next(own.parent.glob(f"mine/{own.stem}.*"), own)
 
     def menu(self, *names: str) -> None:
         """Choose an entry of the menu bar: `menu("Run", "Run All Cells")`."""

@@ -41,6 +41,7 @@ QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
 ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
+SHORT = 28
 CONTRACT = re.compile(r"^exercises/(\w+)\.py\n")
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$"
@@ -144,6 +145,9 @@ def _body(course: Course, name: str) -> BeautifulSoup:
         spot.replace_with(BeautifulSoup(_question(questions[key], number), "html.parser"))
     for table in soup.find_all("table"):
         table.wrap(soup.new_tag("div", attrs={"class": "wide"}))
+    for code in soup.find_all("code"):  # no line ends in the middle of an option or a name
+        if len(code.get_text()) <= SHORT and not code.find_parent("pre") and not code.get("class"):
+            code["class"] = "keep"
     _own_links(soup)
     for frame in soup.select("iframe.lockstep-dark"):  # for JupyterLab's dark theme; here a frame follows the page's
         frame.decompose()

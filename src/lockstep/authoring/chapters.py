@@ -29,7 +29,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from ..course import CourseError
+from ..course import Course, CourseError
+from ..course.copies import chapter_file
 
 ROOT = Path(__file__).resolve().parents[3]
 CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster of its own
@@ -120,10 +121,13 @@ def _what_failed(name: str, notebook: NotebookNode, error: Exception) -> str:
 
 
 def update_sources(chosen: Iterable[str] | None = None, root: Path = ROOT) -> list[Path]:
-    """Take what was edited in the notebooks into the sources. Returns the paths of the sources that changed."""
+    """Take what was edited in the notebooks (in `./lockstep lab`: in their copies) into the sources.
+
+    Returns the paths of the sources that changed.
+    """
     changed = []
     for name in chosen or names(root):
-        notebook = nbformat.read(notebook_path(name, root), as_version=4)
+        notebook = nbformat.read(chapter_file(Course(root), name), as_version=4)
         target = source_path(name, root)
         text = source_text(notebook)
         if not target.exists() or target.read_text(encoding="utf-8") != text:

@@ -22,11 +22,9 @@ from typing import Any
 
 from ..course import Course, CourseError
 from ..course.stubs import SCRIPT, canary, make_stub, solved, with_canary, without_markers
+from . import cut
 
 HANDOUT = Path(__file__).with_name("handout")
-FOR_LEARNERS = ("## Two commands", "## The course", "## For learners")
-NOT_IN_A_COPY = ("git clone", "./lockstep test ", "Of the 194 claims", "`chapters/claims.toml`")
-ITS_PICTURE = ("explains it after a second:", "explains it after a second.")
 TOP = (
     ".gitignore",
     "LICENSE",
@@ -105,19 +103,30 @@ def contents(course: Course, names: list[str]) -> Files:
     for path in [path for path in files if PurePosixPath(path).match("autograder/*/support/*.py")]:
         shared = PurePosixPath(path)
         files[f"exercises/{shared.parts[1]}/{shared.name}"] = files[path]
-    if "README.md" in files:
-        files["README.md"] = learners_readme(files["README.md"].decode()).encode()
-    if set(names) != set(course.names):
+    whole = set(names) == set(course.names)
+    if not whole:
+        files = _cut_chapters(course, files, names)
         files["autograder/course.toml"] = _table_of_contents(course, names).encode()
+    if "README.md" in files:
+        files["README.md"] = cut.readme(files["README.md"].decode(), files, names, whole).encode()
     return dict(sorted(files.items()))
 
 
-def learners_readme(text: str) -> str:
-    """The README for learners, without the parts for others and without what is not in their copy."""
-    head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    kept = [head, *(one for one in sections if one.startswith(FOR_LEARNERS))]
-    lines = [line for line in "".join(kept).splitlines() if not line.startswith((*NOT_IN_A_COPY, "!["))]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).replace(*ITS_PICTURE).rstrip() + "\n"
+def _cut_chapters(course: Course, files: Files, names: list[str]) -> Files:
+    """Only the chapters that have one of these exercises, and what they use."""
+    here = {chapter.name: set(chapter.exercises) & set(names) for chapter in course.chapters}
+    gone = [name for name, own in here.items() if not own]
+    kept = {path: data for path, data in files.items() if PurePosixPath(path).stem not in gone}
+    for name in here.keys() - set(gone):
+        page = f"chapters/{name}.ipynb"
+        kept[page] = cut.chapter(kept[page], names)
+    used = b"".join(data for path, data in kept.items() if path.startswith("chapters/0"))
+    pictures = {path for path in kept if path.startswith("chapters/pictures/")}
+    unused = {path for path in pictures if PurePosixPath(path).name.encode() not in used} | {"chapters/claims.toml"}
+    numbers = "".join(str(number) for number, name in enumerate(here, 1) if name in gone)
+    says = re.compile(rb"^read = .*chapter [%s].*\n" % numbers.encode(), re.MULTILINE)
+    kept["autograder/diagnoses.toml"] = says.sub(b"", kept["autograder/diagnoses.toml"])
+    return {path: data for path, data in kept.items() if path not in unused}
 
 
 def _listed(course: Course) -> list[str]:

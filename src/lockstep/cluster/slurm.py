@@ -195,7 +195,9 @@ class Slurm:
             if any(one.state in until for one in there) or (not until and all(one.ended for one in there)):
                 return there[0]
             if until and all(one.ended for one in there):
-                raise TimeoutError(f"job {job} has ended as {there[0].state} and will not be {' or '.join(until)}")
+                last = there[0]
+                how = f"{last.state} (status {last.exit_code}, signal {last.signal}, {last.reason}; it printed {last.output[-200:]!r})"
+                raise TimeoutError(f"job {job} has ended as {how} and will not be {' or '.join(until)}")
             self.hurry(there)
             if time.monotonic() > give_up:
                 why = f" ({there[0].reason})" if there[0].reason not in ("", "None") else ""

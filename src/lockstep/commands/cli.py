@@ -19,7 +19,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Distributed training with PyTorch DDP, taught by running it.",
 )
-for kind in (learner, project, teacher, author):
+for title, kind in (
+    ("The course", learner),
+    ("Your own jobs, and this machine", project),
+    ("For teachers", teacher),
+    ("For authors", author),
+):
+    for one in (*kind.commands.registered_commands, *kind.commands.registered_groups):
+        one.rich_help_panel = title
     app.add_typer(kind.commands)
 
 

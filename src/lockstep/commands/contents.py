@@ -1,17 +1,21 @@
 """What JupyterLab's file browser lists: the chapters and the learner's files, not what the course consists of.
 
-Only listings are shorter: every file still opens by its link.
+Only listings are shorter: every file still opens by its link. A chapter is saved to the learner's copy of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+
+from ..course import Course, CourseError, copies
 
 MACHINERY = {
     "": (
@@ -38,6 +42,40 @@ class CourseFiles(AsyncLargeFileManager):
                 one for one in model["content"] if not any(fnmatch(one["name"], pattern) for pattern in hidden)
             ]
         return model
+
+    async def save(self, model: Any, path: str = "") -> Any:
+        """Write a file; of a chapter, the learner's copy."""
+        if kept := self._learners(path):
+            with contextlib.suppress(OSError):  # where none can be made, the chapter itself is written
+                await asyncio.to_thread(_make, Path(self.root_dir, path.strip("/")), kept)
+        return await super().save(model, path)  # type: ignore[no-untyped-call]
+
+    def _get_os_path(self, path: str) -> str:
+        kept = self._learners(path)
+        return str(kept) if kept and kept.is_file() else super()._get_os_path(path)  # type: ignore[no-untyped-call]
+
+    def _learners(self, path: str) -> Path | None:
+        """Where the learner's copy of this file is, or would be; None for what is no chapter."""
+        folder, _, name = path.strip("/").removesuffix(".ipynb").rpartition("/")
+        if folder == "chapters" and name in _chapters(Path(self.root_dir)):
+            with contextlib.suppress(OSError):
+                return copies.copy_of(Course(Path(self.root_dir)), name)
+        return None
+
+
+def _make(chapter: Path, kept: Path) -> None:
+    if not kept.is_file():
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copyfile(chapter, kept)
+
+
+@cache
+def _chapters(root: Path) -> frozenset[str]:
+    """The names of the course's chapters."""
+    try:
+        return frozenset(one.name for one in Course(root).chapters)
+    except CourseError:
+        return frozenset()
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..bootstrap import Trouble, refuse_root
 from ..course import Course, CourseError
+from ..course.copies import chapter_file, set_aside
 from ..course.standing import standing
 
 SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
@@ -69,6 +70,9 @@ def open_lab(course: Course, arguments: list[str]) -> int:
         refuse_root(arguments)
     except Trouble as refusal:
         raise CourseError(str(refusal)) from None
+    with contextlib.suppress(OSError):
+        for name, kept in set_aside(course):
+            print(f"{name} has been updated. The one that you ran is kept as chapters/{kept.name}.")
     page = start_page(course)
     if page is not None:
         trust([page])
@@ -116,7 +120,7 @@ def open_lab(course: Course, arguments: list[str]) -> int:
 
 def _prepare(course: Course, server: subprocess.Popen[bytes], page: Path | None) -> None:
     """What can be done while the server starts; then print its address."""
-    trust(pages(course))
+    trust([chapter_file(course, page.stem) for page in pages(course)])
     _announce(server, page)
 
 

@@ -81,8 +81,8 @@ def hint(exercise: Name) -> None:
 
     course = find()
     number, of, text = hints.next_hint(course, *course.require([exercise]))
-    last = "" if number < of else "\n\n*That was the last one. The solution is next.*"
-    show_markdown(f"**Hint {number} of {of}**\n\n{text}{last}")
+    more = f"`./lockstep hint {exercise}` shows the next hint." if number < of else "That was the last hint."
+    show_markdown(f"**Hint {number} of {of}**\n\n{text}\n\n{more}")
 
 
 @commands.command()

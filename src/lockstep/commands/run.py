@@ -17,7 +17,7 @@ from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
-from . import run_report
+from . import run_report, run_slurm
 from .console import console, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     usage = parser(program)
     options = usage.parse_args(list(arguments))
     try:
-        nodes = nodes_of(options.nnodes)
+        from_slurm = run_slurm.fill_in(options, os.environ)
+        nodes = nodes_of(options.nnodes or "1")
         if why := refusal(options, nodes):
             raise ValueError(why)
         per_node = 1 if options.spawns else _count(options.nproc_per_node or "2")
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
         usage.error(f"there is no file {options.script}")
     if not options.spawns:
         print(f"As torchrun: {torchrun(options, per_node, nodes.count)}", file=sys.stderr)
-    for remark in remarks(options, nodes):
+    for remark in [*filter(None, [from_slurm]), *remarks(options, nodes)]:
         print(remark, file=sys.stderr)
     try:
         result, status = _runs(options, per_node, nodes, network, shown, read_on)

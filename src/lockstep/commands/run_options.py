@@ -87,8 +87,8 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     _add(options, "-n", "--nproc-per-node", metavar="N",
          help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")  # fmt: skip
-    _add(options, "--nnodes", default="1", metavar="K",
-         help="K nodes of N ranks each: on this machine, or, with --rdzv-endpoint or --node-rank, each on its own")  # fmt: skip
+    _add(options, "--nnodes", metavar="K",
+         help="K nodes of N ranks each: on this machine, or, with --rdzv-endpoint, --node-rank or under srun, each on its own")  # fmt: skip
     _add(options, "--node-rank", metavar="K", help="this machine's number, if the nodes are machines of their own")
     _add(options, "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: an address of node 0")
     _add(options, "--max-restarts", type=int, default=0, metavar="R",

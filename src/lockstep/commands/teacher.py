@@ -22,7 +22,7 @@ def release(
     gradescope: Annotated[Path | None, typer.Option(help="write a Gradescope autograder: FILE.zip")] = None,
     classroom: Annotated[Path | None, typer.Option(help="a new folder for a GitHub template with a workflow")] = None,
 ) -> None:
-    """For teachers: a learner's copy of the course, without solutions; refused if part of one shows."""
+    """A learner's copy of the course, without solutions; refused if part of one shows."""
     from ..authoring.release import release
 
     if not (folder or gradescope or classroom):
@@ -65,7 +65,7 @@ def grade(
     ] = None,
     part: Annotated[str | None, typer.Option("--slice", hidden=True)] = None,
 ) -> int:
-    """For teachers: grade a class. 0 all graded, 1 a grading broke on our side, 2 usage, 3 our own fault."""
+    """Grade a class. 0 all graded, 1 a grading broke on our side, 2 usage, 3 our own fault."""
     from ..grading.bulk import ClassRequest
     from . import grade_class
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
-from ..course import Course, progress
-from ..course.standing import CourseStanding, next_up, standing
+from ..course import Chapter, Course, progress
+from ..course.standing import ChapterStanding, next_up, standing
 from ..grading.text import WIDTH, check_text, is_unwritten, stage_text
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
 from .console import console, painted, width
 
+BESIDE = 78
+"""From this width on a chapter's counts stand beside its title."""
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 
@@ -44,7 +49,8 @@ def show_next(course: Course, report: Report) -> None:
 
 def show_markdown(text: str) -> None:
     """A hint."""
-    Console(highlight=False, width=min(Console().width, 100)).print(Markdown(text))
+    theme = Theme({"markdown.code": "cyan"})
+    Console(highlight=False, width=min(Console().width, 100), theme=theme).print(Markdown(text))
 
 
 def show_code(text: str, language: str = "python") -> None:
@@ -56,39 +62,43 @@ def show_code(text: str, language: str = "python") -> None:
 
 
 def show_status(course: Course) -> None:
-    """Where the learner is in the course, then the exercises as a table."""
-    _show_map(standing(course))
-    table = Table(box=None, pad_edge=False)
-    for title in ("chapter", "exercise", "", "checks", "tries", "hints"):
-        table.add_column(title)
-    for chapter in course.chapters:
-        shown = chapter.title
-        for name in chapter.exercises:
-            if name not in course.names:
-                continue
-            done = progress.of(course, name)
-            mark = Text("✓", style="green") if done.passed else Text("·" if done.attempts else " ")
-            score = f"{done.best} of {done.max_score}" if done.max_score else ""
-            table.add_row(shown, name, mark, score, str(done.attempts or ""), str(done.hints or ""))
-            shown = ""
-    console().print(table)
-
-
-def _show_map(now: CourseStanding) -> None:
-    if not now.chapters:
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for _ in range(4):
-        table.add_column(no_wrap=True)
-    for one in now.chapters:
-        table.add_row(
-            Text("✓", style="green") if one.complete else Text(" "),
-            f"{one.outline.number} {one.outline.title}",
-            f"questions {one.answered}/{one.questions}",
-            f"exercises {one.passed}/{one.exercises}",
-        )
-    console().print(table)
+    """Where the learner is in the course, then each chapter with its exercises."""
+    now = standing(course)
+    known = {one.outline.name: one for one in now.chapters}
     if now.here:
-        number = next(one.outline.number for one in now.chapters if one.outline.name == now.here[0])
-        console().print(Text(f"You are in chapter {number}, “{now.here[1]}”.", style="bold"))
-    console().print()
+        number = known[now.here[0]].outline.number
+        console().print(Text(fit(f"You are in chapter {number}, “{now.here[1]}”.", width()), style="bold"))
+    for number, chapter in enumerate(course.chapters, 1):
+        _show_chapter(number, chapter, known.get(chapter.name))
+        rows = Table(box=None, pad_edge=False, show_header=False)
+        for name in chapter.exercises:
+            if name in course.names and not _is_one_of_many(course, name):
+                done = progress.of(course, name)
+                mark = Text("✓", style="green") if done.passed else Text("·" if done.attempts else " ")
+                score = f"{done.best} of {done.max_score}" if done.max_score else ""
+                counts = (_counted(done.attempts, "try", "tries"), _counted(done.hints, "hint", "hints"))
+                rows.add_row("   ", mark, name, score, Text(", ".join(filter(None, counts)), style="dim"))
+        left = Counter(name.partition("/")[0] for name in chapter.exercises if _is_one_of_many(course, name))
+        for group, count in left.items():
+            rows.add_row("   ", "", f"{group}: {count} not tried yet", "", "")
+        console().print(rows)
+
+
+def _show_chapter(number: int, chapter: Chapter, one: ChapterStanding | None) -> None:
+    """Its title, and beside or below it what is done in it."""
+    line = Text("✓ " if one and one.complete else "  ", style="green")
+    line.append(f"{number} {chapter.title}", "default bold")
+    said = f"questions {one.answered}/{one.questions}  exercises {one.passed}/{one.exercises}" if one else ""
+    beside = width() >= BESIDE
+    if beside:
+        line.pad_right(BESIDE - 34 - len(line.plain))
+    console().print(Text("\n").append(line).append("  " if beside else "\n    ").append(said, "dim"))
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}" if count else ""
+
+
+def _is_one_of_many(course: Course, name: str) -> bool:
+    """True for an exercise of a group, such as a case of the clinic, that was never tried: these are only counted."""
+    return "/" in name and name in course.names and not progress.of(course, name).attempts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -23,11 +24,14 @@ def hints(course: Course, name: str) -> list[str]:
 
 
 def next_hint(course: Course, name: str) -> tuple[int, int, str]:
-    """One more hint each time: (its number, how many there are, its text). After the last, that one again."""
+    """One more hint each time: (its number, how many there are, its text). After the last, that one again.
+
+    Its title is a line in bold: a heading would be larger than the chapter's.
+    """
     every = hints(course, name)
     with progress.change_exercise(course, name) as known:
         known.hints = taken = min(known.hints + 1, len(every))
-    return taken, len(every), every[taken - 1]
+    return taken, len(every), re.sub(r"^#+ +(.+)$", r"**\1**", every[taken - 1], flags=re.MULTILINE)
 
 
 def solution(course: Course, name: str, suffix: str = ".py") -> str:

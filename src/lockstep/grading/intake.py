@@ -2,7 +2,7 @@
 
 `take_in` reads a folder of folders, a folder of files, or a zip or tar from Gradescope, Moodle, Canvas or GitHub
 Classroom. It leaves one clean folder for each learner: files with the course's own names, copied byte by byte, and
-nothing else.
+nothing else. (UTF-16 becomes UTF-8, and of a notebook its definitions are taken; a note says so.)
 
 Theory of operation. Four modules share the work. `archives` reads what strangers wrote, within limits; `layout` and
 `learners` say whose a path is; this one decides what is taken. No name from a download ever becomes a path: files are
@@ -14,6 +14,7 @@ is itself broken stops everything, with `IntakeError`.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import hashlib
 import io
@@ -26,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..course import Course, leaf
+from . import by_content
 from .archives import (
     ArchiveMember,
     Budget,
@@ -48,7 +50,9 @@ EXTRAS = ("clinic/ticket.txt", "train.sbatch")
 NESTING = 2  # a learner's archive, and one in it
 LINES = 12  # of what is said of one learner
 METADATA_BYTES = 64 << 20
+NOTEBOOK_BYTES = 8 << 20
 MOST_NEAR = 8  # files of one learner whose names are nearly an exercise's
+MOST_LOOKED_INTO = 16  # files of one learner that are read for what they define
 _ADDED = re.compile(
     r"^(copy_of|my)_|_(final|new|last|latest|fixed|done|submission|solution|copy|edited|updated|v?\d{1,4})(?=_|$)"
 )
@@ -64,7 +68,7 @@ class Handed:
     `id` is stable, unique and safe as a file name; `shown` is the name in the download, made printable. `folder` holds
     `files` (`train_ddp.py`, `clinic/short_shard.py`) and nothing else. `refused` says, line by line, what could not be
     taken, `notes` what was left out or chosen. No files and a refusal: nothing can be graded.
-    `account` is the LMS and its number of the learner (`moodle 123`), if known.
+    `account` is the LMS and its number of the learner (`moodle 123`), if known; Canvas adds that of the last upload.
     """
 
     id: str
@@ -83,18 +87,25 @@ class _Expected:
     """The names that are taken, and those that were asked for."""
 
     files: tuple[str, ...]
+    course: Course
     asked: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, course: Course) -> _Expected:
         """Every exercise's file, and the course's few others where it has them."""
         there = [name for name in EXTRAS if (course.exercises / name).is_file() or (course.solutions / name).is_file()]
-        return cls((*(f"{name}.py" for name in course.names), *there))
+        return cls((*(f"{name}.py" for name in course.names), *there), course)
 
     @cached_property
     def by_leaf(self) -> dict[str, str]:
         """From a name without folders to the file; the first in the course's order where two share one."""
         return {leaf(file): file for file in reversed(self.files)}
+
+    @cached_property
+    def definitions(self) -> dict[str, frozenset[str]]:
+        """What a file of another name must define to be taken for an exercise's."""
+        found = by_content.definitions(self.course).items()
+        return {f"{name}.py": own for name, own in found if not self.asked or f"{name}.py" in self.asked}
 
     def find(self, parts: Parts) -> _Known | None:
         """The file that a path stands for, and the number that an LMS or a browser added to its name; else None."""
@@ -110,10 +121,10 @@ class _Expected:
         return (self.by_leaf[name], number) if name in self.by_leaf else None
 
     def near(self, name: str) -> str | None:
-        """The Python file that is plainly meant by a name that is not quite right: `Setup_DDP_final.py`."""
-        stem, _, suffix = name.rpartition(".")
-        plain = re.sub(r"[^a-z0-9]+", "_", stem[:100].lower()).strip("_")
-        file = self.by_leaf.get(f"{_ADDED.sub('', plain)}.py") if suffix.lower() == "py" else None
+        """The Python file that is plainly meant by a name that is not quite right: `Setup_DDP_final.py.txt`."""
+        stem = re.sub(r"(\.(py|txt))+$", "", lowered := name[:100].lower())
+        plain = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")
+        file = self.by_leaf.get(f"{_ADDED.sub('', plain)}.py") if stem != lowered else None
         return file if file in (self.asked or self.files) else None
 
 
@@ -150,12 +161,14 @@ class _Gathering:
     refused: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     beside: dict[str, None] = field(default_factory=dict)
-    notebooks: dict[str, str] = field(default_factory=dict)
+    upload: int = 0
+    looked_into: int = 0
     near: dict[str, dict[bytes, tuple[str, bytes]]] = field(default_factory=dict)  # by file and digest: name, content
 
     def offer(self, member: ArchiveMember, found: Claim) -> None:
         """Look at one member of the download that is this learner's."""
         self.late |= found.owner.late
+        self.upload = max(self.upload, found.upload)
         if self.hostile:
             return
         try:
@@ -190,26 +203,31 @@ class _Gathering:
             self._open(member, upload, (*within, parts[-1]), shown)
         elif member.kind in (Kind.LINK, Kind.SPECIAL):
             self.notes[f"ignored: {shown}, a {member.kind.value}"] = None
-        elif member.kind is Kind.FILE and (file := self.expected.near(parts[-1])):
-            self._keep_near(file, member, parts[-1], within, shown)
-        elif member.kind is Kind.FILE:
+        elif member.kind is Kind.FILE and not self._keep_near(member, parts[-1], within, shown):
             self._pass_by(parts[-1])
 
-    def _keep_near(self, file: str, member: ArchiveMember, name: str, within: Parts, shown: str) -> None:
-        """Keep it until it is known whether there is a file of the right name."""
-        kept = self.near.setdefault(file, {})
-        if sum(map(len, self.near.values())) >= MOST_NEAR:
-            return self._pass_by(name)
-        data = self._read(member, within, shown)
-        if data is not None:
-            kept.setdefault(hashlib.sha256(data).digest(), (printable(name), data))
-        return None
+    def _keep_near(self, member: ArchiveMember, name: str, within: Parts, shown: str) -> bool:
+        """Keep a file that is an exercise's by its name, nearly, or by what it defines, until it is known whether there
+        is one of the right name. False for any other file.
+        """
+        file, notebook = self.expected.near(name), name.endswith(".ipynb")
+        if not (file or notebook or name.endswith(".py")) or sum(map(len, self.near.values())) >= MOST_NEAR:
+            return False
+        self.looked_into += not file
+        if self.looked_into > MOST_LOOKED_INTO:
+            return False
+        data = self._read(member, within, shown, NOTEBOOK_BYTES if notebook else MAX_BYTES)
+        if data is None:
+            return True
+        if notebook:
+            data = by_content.of_notebook(data).encode("utf-8", "replace")
+        files = [file] if file else by_content.exercises_in(data.decode("utf-8", "replace"), self.expected.definitions)
+        for file in files:
+            self.near.setdefault(file, {}).setdefault(hashlib.sha256(data).digest(), (printable(name), data))
+        return bool(files)
 
     def _pass_by(self, name: str) -> None:
-        stem, _, suffix = name.rpartition(".")
-        if suffix == "ipynb" and (known := self.expected.find((f"{stem}.py",))):
-            self.notebooks[known[0]] = min(printable(name), self.notebooks.get(known[0], printable(name)))
-        elif len(self.beside) < 200:
+        if len(self.beside) < 200:
             self.beside[name[:200]] = None
 
     def _consider(
@@ -231,10 +249,10 @@ class _Gathering:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
 
-    def _read(self, member: ArchiveMember, within: Parts, shown: str) -> bytes | None:
+    def _read(self, member: ArchiveMember, within: Parts, shown: str, most: int = MAX_BYTES) -> bytes | None:
         """The file's bytes; None, with a line for the learner, when it cannot be read or is too long."""
         try:
-            data = member.read(MAX_BYTES)
+            data = member.read(most)
         except Overdrawn:
             raise
         except Refused as refusal:
@@ -242,9 +260,12 @@ class _Gathering:
             return None
         if not within:  # an archive's members were counted while they were inflated
             self.budget.count_bytes(len(data))
-        if len(data) > MAX_BYTES:
-            self.refused[f"{shown} has more than 1 MiB; a submission is one Python file"] = None
+        if len(data) > most:
+            self.refused[f"{shown} has more than {most >> 20} MiB; a submission is one Python file"] = None
             return None
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            self.notes[f"{shown} is in UTF-16, which Python does not run: it was turned into UTF-8"] = None
+            data = data.decode("utf-16", "replace").encode()[:most]
         return data
 
     def _take_near(self) -> None:
@@ -262,7 +283,9 @@ class _Gathering:
                 self.offered[file] = [self.taken[file]]
                 (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / file).write_bytes(data)
-                self.notes[f"{name} was taken for {leaf(file)}: its name should be that"] = None
+                notebook = name.endswith(".ipynb")
+                why = "its imports, functions, classes and constants" if notebook else "its name should be that"
+                self.notes[f"{name} was taken for {leaf(file)}: {why}"] = None
 
     def _open(self, member: ArchiveMember, upload: int, within: Parts, shown: str) -> None:
         if len(within) > NESTING:
@@ -306,16 +329,11 @@ class _Gathering:
                 why = "the newest by its number" if newer else "in exercises/ or nearest to the top"
                 names = ", ".join(one.shown for one in others[:3])
                 self.notes[f"several files for {file}: {best.shown} was taken, {why}; not taken: {names}"] = None
-        for file, notebook in sorted(self.notebooks.items()):
-            if file in self.taken:
-                self.notes[f"ignored: {notebook}, a notebook"] = None
-            elif not self.hostile:
-                self.refused[f"{notebook} is a notebook: hand in {file}"] = None
-        beside = sorted(name for name in self.beside if name.endswith(".py"))
+        beside = sorted(name for name in self.beside if name.endswith((".py", ".ipynb")))
         if beside and not self.hostile:
             listed = ", ".join(printable(name, 40) for name in beside[:5])
             more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
-            self.notes[f"ignored, no exercise's file: {listed}{more}"] = None
+            self.notes[f"ignored, no exercise in it: {listed}{more}"] = None
             self._ask(beside)
         if not self.taken and not self.hostile:
             self.refused[self._nothing()] = None
@@ -323,8 +341,9 @@ class _Gathering:
         self.folder.mkdir(parents=True, exist_ok=True)
         refused, notes = _lines(self.refused), _lines(self.notes)
         return Handed(
-            self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes, self.owner.account
-        )
+            self.id, self.owner.shown, self.folder, files, handed_in, self.late, refused, notes,
+            f"{self.owner.account} {self.upload}" if self.owner.account and self.upload else self.owner.account,
+        )  # fmt: skip
 
     def _ask(self, beside: list[str]) -> None:
         """Where a file is missing and another's name is like its name, ask."""

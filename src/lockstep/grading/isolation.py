@@ -43,6 +43,7 @@ CONFIGURATION = (
     "/etc/hosts", "/etc/localtime", "/etc/alternatives", "/nix/store",
 )  # fmt: skip
 PASSED_ON = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "LOCKSTEP_START_METHOD")
+CLOSED = ("--unshare-user", "--disable-userns")
 TRIAL_SECONDS = 60.0
 
 
@@ -59,10 +60,11 @@ class Tier:
         """True where a submission can neither read the answers nor reach the judge."""
         return self.name != NONE
 
-    def command(self, scratch: Path) -> list[str]:
-        """The prefix that runs a command in this tier, where of a grading only `scratch` can be read."""
+    def command(self, scratch: Path, *, namespaces: bool = False) -> list[str]:
+        """The prefix that runs a command in this tier, where of a grading only `scratch` can be read. `namespaces` are
+        for runs on hosts of their own; without them, nobody in a sandbox makes another user namespace."""
         if self.name == SANDBOX:
-            return _bubblewrap(scratch)
+            return _bubblewrap(scratch, namespaces)
         if self.name == USER:
             who = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
             return ["setpriv", *who, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
@@ -75,11 +77,11 @@ class Tier:
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return own | threads | {"PATH": path, "HOME": "/tmp", "PYTHONPATH": SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def server(self, scratch: Path) -> Server:
+    def server(self, scratch: Path, *, namespaces: bool = False) -> Server:
         """The process that forks this grading's ranks, not started yet. Makes `scratch` readable for it."""
         if self.name == USER:
             scratch.chmod(0o755)
-        return Server(self.command(scratch), self.environment(), PRELOADED)
+        return Server(self.command(scratch, namespaces=namespaces), self.environment(), PRELOADED)
 
 
 TIERS = (
@@ -133,11 +135,22 @@ def works(one: Tier) -> bool:
         return tried.returncode == 0
 
 
-def _bubblewrap(scratch: Path) -> list[str]:
+@cache
+def can_close_namespaces() -> bool:
+    """Whether this bubblewrap (0.8 or newer) can keep what it starts from making user namespaces."""
+    command = ["bwrap", *CLOSED, "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=TRIAL_SECONDS).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _bubblewrap(scratch: Path, namespaces: bool) -> list[str]:
     """The sandbox. Later options cover earlier ones, so the memory for /tmp comes before what is mounted below it."""
     bound = [path for path in (*CONFIGURATION, *_python()) if os.path.exists(path)]
     size = str(MEMORY_BYTES)
     command = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
+    command += CLOSED if not namespaces and can_close_namespaces() else ()
     command += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "grader"]
     command += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
     command += ["--size", size, "--tmpfs", "/tmp"]
@@ -150,19 +163,8 @@ def _bubblewrap(scratch: Path) -> list[str]:
         command += ["--ro-bind", path, path]
     for device in sorted(glob.glob("/dev/nvidia*")):
         command += ["--dev-bind", device, device]
-    return [
-        *command,
-        "--ro-bind",
-        str(scratch),
-        str(scratch),
-        "--remount-ro",
-        "/dev",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/tmp",
-        "--",
-    ]
+    command += ["--ro-bind", str(scratch), str(scratch), "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*command, "--chdir", "/tmp", "--"]
 
 
 def _python() -> Sequence[str]:

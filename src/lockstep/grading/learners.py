@@ -61,7 +61,7 @@ def safe_id(name: str, number: str = "") -> str:
     A name that had to be changed gets a mark of its original, so that no two names share an id: the LMS's own number,
     if there is one, else a hash.
     """
-    ascii_only = unicodedata.normalize("NFKD", name[:200]).encode("ascii", "ignore").decode().lower()
+    ascii_only = unicodedata.normalize("NFKD", name[:200].casefold()).encode("ascii", "ignore").decode().lower()
     slug = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:40].strip("-")
     if number:
         return f"{slug or 'learner'}-{number}"

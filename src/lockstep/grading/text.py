@@ -80,7 +80,7 @@ def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint:
     if is_unwritten(check):
         assert check.diagnosis is not None
         said = check.diagnosis.message.partition("\n")[0].removesuffix(".")
-        return fit(f"  {MARKS[check.outcome]} {' · '.join([said, check.diagnosis.place, *todo])}", width)
+        return "\n".join(_beside([f"  {MARKS[check.outcome]} {said}", check.diagnosis.place, *todo], width))
     if check.outcome is CheckOutcome.NOT_RUN:
         return _not_run(check, width)
     if check.diagnosis is None:
@@ -98,8 +98,16 @@ def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint:
     lines += _wrapped(diagnosis.why, width)
     todo[:0] = [f"Read: {diagnosis.read}"] if diagnosis.read else []
     if todo:
-        lines.append(fit("      " + " · ".join(todo), width))
+        lines += _beside([f"      {todo[0]}", *todo[1:]], width)
     return "\n".join(lines)
+
+
+def _beside(parts: list[str], width: int) -> list[str]:
+    """The parts in one line; where they do not fit, the last, which is a command, has its own."""
+    line = " · ".join(parts)
+    if len(line) <= width or len(parts) == 1:
+        return [fit(line, width)]
+    return [*_beside(parts[:-1], width), f"      {parts[-1]}"]
 
 
 def _not_run(check: CheckResult, width: int) -> str:

@@ -19,7 +19,7 @@ from .classroom import ClassResult, Learner
 from .exports.class_page import class_page
 from .exports.classroom50 import scores
 from .exports.csv_grades import Row, grades_csv
-from .exports.gradebooks import canvas_csv, moodle_csv, moodle_feedback
+from .exports.gradebooks import canvas_csv, canvas_feedback, moodle_csv, moodle_feedback
 from .exports.gradescope import class_results
 from .exports.html_report import html_report
 from .exports.items import checks_csv, items_csv
@@ -117,8 +117,8 @@ def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
     write(folder / "items.csv", items_csv(graded).encode("utf-8-sig", "backslashreplace"))
     systems = {one.handed.account.partition(" ")[0] for one in graded.learners} - {""}
     lms = _emptied(folder / "lms")
+    pages = {one.id: html_report(one, grades[one.id]).encode() for one in graded.learners} if systems else {}
     if "moodle" in systems:
-        pages = {one.id: html_report(one, grades[one.id]).encode() for one in graded.learners}
         write(lms / "moodle_grades.csv", moodle_csv(graded, grades, rounding).encode("utf-8", "backslashreplace"))
         write(lms / "moodle_feedback.zip", moodle_feedback(graded, pages))
     if "canvas" in systems:
@@ -126,6 +126,7 @@ def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
         write(
             lms / "canvas_grades.csv", canvas_csv(graded, grades, rounding, title).encode("utf-8", "backslashreplace")
         )
+        write(lms / "canvas_feedback.zip", canvas_feedback(graded, pages))
     if not systems:
         lms.rmdir()
     return [folder / "checks.csv", folder / "items.csv", *([lms] if systems else [])]

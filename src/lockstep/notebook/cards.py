@@ -21,6 +21,7 @@ from ..ranks import Run, text
 from ..ranks.cards import card, said
 
 HINT = "%hint"
+COMMAND = re.compile(r"(%check [\w/]+)")
 REFERENCE = re.compile(r'chapter (\d+), "([^"]+)"')
 
 
@@ -71,7 +72,8 @@ def report_card(report: Report, coming: str = "") -> Card:
     """A grading: what failed first, what passed and what was not run folded into a line each; then what comes next."""
     parts = [_exercise(exercise) for exercise in report.exercises]
     parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
-    parts += [f"<p>{_linked(coming)}</p>"] if coming else []
+    onward = COMMAND.sub(r'<code class="ls-keep">\1</code>', _linked(coming))
+    parts += [f"<p>{onward}</p>"] if coming else []
     return Card("".join(parts), "\n\n".join(filter(None, (report_text(report, HINT), coming))))
 
 
@@ -81,7 +83,8 @@ def _exercise(result: ExerciseResult) -> str:
     failed = [check for check in checks if check.outcome is CheckOutcome.FAILED]
     wrong = any(not is_unwritten(check) for check in failed)
     state = "ls-good" if result.passed else "ls-bad" if wrong else ""
-    head = f'<span class="ls-name">{escape(result.name)}</span>'
+    name = f'<span class="ls-name">{escape(result.name)}</span>'
+    head = f'<span class="ls-green">✓ {escape(result.name)}</span>' if result.passed else name
     score = f'<span class="ls-soft">{result.score} of {result.max_score} · {result.seconds:.1f} s</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
     for outcome, mark, words in (
@@ -103,7 +106,7 @@ def _reasoned(check: CheckResult) -> str:
 def _failed(check: CheckResult, exercise: str) -> str:
     found = check.diagnosis
     assert found is not None
-    hint = f"<code>{HINT} {escape(exercise)}</code>"
+    hint = f'<code class="ls-keep">{HINT} {escape(exercise)}</code>'
     message, _, more = found.message.partition("\n")
     place = _opened(found.file or "", found.line)
     if is_unwritten(check):
@@ -130,7 +133,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
 
 def _opened(file: str, line: int | None) -> str:
     """`exercises/train_ddp.py:64`, a link that opens the file where JupyterLab can."""
-    shown = f"<code>{escape(f'{file}:{line}' if line else file)}</code>"
+    shown = f"<code>{escape(f'{file}:{line}' if line else file).replace('/', '/<wbr>')}</code>"
     with_link = file and not os.path.isabs(file) and (Path("..") / file).is_file()
     return f'<a href="../{escape(file)}">{shown}</a>' if with_link else shown
 

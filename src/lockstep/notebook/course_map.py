@@ -29,7 +29,16 @@ STYLE = """<style>
   background: var(--ls-link); color: var(--ls-on) }
 .lockstep-said .ls-map ol { list-style: none; margin: 0; padding: 0 }
 .lockstep-said .ls-map ol ol { margin: 2px 0 8px 46px }
-.ls-map summary { display: flex; flex-wrap: wrap; align-items: center; gap: 0 10px }
+.ls-map { container-type: inline-size }
+.ls-map summary { display: grid; gap: 0 10px; align-items: center;
+  grid-template-columns: 12px 24px minmax(0, 21em) 90px minmax(0, 1fr) }
+@container (max-width: 700px) {
+  .ls-map summary { grid-template-columns: 12px 24px 90px minmax(0, 1fr); margin-bottom: 4px }
+  .ls-map .ls-title { grid-column: 3 / -1 } .ls-map progress { grid-column: 3 }
+  .lockstep-said .ls-map ol ol { margin-left: 24px }
+}
+@container (max-width: 380px) { .ls-map summary small { grid-column: 3 / -1 } }
+.ls-map ol ol small a { white-space: nowrap }
 .lockstep-said .ls-map summary { color: inherit }
 .ls-map summary::before { content: "▸"; width: 12px } .ls-map details[open] > summary::before { content: "▾" }
 .ls-map summary::-webkit-details-marker { display: none }
@@ -157,7 +166,7 @@ def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bo
     )
     return (
         f'<li><details{" open" if unfolded else ""}><summary><span class="{kind}">{one.outline.number}</span>'
-        f"<span>{html.escape(one.outline.title)}</span>"
+        f'<span class="ls-title">{html.escape(one.outline.title)}</span>'
         f'<progress value="{done}" max="{max(of, 1)}" aria-label="done in this chapter: {done} of {of}"></progress>'
         f"<small>{counts}{complete}{' · you are here' if here and not unfolded else ''}</small></summary>"
         f"<ol>{sections}</ol></details></li>"
@@ -165,7 +174,8 @@ def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bo
 
 
 def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
-    state = "✓" if part.is_done else "◐" if part.done else "○" if part.of else ""
+    glyph, told = ("✓", "done") if part.is_done else ("◐", "partly done") if part.done else ("○", "not done yet")
+    state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
     title = seen.link(chapter, part.section, part.section.plain)
     notes = [f"{part.done} of {part.of}"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
@@ -173,7 +183,7 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]
     notes += ["you are here"] if here else []
     said_of_it = f"<small>{' · '.join(notes)}</small>" if notes else ""
-    return f'<li><span class="ls-state">{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'
+    return f'<li><span class="ls-state"{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'
 
 
 __all__ = ["CourseMap", "as_html", "course_map"]

@@ -48,7 +48,8 @@ class ExerciseMagics(Magics):
         """Show the next hint: `%hint train_ddp`."""
         course, names = _asked(line, "%hint")
         number, of, text = hints.next_hint(course, names[0])
-        display(Markdown(f"**Hint {number} of {of}**\n\n{text}"))
+        more = "Run this cell again for the next hint." if number < of else "That was the last hint."
+        display(Markdown(f"**Hint {number} of {of}**\n\n{text}\n\n*{more}*"))
 
     @line_magic
     def course(self, line: str) -> Any:

@@ -21,12 +21,14 @@ STYLE = """<style>
 .lockstep-quiz .widget-html-content, .lockstep-quiz label { line-height: 1.5; white-space: normal; height: auto;
   color: var(--jp-content-font-color1, inherit); font-size: var(--jp-content-font-size1, 14px) }
 .lockstep-quiz .widget-radio-box label { display: flex; flex-direction: row-reverse; justify-content: flex-end;
-  align-items: center; gap: 8px; margin: 3px 0 }
+  align-items: center; gap: 8px; margin: 1px 0; padding: 3px 8px; border: 1px solid transparent; border-radius: 6px }
 .lockstep-quiz .widget-radio-box label input { position: static; margin: 0; flex: none; align-self: center }
-.lockstep-quiz.lockstep-chose-right label:has(:checked) { box-shadow: -8px 0 0 -5px var(--jp-success-color1, #388e3c) }
-.lockstep-quiz.lockstep-chose-wrong label:has(:checked) { box-shadow: -8px 0 0 -5px var(--jp-warn-color1, #f57c00) }
-.lockstep-quiz .lockstep-right { border-left: 3px solid var(--jp-success-color1, #388e3c); padding-left: 8px }
-.lockstep-quiz .lockstep-wrong { border-left: 3px solid var(--jp-warn-color1, #f57c00); padding-left: 8px }
+.lockstep-quiz { --of: var(--jp-success-color1, #388e3c) }
+.lockstep-quiz.lockstep-chose-wrong { --of: var(--jp-warn-color1, #f57c00) }
+.lockstep-quiz:is(.lockstep-chose-right, .lockstep-chose-wrong) label:has(:checked) {
+  border-color: var(--of); background: color-mix(in srgb, var(--of) 12%, transparent) }
+.lockstep-quiz :is(.lockstep-right, .lockstep-wrong) {
+  border-left: 3px solid var(--of); padding-left: 10px; margin-top: 4px }
 </style>"""
 
 GROUP = """
@@ -110,7 +112,7 @@ class Quiz(Stored):
         if self._choices.value is None:
             return
         choice = self.question.choices[self._choices.value]
-        verdict, style = ("Right.", "right") if choice.right else ("Not so.", "wrong")
+        verdict, style = ("Right.", "right") if choice.right else ("Not quite.", "wrong")
         self._colour(style)
         self._feedback.value = f'<div class="lockstep-{style}"><b>{verdict}</b> {rich(choice.why)}</div>'
         with progress.change() as known:

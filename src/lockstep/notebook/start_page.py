@@ -29,6 +29,8 @@ HEAD = """# Lockstep
 Distributed training with PyTorch DDP, taught by running it. The chapters are notebooks: read, run each cell with
 **Shift+Enter**, and answer the questions. Your exercises are Python files in the folder `exercises`."""
 CELL = "from lockstep.notebook.course_map import course_map\n\ncourse_map()"
+ALONE = "<style>.jp-Cell:has(.ls-start) .jp-Cell-inputWrapper { display: none }</style>"
+"""The code that draws the map is no concern of somebody who has just arrived."""
 STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
 
@@ -42,7 +44,7 @@ def write_start_page(course: Course) -> Path:
         shown = f"<p>{escape(str(unreadable))}</p>"
     output = {
         "output_type": "display_data",
-        "data": {"text/html": said(shown), "text/plain": "CourseMap()"},
+        "data": {"text/html": said(f'{ALONE}<div class="ls-start">{shown}</div>'), "text/plain": "CourseMap()"},
         "metadata": {},
     }
     cells: list[dict[str, Any]] = [

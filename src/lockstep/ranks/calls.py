@@ -32,3 +32,11 @@ def around(inner: str, outer: str) -> str:
     if inner in LIBRARIES.values():
         return f"{inner}'s backward" if outer == "backward" else inner
     return outer or inner
+
+
+def library_of(module: str) -> str:
+    """`torch.distributed.fsdp` or `accelerate`, for a module of a library that communicates; empty for PyTorch's plumbing."""
+    first, *rest = module.split(".")
+    if first != "torch":
+        return first
+    return f"torch.distributed.{rest[1]}" if rest[0:1] == ["distributed"] and len(rest) > 2 else ""

@@ -89,10 +89,13 @@ class Server:
             if self._control is not None:
                 self._control.close()
             ours, theirs = socket.socketpair()
+            outside = subprocess.DEVNULL if self._prefix else None  # bubblewrap's own descriptors are open to the ranks
             self._process = subprocess.Popen(
                 [*self._prefix, sys.executable, "-m", "lockstep.ranks.server", str(theirs.fileno()), *self.preload],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=outside,
+                stderr=outside,
                 env=child_environment() if self._environment is None else self._environment,
                 start_new_session=True,
             )
@@ -335,7 +338,7 @@ class _Listener:
         self.output: dict[tuple[int, str], list[str]] = {}
         self.observations: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, list[Any]] = {}
-        self.events: dict[int, list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup]] = {}
+        self.events: dict[int, list[messages.Event]] = {}
         self.interrupts: list[int] = []
 
     def listen(self) -> Run:
@@ -513,10 +516,9 @@ def _stack(told: StackReport) -> Stack:
     return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
 
 
-def _place_events(
-    report: RankReport, events: list[Begin | End | messages.Waited | messages.Mark | messages.MadeGroup], began: float
-) -> None:
+def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:
     ends: dict[int, float] = {}
+    sites: dict[int, tuple[tuple[Frame, ...], str]] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
             at = event.time / 1e9 - began
@@ -530,7 +532,8 @@ def _place_events(
                 case messages.MadeGroup():
                     report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
                 case Begin():
-                    report.collectives.append(_collective(report.rank, event, at))
+                    callers, via = sites.setdefault(event.site, (_frames(event.callers), event.via))
+                    report.collectives.append(replace(_collective(report.rank, event, at), callers=callers, via=via))
     if ends:
         report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 

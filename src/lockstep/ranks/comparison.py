@@ -37,8 +37,11 @@ class Comparison:
         self.steps: dict[int, int] = {}
         self.not_finite: dict[int, NotFinite] = {}
 
-    def take(self, rank: int, message: Replica) -> None:
-        """One rank's word on one step of one optimizer."""
+    def take(self, rank: int, message: Replica | NotFinite) -> None:
+        """One rank's word on one step of one optimizer, or, once, that its numbers are no numbers any more."""
+        if isinstance(message, NotFinite):
+            self.not_finite.setdefault(rank, message)
+            return
         optimizer, step = message.optimizer, message.step
         if step == 0 and optimizer == 0:
             self.names[rank] = message.names
@@ -52,10 +55,6 @@ class Comparison:
             self._compare(words, step)
         elif len(self.open) > OPEN_STEPS:
             del self.open[min(self.open)]
-
-    def take_not_finite(self, rank: int, message: NotFinite) -> None:
-        """One rank's word that its numbers are no numbers any more, the first time."""
-        self.not_finite.setdefault(rank, message)
 
     def _compare(self, words: Words, step: int) -> None:
         self.compared += step > 0

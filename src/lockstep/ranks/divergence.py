@@ -9,12 +9,12 @@ better when one side is moved by a few.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .mismatch import first_mismatch, signature
 from .places import said_of
-from .report import Collective, RankReport
+from .report import Collective, Frame, RankReport
 from .words import at, names
 
 FURTHEST = 64
@@ -32,6 +32,8 @@ class Divergence:
 
     calls: dict[int, Collective]
     odd: list[int]
+    by_callers: bool = False
+    """The lines of the calls are the same, but not what has called their functions."""
 
     @property
     def others(self) -> list[int]:
@@ -41,8 +43,15 @@ class Divergence:
     @property
     def first_side(self) -> list[int]:
         """The ranks that made the call of the lowest one, as far as its line tells."""
-        site = _site(self.calls[min(self.calls)])
-        return [rank for rank in sorted(self.calls) if _site(self.calls[rank]) == site]
+        key = _chain if self.by_callers else _site
+        site = key(self.calls[min(self.calls)])
+        return [rank for rank in sorted(self.calls) if key(self.calls[rank]) == site]
+
+    @property
+    def places(self) -> dict[int, Frame | None]:
+        """Where each made its call, or, if that is one line, where the code that came to it parted."""
+        came = _parting(self.calls) if self.by_callers else {}
+        return {rank: came[rank][-1] if came.get(rank) else call.frame for rank, call in self.calls.items()}
 
 
 def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
@@ -50,9 +59,9 @@ def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
     met = first_mismatch(members)
     found = [Divergence(met, _odd(met, members, signature))] if met is not None else []
     for sequences in _groups(members):
-        moved = _moved(sequences)
-        if moved is not None:
-            found.append(Divergence(moved, _odd(moved, members, _site)))
+        for key in (_site, _chain):
+            if (moved := _moved(sequences, key)) is not None:
+                found.append(Divergence(moved, _odd(moved, members, key), by_callers=key is _chain))
     return min(found, key=lambda one: min(call.start for call in one.calls.values()), default=None)
 
 
@@ -60,8 +69,33 @@ def say(parted: Divergence) -> str:
     """Who called what where the others called something else."""
     odd = parted.odd or parted.first_side
     mine, theirs = parted.calls[odd[0]], parted.calls[parted.others[0]]
-    here = "" if parted.odd else at(mine.frame)
-    return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {said_of(theirs)}{at(theirs.frame)}."
+    here = "" if parted.odd else at(parted.places[odd[0]])
+    there = at(parted.places[parted.others[0]])
+    return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {said_of(theirs)}{there}."
+
+
+def reached(calls: Mapping[int, Collective]) -> list[str]:
+    """How each side's code came to its call, if not directly: from where the sides parted, and through which libraries."""
+    sides: dict[str, list[int]] = {}
+    for rank, frames in _parting(calls).items():
+        said = [f"from {frame.short} ({frame.text})" for frame in frames[1:]]
+        said += [f"via {calls[rank].via}"] if calls[rank].via else []
+        sides.setdefault(", ".join(said) or "directly", []).append(rank)
+    if {*sides} <= {"directly"}:
+        return []
+    first, *others = [f"{names(ranks)} {how}" for how, ranks in sides.items()]
+    head = names(next(iter(sides.values())))
+    return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
+
+
+def _parting(calls: Mapping[int, Collective]) -> dict[int, list[Frame]]:
+    """The line of each call and its callers, the nearest first, but not those that all sides have in common."""
+    chains = {rank: [frame for frame in (one.frame, *one.callers) if frame] for rank, one in calls.items()}
+    outer = [chain[:0:-1] for chain in chains.values()]
+    common = next(
+        (n for n, ones in enumerate(zip(*outer, strict=False)) if len({*ones}) > 1), min(map(len, outer), default=0)
+    )
+    return {rank: chain[: len(chain) - common] for rank, chain in chains.items()}
 
 
 def _odd(met: dict[int, Collective], members: Sequence[RankReport], key: Callable[[Collective], Site]) -> list[int]:
@@ -91,7 +125,7 @@ def _groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collectiv
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _moved(group: dict[int, dict[int, Collective]]) -> dict[int, Collective] | None:
+def _moved(group: dict[int, dict[int, Collective]], key: Callable[[Collective], Site]) -> dict[int, Collective] | None:
     """The first number at which a side fits the other better when it is moved."""
     first = max(min(calls) for calls in group.values())
     last = max(max(calls) for calls in group.values())
@@ -99,19 +133,19 @@ def _moved(group: dict[int, dict[int, Collective]]) -> dict[int, Collective] | N
         met = {rank: calls[number] for rank, calls in group.items() if number in calls}
         if len(met) < 2:
             return None
-        sites = Counter(map(_site, met.values()))
+        sites = Counter(map(key, met.values()))
         if len(sites) == 1:
             continue
         usual = sites.most_common(1)[0][0]
-        one = next(rank for rank in sorted(met) if _site(met[rank]) == usual)
-        odd = [rank for rank in sorted(met) if _site(met[rank]) != usual]
-        if any(_is_moved(_from(group[rank], number), _from(group[one], number)) for rank in odd):
+        one = next(rank for rank in sorted(met) if key(met[rank]) == usual)
+        odd = [rank for rank in sorted(met) if key(met[rank]) != usual]
+        if any(_is_moved(_from(group[rank], number, key), _from(group[one], number, key)) for rank in odd):
             return met
     return None
 
 
-def _from(calls: dict[int, Collective], number: int) -> list[Site]:
-    return [_site(calls[n]) for n in range(number, min(number + COMPARED, max(calls) + 1)) if n in calls]
+def _from(calls: dict[int, Collective], number: int, key: Callable[[Collective], Site]) -> list[Site]:
+    return [key(calls[n]) for n in range(number, min(number + COMPARED, max(calls) + 1)) if n in calls]
 
 
 def _is_moved(one: list[Site], other: list[Site]) -> bool:
@@ -133,3 +167,8 @@ def _fit(one: list[Site], other: list[Site]) -> float:
 def _site(call: Collective) -> Site:
     frame = call.frame
     return (call.kind, call.inside, frame.file, frame.line) if frame is not None else (call.kind, call.inside)
+
+
+def _chain(call: Collective) -> Site:
+    """Of a call in a function that several places use, the line alone tells nothing."""
+    return (*_site(call), *call.callers)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .divergence import Divergence, first_divergence, say
+from .divergence import Divergence, first_divergence, reached, say
 from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
 from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
@@ -102,7 +102,9 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
         mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
         if mismatch and parted:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
-            return found if parted.calls == mismatch and len(kinds_of(mismatch)) == 1 else _parted(parted, found)
+            if parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
+                found = _parted(parted, found)
+            return replace(found, notes=(*found.notes, *reached(parted.calls)))
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
@@ -114,7 +116,7 @@ def _parted(parted: Divergence, found: Cause) -> Cause:
     at_fault = parted.odd or sorted(parted.calls)
     notes = tuple(SAME_ORDER if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
     return replace(
-        found, headline=say(parted), ranks=tuple(at_fault), frame=parted.calls[at_fault[0]].frame,
+        found, headline=say(parted), ranks=tuple(at_fault), frame=parted.places[at_fault[0]],
         rows=mismatch_rows(parted.calls, parted.odd), notes=notes,
     )  # fmt: skip
 

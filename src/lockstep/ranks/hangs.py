@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .divergence import Divergence, first_divergence, say
+from .divergence import Divergence, first_divergence, reached, say
 from .job import Job
 from .mismatch import first_mismatch, kinds_of, rule, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
@@ -34,6 +34,8 @@ class Finding:
     at_fault: Sequence[int]
     notes: Sequence[str]
     where: Mapping[int, Frame | None] = field(default_factory=dict)
+    calls: Mapping[int, Collective] = field(default_factory=dict)
+    """... and the calls that it is about, if those are not the ones that are waited for."""
 
 
 def hang(run: Run, job: Job) -> Cause:
@@ -47,6 +49,7 @@ def hang(run: Run, job: Job) -> Cause:
     at_fault, notes = found.at_fault, found.notes
     branch, line = _branch(found.where or _stood(waiting))
     said = [f"{note} {branch}" if branch and note == SAME_ORDER else note for note in notes]
+    said += reached(found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None})
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
         said.append(f"A thread of {idle} might still have done something; it did not for {job.idle_limit:g} s.")
@@ -122,7 +125,8 @@ def _parted(parted: Divergence) -> Finding:
         say(parted),
         parted.odd or sorted(parted.calls),
         [SAME_ORDER],
-        {rank: one.frame for rank, one in parted.calls.items()},
+        parted.places,
+        parted.calls,
     )
 
 

@@ -17,38 +17,23 @@ import secrets
 import socket
 import struct
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from .channel import Channel, ChannelError, whole
 from .job import Job, Meeting
+from .link import Link
 from .messages import Challenge, FromNode, Join, Start, ToNode, TurnedAway, Welcome, read
 from .network import Network, NotRun
 
 VERSION = 1
 """Of what nodes say to each other: two that differ in it don't try."""
-SILENT_SECONDS = 10.0
-"""A node that has said nothing for so long, though it speaks all the time, can't be reached any more."""
 STRANGER_BYTES = 1 << 14
 """How much is read from whoever has not proven anything."""
 STRANGER_SECONDS = 10.0
 AGAIN_SECONDS = 0.2
 CONNECT_SECONDS = 3.0
-
-
-@dataclass
-class Link:
-    """A connection to another node: its number, its machine's name, and how far its clock is behind this one's, in ns."""
-
-    node: int
-    host: str
-    channel: Channel
-    behind: int = 0
-    heard: float = field(default_factory=time.monotonic)
-
-    @property
-    def name(self) -> str:
-        """`node 1 (beta)`."""
-        return f"node {self.node} ({self.host})"
+NOTICE_SECONDS = 1.0
+"""After so long the user is told who is missing."""
 
 
 class Host:
@@ -61,7 +46,7 @@ class Host:
         self.strangers: dict[Channel, tuple[str, float]] = {}
         self.links: dict[int, Link] = {}
         self.turned_away: list[str] = []
-        """What the user should know of those that were."""
+        """What the user should know of those that were, and has not been told."""
 
     def look(self) -> bool:
         """Take those that come; true when all have."""
@@ -131,7 +116,6 @@ class Host:
             number = message.node or min(set(range(1, self.job.nodes)) - self.links.keys())
             channel.send(Welcome(_proof(self.meeting, message.nonce, "node 0"), number))
             channel.socket.setblocking(False)
-            _keep_alive(channel.socket)
             self.links[number] = Link(number, message.host, channel, time.monotonic_ns() - message.time)
 
     def _refusal(self, join: Join, nonce: str) -> str:
@@ -205,7 +189,6 @@ class Guest:
             self.error = _said(error)
             return
         sock.setblocking(False)
-        _keep_alive(sock)
         self.link = Link(0, self.meeting.host, Channel(sock))
 
     def _take(self, link: Link, message: object) -> None:
@@ -255,6 +238,28 @@ def find(job: Job, meeting: Meeting) -> Host | Guest:
     return Host(job, meeting, listening)
 
 
+def gather(party: Host | Guest, wait: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    """Until all have come. `wait` lets a moment pass, and is false when the run has been ended; `tell` tells the user.
+
+    Raises NotRun when they do not come.
+    """
+    began, told = time.monotonic(), ""
+    try:
+        while not party.look():
+            goes_on = wait()
+            waited = time.monotonic() - began
+            if not goes_on or waited > party.meeting.patience:
+                raise NotRun(f"{f'after {waited:.0f} s' if goes_on else 'interrupted'}: {party.missing()}")
+            while isinstance(party, Host) and party.turned_away:
+                tell(party.turned_away.pop(0))
+            if waited > NOTICE_SECONDS and told != (now := party.missing()):
+                told = now
+                tell(now)
+    except BaseException:
+        party.close()
+        raise
+
+
 class Between(Network):
     """This machine's own network, for ranks that reach those of other machines through it.
 
@@ -292,10 +297,3 @@ def _said(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "no program listens there yet"
     return (error.strerror or str(error)).lower()
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """A peer that is gone without a word ends the connection, instead of filling it up for a quarter of an hour."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_SECONDS * 1000))

@@ -9,8 +9,8 @@ from typing import Any
 
 from .channel import Channel
 from .job import Job
-from .messages import Begin, End, MadeGroup, Mark, MemberReport, Pulse, Raised, Role, StackReport, Waited
-from .report import Outcome, RunEnd
+from .messages import Begin, Event, MadeGroup, MemberReport, Pulse, Raised, Role, StackReport
+from .report import Outcome, RunEnd, Why
 
 KEPT_EVENTS = 50_000
 
@@ -30,7 +30,7 @@ class Member:
     frames: list[Any] = field(default_factory=list)
     stack: StackReport | None = None
     watcher: int | None = None
-    events: deque[Begin | End | Waited | Mark | MadeGroup] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     observed: int = 0
     shown: int = 0
     observed_headers: int = 0
@@ -99,6 +99,18 @@ class RunState:
     last_word: float = field(default_factory=time.monotonic)
     failed_at: float | None = None
     end: RunEnd | None = None
+    stops: list[int] = field(default_factory=list)
+    """The signals by which the run has been told to end."""
+
+    @property
+    def signal(self) -> int:
+        """The first of them; 0 for none."""
+        return self.stops[0] if self.stops else 0
+
+    def end_by(self, end: RunEnd) -> None:
+        """Note why the run ends, the first time; a client that is gone needs no other reason."""
+        if self.end is None or end.why is Why.CLIENT_GONE:
+            self.end = end
 
     @property
     def ranks(self) -> list[Member]:

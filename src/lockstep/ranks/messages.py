@@ -43,7 +43,7 @@ class Hello(msgspec.Struct, tag_field="event", tag="hello"):
 
 
 class Begin(msgspec.Struct, tag_field="event", tag="begin"):
-    """A communication call begins; see `report.Collective`."""
+    """A communication call begins; see `report.Collective`. `callers` and `via` come with the first call of a `site`."""
 
     number: int
     kind: str
@@ -60,6 +60,9 @@ class Begin(msgspec.Struct, tag_field="event", tag="begin"):
     peer: int | None = None
     frame: Place = None
     device: str = ""
+    site: int = 0
+    callers: list[Place] = []
+    via: str = ""
 
 
 class End(msgspec.Struct, tag_field="event", tag="end"):
@@ -203,7 +206,9 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-FromRank = (Hello | Begin | End | Waited | Mark | MadeGroup | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
+Event = Begin | End | Waited | Mark | MadeGroup
+"""What a rank tells of its communication."""
+FromRank = (Hello | Event | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
 
@@ -300,7 +305,7 @@ class Events(msgspec.Struct, tag_field="event", tag="events"):
     """Some of what a member has done, in order."""
 
     member: int
-    events: list[Begin | End | Waited | Mark | MadeGroup]
+    events: list[Event]
 
 
 class Refused(msgspec.Struct, tag_field="event", tag="not run"):
@@ -428,7 +433,7 @@ class Ended(msgspec.Struct, tag_field="event", tag="rank ended"):
     code: int | None = None
 
 
-Relayed = Begin | End | Waited | Mark | MadeGroup | Replica | NotFinite | Ended
+Relayed = Event | Replica | NotFinite | Ended
 
 
 class Said(msgspec.Struct):

@@ -8,27 +8,22 @@ end each node reports how its ranks ended, and node 0 tells them in a line what 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from .channel import ChannelError, whole
-from .meeting import SILENT_SECONDS, Link
+from .conversation import Conversation
+from .link import Link
 from .member import Member, RunState
 from .messages import (
     Alive,
     AskNode,
-    Begin,
-    End,
     Ended,
     EndRun,
+    Event,
     Explained,
     FromNode,
-    MadeGroup,
-    Mark,
     MemberReport,
     NodeFinished,
     Pulse,
@@ -40,7 +35,6 @@ from .messages import (
     Stop,
     ToNode,
     Waited,
-    read,
 )  # fmt: skip
 from .report import Outcome, RunEnd, Why
 
@@ -52,15 +46,8 @@ LAST_WORDS_SECONDS = 10.0
 class OtherNodes:
     """On node 0: the other nodes, and their ranks as far as they are known here."""
 
-    def __init__(
-        self,
-        run: RunState,
-        links: list[Link],
-        selector: selectors.BaseSelector,
-        supervisor: Any,
-        end_run: Callable[[RunEnd], None],
-    ) -> None:
-        self.run, self.links, self.selector, self.supervisor, self.end_run = run, links, selector, supervisor, end_run
+    def __init__(self, run: RunState, links: list[Link], talk: Conversation) -> None:
+        self.run, self.links, self.talk = run, links, talk
         self.finished: set[int] = set()
         self.stray: list[str] = []
         self.temporary: list[str] = []
@@ -70,58 +57,39 @@ class OtherNodes:
             run.elsewhere += [
                 Member(Role.RANK, rank, 0, node=link.node) for rank in range(first, first + run.job.per_node)
             ]
-            selector.register(link.channel, selectors.EVENT_READ, lambda link=link: self._hear(link))
+            link.open(talk.selector, FromNode, partial(self._take, link), partial(self._lose, link))
+        talk.ask_elsewhere = self.ask
 
     def look(self) -> None:
         """Note who has fallen silent; be heard."""
-        now = time.monotonic()
         for link in list(self.links):
-            if now - link.heard > SILENT_SECONDS:
-                self._lose(link, f"has not answered for {SILENT_SECONDS:.0f} s: its network or its machine is down")
+            link.look()
+        now = time.monotonic()
         if now - self.said_alive > ALIVE_SECONDS:
             self.said_alive = now
             self._tell(Alive(os.getpid()))
 
     def ask(self, number: int, members: list[Member], insist: bool) -> None:
         """Ask where these of their ranks stand; `Samples` will come."""
-        for link in self.links:
+        for link in list(self.links):
             if ranks := [one.rank or 0 for one in members if one.node == link.node]:
-                self._send(link, AskNode(number, ranks, insist))
+                link.send(AskNode(number, ranks, insist))
 
     def end(self, why: Why, signal: int) -> None:
         """Have them end their ranks."""
         self._tell(EndRun(why, signal))
 
+    def explain(self, explained: Explained) -> None:
+        """The last word."""
+        self._tell(explained)
+
     def all_finished(self) -> bool:
         """True when every node that is still there has ended its ranks."""
         return all(link.node in self.finished for link in self.links)
 
-    def explained(self, message: Explained) -> None:
-        """The last word."""
-        self._tell(message)
-
-    def _tell(self, message: Any) -> None:
+    def _tell(self, message: EndRun | Alive | Explained) -> None:
         for link in list(self.links):
-            self._send(link, message)
-
-    def _send(self, link: Link, message: Any) -> None:
-        try:
-            link.channel.send(message)
-        except OSError:
-            self._lose(link, "is gone: its connection has ended")
-
-    def _hear(self, link: Link) -> None:
-        if link not in self.links:
-            return
-        try:
-            messages = link.channel.receive()
-            if messages is None:
-                self._lose(link, "is gone: its connection has ended")
-            for raw, _ in messages or ():
-                link.heard = time.monotonic()
-                self._take(link, read(FromNode, whole(raw)))
-        except (ChannelError, ValueError):
-            self._lose(link, "has said what no node says")
+            link.send(message)
 
     def _take(self, link: Link, message: Any) -> None:
         match message:
@@ -134,11 +102,11 @@ class OtherNodes:
             case Samples(number, stacks):
                 for rank, stack in stacks:
                     member = self._member(link, rank)
-                    if member is not None and number == self.supervisor.asked:
+                    if member is not None and number == self.talk.asked:
                         member.sample = stack
             case Stop(signal):
-                self.supervisor.stops.append(signal)
-                self.end_run(RunEnd(Why.INTERRUPTED, node=link.name))
+                self.run.stops.append(signal)
+                self.run.end_by(RunEnd(Why.INTERRUPTED, node=link.name))
             case NodeFinished():
                 self.finished.add(link.node)
                 self.stray += [f"{link.host}: {text}" for text in message.stray]
@@ -149,44 +117,39 @@ class OtherNodes:
 
     def _take_said(self, link: Link, member: Member, message: Relayed) -> None:
         if isinstance(message, Ended):
-            self.supervisor.end(member, message.outcome, message.code)
+            self.talk.end(member, message.outcome, message.code)
             self.run.last_word = time.monotonic()
             return
-        if isinstance(message, (Begin, End, Waited, Mark, MadeGroup)):
+        if isinstance(message, Event):
             message.time += link.behind
         if isinstance(message, Waited):
             message.since += link.behind
-        self.supervisor.take(member, message, b"")
+        self.talk.take(member, message, b"")
 
     def _member(self, link: Link, rank: int) -> Member | None:
         return next((one for one in self.run.elsewhere if one.node == link.node and one.rank == rank), None)
 
     def _lose(self, link: Link, how: str) -> None:
-        if link not in self.links:
-            return
         self.links.remove(link)
-        with contextlib.suppress(KeyError, ValueError):
-            self.selector.unregister(link.channel)
-        link.channel.close()
         if link.node in self.finished:
             return
         for member in self.run.elsewhere:
             if member.node == link.node and not member.done:
                 member.stop_here(Outcome.LOST, self.run.elapsed())
-        self.end_run(RunEnd(Why.NODE_LOST, node=f"{link.name} {how}"))
+        self.run.end_by(RunEnd(Why.NODE_LOST, node=how))
 
 
 class NodeZero:
     """On another node: node 0, which decides."""
 
-    def __init__(self, link: Link, selector: selectors.BaseSelector, end_run: Callable[[RunEnd], None]) -> None:
-        self.link, self.selector, self.end_run = link, selector, end_run
+    def __init__(self, run: RunState, link: Link, talk: Conversation) -> None:
+        self.run, self.link, self.talk = run, link, talk
         self.said: list[Said] = []
         self.questions: list[AskNode] = []
         self.end: EndRun | None = None
         self.explained: Explained | None = None
-        self.gone = False
-        selector.register(link.channel, selectors.EVENT_READ, self._hear)
+        link.open(talk.selector, ToNode, self._take, self._lose)
+        talk.relay = self.relay
 
     def relay(self, rank: int, message: Relayed) -> None:
         """Have node 0 know what a rank here has said."""
@@ -197,40 +160,32 @@ class NodeZero:
         if self.said:
             said, self.said = self.said, []
             for at in range(0, len(said), 2000):
-                self.send(Relay(said[at : at + 2000]))
+                self.link.send(Relay(said[at : at + 2000]))
         if pulse is not None:
-            self.send(pulse)
-        if time.monotonic() - self.link.heard > SILENT_SECONDS:
-            self._lose(f"has not answered for {SILENT_SECONDS:.0f} s: its network or its machine is down")
+            self.link.send(pulse)
+        self.link.look()
 
-    def answer(self, question: AskNode, members: list[Member]) -> None:
-        """These are those that were asked for, and have been asked."""
-        known = [(one.rank or 0, one.sample) for one in members if one.sample is not None]
-        self.send(Samples(question.id, known))
+    def answer(self) -> None:
+        """Ask the ranks here what node 0 wants to know."""
+        while self.questions:
+            question = self.questions.pop(0)
+            members = [one for one in self.run.ranks if one.rank in question.ranks]
+            self.talk.ask(members, question.insist)
+            known = [(one.rank or 0, one.sample) for one in members if one.sample is not None]
+            self.link.send(Samples(question.id, known))
+
+    def is_expected(self) -> bool:
+        """True as long as it may still say what it has found."""
+        return not self.link.lost and self.explained is None
 
     def finish(self, members: list[MemberReport], stray: list[str], temporary: list[str]) -> None:
         """All here have ended."""
         self.look(None)
-        self.send(NodeFinished(members, stray, temporary))
+        self.link.send(NodeFinished(members, stray, temporary))
 
-    def send(self, message: Any) -> None:
-        """Say something, as long as node 0 is there."""
-        if not self.gone:
-            try:
-                self.link.channel.send(message)
-            except OSError:
-                self._lose("is gone: its connection has ended")
-
-    def _hear(self) -> None:
-        try:
-            messages = self.link.channel.receive()
-            if messages is None:
-                self._lose("is gone: its connection has ended")
-            for raw, _ in messages or ():
-                self.link.heard = time.monotonic()
-                self._take(read(ToNode, whole(raw)))
-        except (ChannelError, ValueError):
-            self._lose("has said what no node says")
+    def stop(self, signal: int) -> None:
+        """This node was told to end."""
+        self.link.send(Stop(signal))
 
     def _take(self, message: Any) -> None:
         match message:
@@ -242,11 +197,5 @@ class NodeZero:
                 self.explained = message
 
     def _lose(self, how: str) -> None:
-        if self.gone:
-            return
-        self.gone = True
-        with contextlib.suppress(KeyError, ValueError):
-            self.selector.unregister(self.link.channel)
-        self.link.channel.close()
         if self.end is None:
-            self.end_run(RunEnd(Why.NODE_LOST, node=f"{self.link.name} {how}"))
+            self.run.end_by(RunEnd(Why.NODE_LOST, node=how))

@@ -13,6 +13,7 @@ inside a collective, since that wait releases the interpreter lock.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import inspect
 import os
@@ -30,7 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from .calls import CALLS, around, inside_of
+from .calls import CALLS, around, inside_of, library_of
 from .channel import Channel, ChannelError, encode
 from .messages import (
     Ask,
@@ -95,6 +96,9 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of an object collective in which a rank works by itself, for as long as its objects need."""
 
 UNTOLD_SECONDS = 2.0
+CALLERS = 6
+SITES_AGAIN = 10_000
+"""So often a call says again where it comes from: of a long run the first ones are forgotten."""
 
 _current: Recorder | None = None
 
@@ -114,6 +118,7 @@ class Recorder:
         self._hidden = (*hidden, _TORCH, _HERE)
         self._lock = threading.RLock()  # a signal handler or a finalizer may communicate while this thread records
         self._number = 0
+        self._sites: dict[Any, int] = {}
         self._in_group: dict[str, int] = {}
         self._of_kind: dict[tuple[str, str], int] = {}
         self._point_to_point: dict[tuple[str, str, int | None], int] = {}
@@ -138,7 +143,7 @@ class Recorder:
         tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
         group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
-        frame, inside, reduce_op = self.caller()
+        frame, callers, via, inside, reduce_op = self.caller()
         if self.reduced is not None and inside == "backward":
             self.reduced(tensors)
         with self._lock:
@@ -151,6 +156,9 @@ class Recorder:
             else:
                 group_number = self._in_group[group] = self._in_group.get(group, 0) + 1
             of_kind = self._of_kind[group, kind] = self._of_kind.get((group, kind), 0) + 1
+            if number % SITES_AGAIN == 0:
+                self._sites.clear()
+            known, site = len(self._sites), self._sites.setdefault((frame, *callers, via), len(self._sites))
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
             self.send(Begin(
@@ -161,6 +169,7 @@ class Recorder:
                 device=first.device.type if first is not None else "",
                 time=time.monotonic_ns(), inside=inside, reduce_op=reduce_op,
                 peer=int(peer) if isinstance(peer, int) else None, frame=frame,
+                site=site, callers=callers if site == known else [], via=via if site == known else "",
             ))  # fmt: skip
         return number
 
@@ -266,24 +275,29 @@ class Recorder:
 
     def is_users(self, filename: str) -> bool:
         """True for code that is neither Python's, nor an installed library's, nor ours."""
-        if filename.startswith("<frozen") or filename == "<string>":
-            return False
-        return not filename.startswith((*self._hidden, _PYTHON)) and not _INSTALLED.search(filename)
+        return _is_users(filename, self._hidden)
 
-    def caller(self) -> tuple[Place, str, str]:
-        """The user's frame below this call, the part of DDP in between, and the reduce operation."""
+    def caller(self) -> tuple[Place, list[Place], str, str, str]:
+        """The user's frame below this call, its callers, the libraries' frames in between, the part of DDP, and the reduction."""
         frame: FrameType | None = sys._getframe(2)
-        inside = ""
-        reduce_op = ""
-        while frame is not None:
-            code = frame.f_code
-            if self.is_users(code.co_filename):
-                return (code.co_filename, frame.f_lineno, code.co_name), inside, reduce_op
-            if not reduce_op and code.co_filename.endswith("distributed_c10d.py") and "op" in code.co_varnames:
-                reduce_op = _reduce_name(frame.f_locals.get("op"))
-            inside = around(inside, inside_of(code.co_filename, code.co_name))
+        users: list[Place] = []
+        libraries: list[str] = []
+        folded = 0
+        inside = reduce_op = ""
+        while frame is not None and len(users) <= CALLERS:
+            file, name = frame.f_code.co_filename, frame.f_code.co_name
+            if self.is_users(file):
+                users.append((file, frame.f_lineno, name))
+            elif not users:
+                if not reduce_op and file.endswith("distributed_c10d.py") and "op" in frame.f_code.co_varnames:
+                    reduce_op = _reduce_name(frame.f_locals.get("op"))
+                inside = around(inside, inside_of(file, name))
+                folded += not file.startswith(_HERE)
+                if library := _library_in(file, frame.f_globals.get("__name__", "")):
+                    libraries.append(library)
             frame = frame.f_back
-        return None, inside, reduce_op
+        via = f"{folded} frames of {' and '.join(dict.fromkeys(libraries[::-1]))}" if libraries else ""
+        return (users or [None])[0], users[1:], via, inside, reduce_op
 
     def stack(self) -> StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
@@ -391,6 +405,18 @@ class Recorder:
             except Exception as error:
                 stack = StackReport(detail={"error": repr(error)})
             self.send(Sample(asked.id, stack))
+
+
+@functools.lru_cache(4096)
+def _is_users(filename: str, hidden: tuple[str, ...]) -> bool:
+    if filename.startswith("<frozen") or filename == "<string>":
+        return False
+    return not filename.startswith((*hidden, _PYTHON)) and not _INSTALLED.search(filename)
+
+
+@functools.lru_cache(4096)
+def _library_in(filename: str, module: str) -> str:
+    return library_of(module) if _INSTALLED.search(filename) or filename.startswith(_TORCH) else ""
 
 
 @contextlib.contextmanager
@@ -549,6 +575,8 @@ def _keep_groups(recorder: Recorder) -> None:
     parameters = inspect.signature(make)
 
     def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
+        if recorder.pid != os.getpid():  # A child of this rank: the channel is not its own, nor is the lock on it.
+            return make(*args, **kwargs)
         with contextlib.suppress(Exception):
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])

@@ -150,6 +150,7 @@ class Collective:
     of a group meet when theirs are equal. `nbytes` is what this rank put in (for a receive: what it asked for).
     `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline. `members` are
     the ranks of the group, as the default group numbers them. `of_kind` counts the group's calls of this kind from 1.
+    `callers` called `frame`'s function, the nearest first; `via` is what lies between `frame` and the call, folded.
     """
 
     rank: int
@@ -168,6 +169,8 @@ class Collective:
     end: float | None = None
     members: tuple[int, ...] = ()
     of_kind: int = 0
+    callers: tuple[Frame, ...] = ()
+    via: str = ""
 
     @property
     def is_point_to_point(self) -> bool:

@@ -107,7 +107,7 @@ def _caught(recorder: Any, error: SystemExit) -> Raised | None:
 def _message(error: BaseException) -> str:
     with contextlib.suppress(Exception):
         if isinstance(error, SyntaxError):
-            return f"{error.msg} (line {error.lineno})"
+            return f"{error.msg} (line {error.lineno})" if error.lineno else error.msg
         return str(error)[:20_000]
     return ""
 

@@ -156,7 +156,7 @@ for (const quiz of document.querySelectorAll(".quiz")) {
     const [right, because] = JSON.parse(new TextDecoder().decode(bytes))[number];
     buttons.forEach((one) => { one.setAttribute("aria-pressed", one === pressed); one.className = "" });
     pressed.className = right ? "right" : "wrong";
-    feedback.innerHTML = `<b class="${pressed.className}">${right ? "Right." : "Not so."}</b> ${because}`;
+    feedback.innerHTML = `<b class="${pressed.className}">${right ? "Right." : "Not quite."}</b> ${because}`;
     return right;
   };
   buttons.forEach((pressed, number) => pressed.addEventListener("click", () => {

@@ -3,7 +3,8 @@
 Read from their sources: Moodle's `mod/assign/feedback/offline/importgradeslib.php` wants the columns Identifier, Grade
 and Last modified (grade), as its own worksheet in English has them, and `mod/assign/feedback/file/importziplib.php`
 files whose names begin with `Fullname_NUMBER_assignsubmission_file_`. Canvas's `lib/gradebook_importer.rb` wants
-Student, ID, Section and one column for each assignment, and a row with the points possible.
+Student, ID, Section and one column for each assignment, and a row with the points possible; for files,
+`generate_comments_from_files` of its assignments wants names with `_USER_ATTACHMENT_`, of what was handed in.
 
 A learner whose grading broke on our side is in no gradebook. Who is excused from a part gets the same share of the
 whole; who is excused from everything is `EX` for Canvas, and not in Moodle's worksheet, which has no word for it.
@@ -36,25 +37,25 @@ def moodle_csv(graded: ClassResult, grades: Grades, rounding: Rounding) -> str:
     """A grading worksheet for those who were handed in through Moodle; only its header when nobody was."""
     most = _most(grades)
     rows: list[Sequence[object]] = [MOODLE]
-    for one, number in _of(graded, "moodle"):
+    for one, number, _ in _of(graded, "moodle"):
         points = _points(grades[one.id], most, rounding)
         if points is not None:
-            said = _feedback(grades[one.id])
+            said = _feedback(one, grades[one.id])
             rows.append((f"Participant {number}", cell(one.handed.shown), points, most, "-", cell(said)))
     return csv_text(rows)
 
 
-def _feedback(grade: Grade) -> str:
+def _feedback(one: Learner, grade: Grade) -> str:
     """HTML on one line, which Moodle shows as it is."""
     shown = [rendered(f"**{on(name)}**\n\n{text}") for name, text in grade.comments]
-    return html.escape("; ".join(grade.lines)) + "".join(shown)
+    return html.escape("; ".join((*grade.lines, *one.handed.refused, *one.handed.notes))) + "".join(shown)
 
 
 def canvas_csv(graded: ClassResult, grades: Grades, rounding: Rounding, assignment: str) -> str:
     """A gradebook with one assignment for those who were handed in through Canvas."""
     most = _most(grades)
     rows: list[Sequence[object]] = [(*CANVAS, cell(assignment)), ("    Points Possible", "", "", most)]
-    for one, number in _of(graded, "canvas"):
+    for one, number, _ in _of(graded, "canvas"):
         points = _points(grades[one.id], most, rounding)
         if points is not None or not one.faulty:
             rows.append((cell(one.handed.shown), int(number), "", EXCUSED if points is None else points))
@@ -63,23 +64,45 @@ def canvas_csv(graded: ClassResult, grades: Grades, rounding: Rounding, assignme
 
 def moodle_feedback(graded: ClassResult, pages: Mapping[str, bytes]) -> bytes:
     """The zip with each learner's page, `pages[id]`, as a feedback file. The same pages give the same bytes."""
+    named = {
+        one.id: f"{_named(one)}_{number}_assignsubmission_file_{REPORT}" for one, number, _ in _of(graded, "moodle")
+    }
+    return _zip(graded, pages, named)
+
+
+def canvas_feedback(graded: ClassResult, pages: Mapping[str, bytes]) -> bytes:
+    """The same for Canvas, without those of whom no uploaded file is known."""
+    known = [(one, number, upload) for one, number, upload in _of(graded, "canvas") if upload]
+    return _zip(graded, pages, {one.id: f"{_named(one)}_{number}_{upload}_{REPORT}" for one, number, upload in known})
+
+
+def _named(one: Learner) -> str:
+    name = re.sub(r"[^\w .-]|_", " ", visible(one.handed.shown))[:60].strip(" .~")
+    return "Participant" if name.isdigit() or not name else name  # Canvas takes the first number for the learner's
+
+
+def _zip(graded: ClassResult, pages: Mapping[str, bytes], named: Mapping[str, str]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for one, number in _of(graded, "moodle"):
-            if not one.faulty and one.id in pages:
-                name = re.sub(r"[^\w .-]|_", " ", visible(one.handed.shown))[:60].strip(" .~") or "Participant"
-                info = zipfile.ZipInfo(f"{name}_{number}_assignsubmission_file_{REPORT}", EARLIEST)
+        for one in graded.learners:
+            if not one.faulty and one.id in pages and one.id in named:
+                info = zipfile.ZipInfo(named[one.id], EARLIEST)
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, pages[one.id])
     return buffer.getvalue()
 
 
-def _of(graded: ClassResult, system: str) -> list[tuple[Learner, str]]:
-    """Those who have a number there, and the number. Two who claim the same one are both left out."""
-    found = [(one, number) for one in graded.learners for kind, _, number in [one.handed.account.partition(" ")]
+def _of(graded: ClassResult, system: str) -> list[tuple[Learner, str, str]]:
+    """Those who have a number there, the number and their last upload's. Two with the same are both left out."""
+    found = [(one, number, upload) for one in graded.learners for kind, number, upload in [_account(one)]
              if kind == system and number.isdigit()]  # fmt: skip
-    numbers = [number for _, number in found]
-    return [(one, number) for one, number in found if numbers.count(number) == 1]
+    numbers = [number for _, number, _ in found]
+    return [each for each in found if numbers.count(each[1]) == 1]
+
+
+def _account(one: Learner) -> tuple[str, str, str]:
+    system, number, upload = (*one.handed.account.split(" "), "", "")[:3]
+    return system, number, upload
 
 
 def _most(grades: Grades) -> Decimal:

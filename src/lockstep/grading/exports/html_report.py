@@ -77,6 +77,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
         "mark": MARKS[check.outcome],
         "kind": KINDS[check.outcome],
         "state": STATES[check.outcome],
+        "waits": check.outcome is CheckOutcome.NOT_RUN and check.reason.startswith("needs “"),
         "reason": check.reason if check.reason != NOT_HANDED_IN else "",
         "output": _own(learner, cut(check.output)).strip("\n"),
         "id": cut(found.id, MOST_NAME) if found else "",
