@@ -209,7 +209,8 @@ def test_the_check_of_a_stub_is_one_line(name: str, tmp_path: Path) -> None:
     shown = call("check", name, "--submission", str(stub)).stdout
     said = " ".join(shown.strip().partition("\n\n")[0].split())
     at = next(n for n, line in enumerate(stub.read_text().splitlines(), 1) if "raise NotImplementedError" in line)
-    assert said == f"{name} ✗ Nothing is written here yet · {stub}:{at} · ./lockstep hint {name}"
+    parts = "Nothing is written here yet", f"{stub}:{at}", f"./lockstep hint {name}"  # too long for one line of 100
+    assert said in (f"{name} ✗ {mark.join(parts)}" for mark in (" · ", " "))
 
 
 def test_a_stub_that_an_exercise_uses_is_named(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def show_status(course: Course) -> None:
         number = known[now.here[0]].outline.number
         console().print(Text(fit(f"You are in chapter {number}, “{now.here[1]}”.", width()), style="bold"))
     for number, chapter in enumerate(course.chapters, 1):
+        if chapter.name not in known and not set(chapter.exercises) & set(course.names):
+            continue  # a course of some exercises has not all chapters
         _show_chapter(number, chapter, known.get(chapter.name))
         rows = Table(box=None, pad_edge=False, show_header=False)
         for name in chapter.exercises:
