@@ -117,7 +117,11 @@ def test_a_page_holds_all_that_the_notebook_holds(book: Path, name: str) -> None
     shown = "".join(page.find("main").get_text().split())
     for cell in json.loads((ROOT / "chapters" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
-        if cell["cell_type"] == "code" and not source.splitlines()[-1].startswith("quiz(") and "course_map(" not in source:
+        if (
+            cell["cell_type"] == "code"
+            and not source.splitlines()[-1].startswith("quiz(")
+            and "course_map(" not in source
+        ):
             assert "".join(source.split()) in shown, source
             for output in cell["outputs"]:
                 if output["output_type"] == "stream":
