@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from lockstep.grading.on_rank import join, mark, observe, rank
+from lockstep.grading.on_rank import join, mark, observe
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs, and the gradient of the loss with respect to the output."""
@@ -99,17 +99,12 @@ def held(submission, state: dict[str, torch.Tensor], batch: Batch) -> None:
     observe("held", bytes_at)
 
 
-def work(submission, state: dict[str, torch.Tensor], batch: Batch, one_needs: bool = False) -> None:
-    """The floating-point operations of backward: of inputs that need a gradient, and of inputs that don't.
-
-    With `one_needs`, the inputs of rank 0 need one and those of the other ranks don't.
-    """
+def work(submission, state: dict[str, torch.Tensor], batch: Batch) -> None:
+    """The floating-point operations of backward: of inputs that need a gradient, and of inputs that don't."""
     device = join()
     layer = submission.ShardedLinear(linear_of(state, device))
     counted = []
-    if one_needs:
-        mark("one needs")
-    for needed in (rank() == 0,) if one_needs else (True, False):
+    for needed in (True, False):
         output = layer(batch[0].clone().to(device).requires_grad_(needed))
         with FlopCounterMode(display=False) as counter:
             output.backward(batch[1].to(device))

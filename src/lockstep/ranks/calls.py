@@ -34,9 +34,13 @@ def around(inner: str, outer: str) -> str:
     return outer or inner
 
 
+WRAPPERS = ("typing_extensions", "wrapt", "decorator")
+"""Libraries whose frames are only around a function of somebody else's."""
+
+
 def library_of(module: str) -> str:
     """`torch.distributed.fsdp` or `accelerate`, for a module of a library that communicates; empty for PyTorch's plumbing."""
     first, *rest = module.split(".")
     if first != "torch":
-        return first
+        return "" if first in WRAPPERS else first
     return f"torch.distributed.{rest[1]}" if rest[0:1] == ["distributed"] and len(rest) > 2 else ""
