@@ -215,32 +215,6 @@ def test_evaluation(grader: Grader) -> None:
         grader.fail_on(wrapped, "evaluates-the-wrapper", what, at=r"evaluate\( || " + EVALUATION)
 
 
-@pytest.mark.needs("test_samples")
-def test_speaks(grader: Grader) -> None:
-    """rank 0 tells where it starts and how it goes, with the loss over all ranks; no other rank says anything"""
-    run = through(grader)
-    told, *others = [report.stdout for report in run.ranks]
-    loud = [rank for rank, said in enumerate(others, 1) if said.strip()]
-    printed = f"{{ranks}} printed: {''.join(others).strip().partition(chr(10))[0]}"
-    grader.fail_on(loud, "every-rank-speaks", printed, at=r"print\( || " + TRAIN)
-    at, lines = r"say\(|print\( || " + TRAIN, told.strip().splitlines()
-    what = f"In {TOTAL} steps and {EPOCHS} epochs, with --log-every 2, rank 0 printed {len(lines)} lines."
-    enough = len(lines) >= 1 + TOTAL // 2 + EPOCHS and re.search(r"\d\.\d", told)
-    grader.fail_on(() if enough else [0], "says-nothing", what, at=at)
-    steps, of = run.observed("steps")[0], data(grader)["train"]
-    losses = [model.loss(one["weights"], of, together(run, n)) for n, one in enumerate(steps)]
-    printed = [str(n) for n, loss in enumerate(losses, 1) if model.prints(told, loss)]
-    what = f"With --log-every 2, rank 0 printed the losses of the steps {', '.join(printed)}."
-    grader.fail_on([0] * (len(printed) > TOTAL // 2 + 1), "logs-too-often", what, at=r"log_every || " + at)
-    second = steps[1]
-    whole, own = (model.loss(second["weights"], of, samples) for samples in (together(run, 1), share(second)))
-    what = f"In step 2 the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
-    grader.fail_on([0] * (model.prints(told, own) and not model.prints(told, whole)), "rank-local-loss", what, at=at)
-    logged = [set(range(start, TOTAL + 1, 2)) for start in (1, 2)]  # whether it counts from 0 or from 1
-    what = f"With --log-every 2, {{ranks}} printed the losses over all ranks of the steps {', '.join(printed) or 'none'} alone."
-    grader.fail_on([0] * (not any(one <= set(map(int, printed)) for one in logged)), "rank-local-loss", what, at=at)
-
-
 @pytest.mark.needs("test_step")
 def test_loss(grader: Grader) -> None:
     """train_step returns the mean loss of this rank's micro-batches before the step, without a graph"""
@@ -263,6 +237,33 @@ def test_loss(grader: Grader) -> None:
     kept = [rank for rank, graph in enumerate(run.observed("graph")) if graph]
     what = "The loss that train_step returned on {ranks} still requires a gradient."
     grader.fail_on(kept, "loss-keeps-its-graph", what, at=at)
+
+
+@pytest.mark.needs("test_samples", "test_loss")
+def test_speaks(grader: Grader) -> None:
+    """rank 0 tells where it starts and how it goes, with the loss over all ranks; no other rank says anything"""
+    run = through(grader)
+    told, *others = [report.stdout for report in run.ranks]
+    loud = [rank for rank, said in enumerate(others, 1) if said.strip()]
+    printed = f"{{ranks}} printed: {''.join(others).strip().partition(chr(10))[0]}"
+    grader.fail_on(loud, "every-rank-speaks", printed, at=r"print\( || " + TRAIN)
+    at, lines = r"say\(|print\( || " + TRAIN, told.strip().splitlines()
+    what = f"In {TOTAL} steps and {EPOCHS} epochs, with --log-every 2, rank 0 printed {len(lines)} lines."
+    enough = len(lines) >= 1 + TOTAL // 2 + EPOCHS and re.search(r"\d\.\d", told)
+    grader.fail_on(() if enough else [0], "says-nothing", what, at=at)
+    steps, of = run.observed("steps")[0], data(grader)["train"]
+    losses = [model.loss(one["weights"], of, together(run, n)) for n, one in enumerate(steps)]
+    printed = [str(n) for n, loss in enumerate(losses, 1) if model.prints(told, loss)]
+    what = f"With --log-every 2, rank 0 printed the losses of the steps {', '.join(printed)}."
+    grader.fail_on([0] * (len(printed) > TOTAL // 2 + 1), "logs-too-often", what, at=r"log_every || " + at)
+    second = steps[1]
+    whole, own = (model.loss(second["weights"], of, samples) for samples in (together(run, 1), share(second)))
+    what = f"In step 2 the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
+    grader.fail_on([0] * (model.prints(told, own) and not model.prints(told, whole)), "rank-local-loss", what, at=at)
+    logged = [set(range(start, TOTAL + 1, 2)) for start in (1, 2)]  # whether it counts from 0 or from 1
+    which = f"step {', '.join(printed)} only" if printed else "no step"
+    what = f"With --log-every 2, {{ranks}} printed the loss over all ranks of {which}."
+    grader.fail_on([0] * (not any(one <= set(map(int, printed)) for one in logged)), "rank-local-loss", what, at=at)
 
 
 # Saved ---------------------------------------------------------------------------------------------------------------
