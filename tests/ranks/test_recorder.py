@@ -1,11 +1,16 @@
 """What a rank did is recorded where PyTorch dispatches it: every call with kind, bytes, group and order."""
 
+import gc
+import os
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from lockstep import ranks
-from lockstep.ranks import Run
+from lockstep.ranks import Run, recorder
 
 BODIES = Path(__file__).with_name("bodies.py")
 PRELUDE = """\
@@ -281,3 +286,37 @@ def test_a_child_of_a_rank_tells_nothing() -> None:
         1,
     )
     assert run.ok, (run.cause, run.ranks)
+
+
+def test_no_other_thread_runs_while_one_looks_at_frames() -> None:
+    """For as long as a busy machine may stop the one who looks: a function that returned would leave its locals behind."""
+    steps, over = 0, threading.Event()
+
+    def work() -> None:
+        nonlocal steps
+        while not over.is_set():
+            steps += 1
+
+    worker = threading.Thread(target=work)
+    usual = sys.getswitchinterval(), gc.isenabled()
+    worker.start()
+    try:
+        for _ in range(3):
+            with recorder.without_collections():
+                before, until = steps, time.monotonic() + 0.1
+                while time.monotonic() < until:
+                    pass
+                assert steps == before
+    finally:
+        over.set()
+        worker.join()
+    assert (sys.getswitchinterval(), gc.isenabled()) == usual
+
+
+def test_a_child_that_is_forked_during_a_look_is_as_before() -> None:
+    usual = sys.getswitchinterval()
+    with recorder.without_collections():
+        child = os.fork()
+        if not child:
+            os._exit(0 if sys.getswitchinterval() == usual and gc.isenabled() else 1)
+        assert os.waitpid(child, 0)[1] == 0

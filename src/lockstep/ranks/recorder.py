@@ -419,27 +419,54 @@ def _library_in(filename: str, module: str) -> str:
     return library_of(module) if _INSTALLED.search(filename) or filename.startswith(_TORCH) else ""
 
 
+LOOK_SECONDS = 0.5
+"""For so long no other thread may ask for the interpreter lock while one looks at frames: by default for 5 ms, and a busy
+machine stops a thread for longer than that."""
+
+_look: tuple[float, bool] | None = None
+"""While a look is on: the switch interval and whether garbage is collected, as they were."""
+
+
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """No garbage collection starts within: the only safe way to look at the frames of another thread.
+    """No garbage collection starts within, and no other thread runs: the only safe way to look at another thread's frames.
 
     To look makes frame objects, and before Python 3.12 whatever makes objects may collect garbage there and then. What
     that finalizes can wait for a lock, and another thread runs. `sys._current_frames` would hold the interpreter's own
     list of threads meanwhile, so that a thread which is born waits for it, with the interpreter lock in its hand: a
     deadlock (CPython gh-106883). And a frame that is being made would belong to a call that has returned.
 
-    The switch counts for all threads, and none is to see it. A thread that has just got the interpreter lock keeps it for
-    5 ms (`sys.getswitchinterval`) unless it lets go, so the sleep comes first, and a look takes a fraction of one.
+    A frame that somebody looks at keeps its locals when its function returns. What relies on their end at once comes too
+    late: torch's DDPOptimizer does (`FakeifyFirstAOTInvocationGuard.__del__`), and the first step of a compiled model then
+    failed with a FakeTensorDeviceMismatchError. So no function may return meanwhile. Who waits for the lock already does
+    so by the usual interval, and gets it first: hence the sleep.
     """
+    global _look
+    interval = sys.getswitchinterval()
+    _look = interval, False
+    sys.setswitchinterval(LOOK_SECONDS)
     time.sleep(0)
-    if not gc.isenabled():
-        yield
-        return
+    _look = interval, gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        _as_before()
+
+
+def _as_before() -> None:
+    """The end of a look, also in a child that was forked during one."""
+    global _look
+    if _look is not None:
+        interval, collects = _look
+        if collects:
+            gc.enable()
+        sys.setswitchinterval(interval)
+        _look = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_as_before)
 
 
 def _flatten(value: Any) -> list[torch.Tensor]:
