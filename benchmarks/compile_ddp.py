@@ -4,8 +4,7 @@
 
 Chapter 4 ("Compiling") quotes the result. Two ranks train four layers, each with a bucket of its own. Eager and compiled
 steps alternate, and the fastest of each counts. The first compiled step is timed alone: it writes C++ and compiles it,
-which takes minutes when other programs use the cores. In five of eight trials torch 2.13 failed in that step with
-BackendCompilerFailed (once looked at: a FakeTensorDeviceMismatchError), with inductor's caches on or off: try again. Needs a C++ compiler.
+which takes minutes when other programs use the cores. Needs a C++ compiler.
 """
 
 from __future__ import annotations

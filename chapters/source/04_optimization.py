@@ -1582,8 +1582,7 @@ except RuntimeError as error:
 # %% [markdown]
 # Is it faster here? Hardly, because matrix products dominate these layers. On two ranks with batches of 64, forward and
 # backward took 27 ms instead of 34 in one trial, and 39 instead of 40 in another. The first step took four to six
-# minutes, because other programs used the two cores. In five of eight trials with such layers, torch 2.13 failed in
-# that step with an internal error (`BackendCompilerFailed`). `benchmarks/compile_ddp.py` measures your machine.
+# minutes, because other programs used the two cores. `benchmarks/compile_ddp.py` measures your machine.
 #
 # Each rank compiles its own copy, and again for each new shape, while the other ranks wait. So keep shapes constant, and
 # make the group's timeout longer than compiling takes.
