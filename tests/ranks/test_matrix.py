@@ -127,7 +127,7 @@ CASES = [
 def test_every_end_is_told(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if case.name.startswith("DETAIL"):
         monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    limits = {"deadline": 40.0, **case.limits}
+    limits = {"deadline": 120.0, **case.limits}
     run = ranks.run(ranks.Source(PRELUDE + case.text, case.name), size, **limits)  # type: ignore[arg-type]
     told = f"{run.cause}\n{[report.stderr for report in run.ranks]}"
     assert run.ranks[1].outcome in case.one, told
