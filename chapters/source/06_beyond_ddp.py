@@ -659,10 +659,13 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 
 # %%
 # %%ranks 4
+import shutil
 from resumable import *
 
 model, optimizer = start()
 before = [train(model, optimizer) for step in range(2)]
+if dist.get_rank() == 0:
+    shutil.rmtree("saved/beside", ignore_errors=True)  # of an earlier run
 own = dist.new_group(backend="gloo")  # +
 saving = dcp.async_save(state_of(model, optimizer), checkpoint_id="saved/beside", process_group=own)  # +
 after = [train(model, optimizer) for step in range(3)]  # while the slices are written
