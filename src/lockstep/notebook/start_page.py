@@ -30,7 +30,7 @@ Distributed training with PyTorch DDP, taught by running it. The chapters are no
 **Shift+Enter**, and answer the questions. Your exercises are Python files in the folder `exercises`."""
 CELL = "from lockstep.notebook.course_map import course_map\n\ncourse_map()"
 ALONE = "<style>.jp-Cell:has(.ls-start) .jp-Cell-inputWrapper { display: none }</style>"
-"""The code that draws the map is no concern of somebody who has just arrived."""
+"""A newcomer sees the map, not the code that draws it."""
 STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
 

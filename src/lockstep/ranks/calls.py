@@ -35,7 +35,7 @@ def around(inner: str, outer: str) -> str:
 
 
 WRAPPERS = ("typing_extensions", "wrapt", "decorator")
-"""Libraries whose frames are only around a function of somebody else's."""
+"""Libraries that only wrap a function of another library."""
 
 
 def library_of(module: str) -> str:

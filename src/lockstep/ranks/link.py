@@ -17,7 +17,7 @@ SILENT_SECONDS = 10.0
 
 
 class Link:
-    """To a node with this number on a machine with this name, whose clock is so many ns behind this one's."""
+    """To a node with this number on a machine with this name, whose clock is this many ns behind ours."""
 
     def __init__(self, node: int, host: str, channel: Channel, behind: int = 0) -> None:
         self.node, self.host, self.channel, self.behind = node, host, channel, behind

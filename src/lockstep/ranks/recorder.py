@@ -401,7 +401,7 @@ class Recorder:
                 continue
             try:
                 with without_collections():
-                    # Compiling under DDP failed in half of the runs in which somebody looked: see `without_collections`.
+                    # A look made torch.compile fail under DDP in half of the runs: see `without_collections`.
                     stack = StackReport() if torch.compiler.is_compiling() else self.stack()
             except Exception as error:
                 stack = StackReport(detail={"error": repr(error)})
@@ -437,9 +437,9 @@ def without_collections() -> Iterator[None]:
     list of threads meanwhile, so that a thread which is born waits for it, with the interpreter lock in its hand: a
     deadlock (CPython gh-106883). And a frame that is being made would belong to a call that has returned.
 
-    A frame that somebody looks at keeps its locals when its function returns. What relies on their end at once comes too
-    late: torch's DDPOptimizer does (`FakeifyFirstAOTInvocationGuard.__del__`), and the first step of a compiled model then
-    fails with a FakeTensorDeviceMismatchError. So no function may return meanwhile. Who waits for the lock already does so
+    A frame object that is held keeps its locals alive after its function returns, so `__del__` runs late. torch's DDPOptimizer
+    relies on it (`FakeifyFirstAOTInvocationGuard`): the first step of a compiled model then fails with a
+    FakeTensorDeviceMismatchError. So no function may return meanwhile. Who waits for the lock already does so
     by the usual interval, and gets it first: hence the sleep.
     """
     global _look
