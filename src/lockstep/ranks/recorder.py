@@ -526,14 +526,19 @@ def _detail(name: str, frame: FrameType) -> dict[str, Any]:
     return {key: value for key, value in known.items() if isinstance(value, (int, str))}
 
 
+def _own() -> Recorder | None:
+    """The recorder of this process. A child of a rank has none: the rank's channel is not its own, nor is the lock on it."""
+    return _current if _current is not None and _current.pid == os.getpid() else None
+
+
 def _make_kernel(operator: Any, kind: str) -> Any:
     names = [argument.name for argument in operator._schema.arguments]
     select = torch._C.DispatchKey.BackendSelect
 
     def lockstep_record(keyset: Any, *values: Any) -> Any:
         below = keyset.remove(select)
-        recorder = _current
-        if recorder is None or recorder.pid != os.getpid():
+        recorder = _own()
+        if recorder is None:
             return operator.redispatch(below, *values)
         number = recorder.begin(kind, names, values)
         result = operator.redispatch(below, *values)
@@ -549,18 +554,19 @@ _wait = dist.Work.wait
 
 
 def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if _current is None or _current.pid != os.getpid():
+    recorder = _own()
+    if recorder is None:
         return _wait(self, *args, **kwargs)
-    with _current.waiting(self):
+    with recorder.waiting(self):
         result = _wait(self, *args, **kwargs)
-    _current.waited(self)
+    recorder.waited(self)
     return result
 
 
 def _lockstep_wait_tensor(keyset: Any, *values: Any) -> Any:
     """In place of the wait of functional collectives, which does not pass `Work.wait`."""
     below = keyset.remove(torch._C.DispatchKey.BackendSelect)
-    recorder = _current if _current is not None and _current.pid == os.getpid() else None
+    recorder = _own()
     with recorder.waiting() if recorder is not None else contextlib.nullcontext():
         return torch.ops._c10d_functional.wait_tensor.default.redispatch(below, *values)
 
@@ -603,7 +609,7 @@ def _keep_groups(recorder: Recorder) -> None:
     parameters = inspect.signature(make)
 
     def lockstep_make_group(*args: Any, **kwargs: Any) -> Any:
-        if recorder.pid != os.getpid():  # A child of this rank: the channel is not its own, nor is the lock on it.
+        if _own() is None:
             return make(*args, **kwargs)
         with contextlib.suppress(Exception):
             given = parameters.bind(*args, **kwargs).arguments
@@ -636,12 +642,13 @@ def _record_direct_calls() -> None:
 
 def _noted(call: Any, kind: str) -> Any:
     def lockstep_direct(*values: Any, **options: Any) -> Any:
-        if _current is not None and _current.pid == os.getpid():
+        recorder = _own()
+        if recorder is not None:
             tensors = _flatten([*values[1:], *options.values()])
             world = dist.group.WORLD
             group = world.boxed() if world is not None else None  # Which group it is of, a backend does not say.
             peer = values[2] if kind in ("send", "recv") and len(values) > 2 else None
-            _current.begin(kind, ["tensors", "process_group", _PEER.get(kind, "")], (tensors[:1], group, peer))
+            recorder.begin(kind, ["tensors", "process_group", _PEER.get(kind, "")], (tensors[:1], group, peer))
         return call(*values, **options)
 
     return lockstep_direct
@@ -660,6 +667,7 @@ def start(recorder: Recorder) -> None:
 
 def current() -> Recorder:
     """The recorder of this rank; raises RuntimeError outside a rank that Lockstep started."""
-    if _current is None or _current.pid != os.getpid():
+    recorder = _own()
+    if recorder is None:
         raise RuntimeError("observe() and mark() work on a rank that Lockstep started")
-    return _current
+    return recorder
