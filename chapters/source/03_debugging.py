@@ -12,19 +12,20 @@
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
 # When one process fails, its traceback tells you where. When four fail together, you get four errors, and most of them
-# blame the wrong process. When they hang, you get none. This chapter follows one broken job from its symptom to a test
-# that keeps it fixed, then shows the tools for each kind of failure; you write three of them. At the end, 28 broken
-# jobs wait for you in a clinic. Afterwards you can
+# blame the wrong process. When four hang, you get no error. This chapter follows one broken job from its symptom to a
+# test that keeps it fixed, and then shows the tools for each kind of failure. You write three of these tools.
+# Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
-# - **read** a failed launch: the root cause, the errors that only follow from it, and an NCCL timeout;
-# - **locate** a hang: which call is each rank in, and which rank is missing;
+# - **read** what a failed job prints: the root cause, and the errors that only follow from it;
+# - **locate** a hang: which call each rank is in, and which rank is missing;
 # - **find** the step and the tensor at which the ranks' models silently diverge;
 # - **check** devices, environment and network before a long run;
 # - **test** a fix, and test the test.
 #
-# About 240 minutes: 45 to read and run, 195 for three exercises and your first cases. You need chapter 2, but no GPU:
-# what the chapter says about NCCL and GPUs comes from source code and documentation, and was not run here.
+# About 240 minutes: 45 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
+# chapter 2, but no GPU: what the chapter says about NCCL and GPUs comes from source code and documentation, and was not
+# run here.
 
 # %%
 # %load_ext lockstep
@@ -64,9 +65,11 @@ def main():
 main()
 
 # %% [markdown]
-# ### 1. Make it small, but not too small
+# ### 1. Make it small
 #
-# `./lockstep run` takes torchrun's options and explains what goes wrong. Start with one rank:
+# Cut down your own job while it still fails: fewer steps, random tensors instead of the loader's batches, one layer
+# instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. Start with
+# one rank:
 
 # %%
 import contextlib, io
@@ -83,7 +86,7 @@ def lockstep_run(*arguments):
 lockstep_run("-n", "1", "suspect.py")
 
 # %% [markdown]
-# It works, but a single process never waits for another. **One rank tests the arithmetic; two test the communication.**
+# The job finishes, because a single process never waits for another. Try two:
 
 # %%
 lockstep_run("-n", "2", "suspect.py")
@@ -91,10 +94,10 @@ lockstep_run("-n", "2", "suspect.py")
 # %% [markdown]
 # ### 2. Ask every rank where it is
 #
-# Read the table. Rank 0 is in backward, in its third gradient all-reduce. Rank 1 has left the loop and waits in the
-# barrier. Neither call can complete without the other rank.
+# The table shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left it.
+# Neither call can complete without the other rank. Lockstep ends a job as soon as every rank waits like this.
 #
-# ### 3. Form a hypothesis, and let a number decide
+# ### 3. Test a hypothesis with a number
 #
 # Why did rank 1 leave the loop first? Perhaps it had fewer batches. Count them:
 
@@ -108,19 +111,19 @@ records = torch.zeros(9, 4)[dist.get_rank() :: dist.get_world_size()]
 print(len(records), "records make", len(records.split(2)), "batches")
 
 # %% [markdown]
-# So rank 0's third all-reduce has no partner. A good hypothesis also predicts something new: with three ranks, each
-# rank has three records, so the job should finish.
+# So rank 0's third all-reduce has no partner. If that is the cause, three ranks should finish, because each has three
+# records, which make two batches.
 
 # %%
 lockstep_run("-n", "3", "suspect.py")
 
 # %% [markdown]
-# It does. Three ranks hide this bug, so always test with two ranks *and* with three.
+# They do.
 #
 # ### 4. Fix the cause
 #
-# A longer timeout would only prolong the wait. DDP has a context manager for this case: inside `model.join()`, a rank
-# that has run out of batches still answers the collectives of the others:
+# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank without batches still answers DDP's
+# collectives on the other ranks:
 
 # %%
 # %%writefile fixed.py
@@ -148,8 +151,22 @@ main()
 # %% [markdown]
 # ### 5. Keep a test that fails without the fix
 #
-# Run the job on one, two and three ranks. `lockstep run` returns 0 only if every rank succeeds. Run the test on the
-# broken version too: a test that you have never seen fail proves nothing.
+# Run the job on one, two and three ranks; `lockstep run` returns 0 only if every rank succeeds. Run the test on the
+# broken job too, to see it fail. Here is a job whose bug two ranks hide:
+
+# %%
+# %%writefile ring.py
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+right = (rank + 1) % world_size
+left = (rank + 1) % world_size  # BUG: the left neighbor is rank - 1
+sending = dist.isend(torch.ones(1), right) if world_size > 1 else None
+if sending:
+    dist.recv(torch.empty(1), left)
+    sending.wait()
 
 # %%
 def statuses(script):
@@ -159,9 +176,11 @@ def statuses(script):
 
 print("suspect.py:", statuses("suspect.py"))
 print("fixed.py:  ", statuses("fixed.py"))
+print("ring.py:   ", statuses("ring.py"))
 
 # %% [markdown]
-# The 1 is the hang on two ranks. In your own project, write a pytest test with a deadline:
+# `suspect.py` hangs only on two ranks, `ring.py` only on three, so test on both. In your own project, write a pytest
+# test with a deadline:
 #
 # ```
 # @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -170,15 +189,14 @@ print("fixed.py:  ", statuses("fixed.py"))
 #     assert subprocess.run(command, timeout=60).returncode == 0
 # ```
 #
-# To make your own job small, halve the steps, feed random tensors instead of the loader's, drop the optimizer. Then ask
-# the question that fits the symptom:
+# Each symptom has its question:
 #
 # | the job | you ask | section |
 # |---|---|---|
-# | **fails** | which rank failed first? | Reading failures |
-# | **hangs** | in which call is each rank? | Hangs, Mismatches, NCCL on a cluster |
-# | **lies**: it finishes with a wrong result | do all ranks hold the same model? which samples are behind each number? | Silent divergence |
-# | **doesn't start** | can the ranks reach each other? | The network, Preflight |
+# | **fails** | Which rank failed first? | Reading failures |
+# | **hangs** | In which call is each rank? | Hangs, Mismatches, NCCL on a cluster |
+# | **lies**: it finishes with a wrong result | Do all ranks hold the same model? Which samples did each rank use? | Silent divergence |
+# | **doesn't start** | Can the ranks reach each other? | The network, Preflight |
 
 # %%
 quiz("03_debugging/one_rank")
@@ -186,7 +204,7 @@ quiz("03_debugging/one_rank")
 # %% [markdown]
 # ## Reading failures
 #
-# Rank 2 reads a bad record and raises. The others lose their connection to it:
+# Rank 2 reads a bad record and raises an exception. The other ranks then lose their connections to rank 2.
 
 # %%
 # %%ranks 4 --expect raised
@@ -199,54 +217,77 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep shows the cause and leaves out its **echoes**, the errors that only follow from it. torchrun can't tell them
-# apart; it reports the process that ended first. Here is a similar job, and what torchrun's closing summary says about
-# it:
+# Lockstep shows the **root cause** and leaves out its **echoes**, the errors that only follow from it. torchrun shows
+# both, and may take an echo for the cause. In the next job, rank 1 has a bad record:
 
 # %%
 # %%writefile bad_record.py
+import atexit, time
 import torch, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 @record  # +
 def main():
     dist.init_process_group("gloo")
-    t = torch.tensor([None, 1.0][dist.get_rank()])
-    dist.all_reduce(t)
+    rank = dist.get_rank()
+    if rank == 1:
+        time.sleep(1 - time.time() % 1)  # so that both ranks fail in the same second
+        atexit.register(time.sleep, 2)  # and rank 1 exits slowly
+    try:
+        t = torch.tensor([1.0, None][rank])
+        dist.all_reduce(t)
+    finally:
+        dist.destroy_process_group()
 
 main()
 
+# %% [markdown]
+# Here is torchrun's closing summary, without torch's own frames; `…` replaces what differs between runs. Which rank
+# does torchrun blame?
+
 # %%
+import re
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ENTRY = r"  (time|host|rank|exitcode|error_file|traceback) *:|  RuntimeError|    File.*bad_record"
+VARIES = {
+    r"time( +): .*": r"time\1: …",
+    r"host( +): .*": r"host\1: …",
+    r"pid: \d+": "pid: …",
+    r'(error_file: |")/.*/': r"\1…/",
+    r"\[/.*?\] .*Connection \w+ by peer.*": "[…/pair.cc] … Connection … by peer …",
+}
 
 def torchrun(*arguments):
-    """Run torchrun and print what its closing summary says of the root cause."""
+    """Run torchrun and print its closing summary."""
     job = subprocess.run([*TORCHRUN, *arguments], capture_output=True, text=True, timeout=200)
-    summary = job.stderr.partition("Root Cause")[2]
-    for line in summary.splitlines():
-        if line.strip().startswith(("rank ", "exitcode ", "RuntimeError")):
-            print(line.partition("(")[0].strip())
+    for line in job.stderr.partition("ChildFailedError: \n")[2].splitlines():
+        for pattern, shown in VARIES.items():
+            line = re.sub(pattern, shown, line)
+        if re.match(ENTRY, line) or line.startswith(("[", "-", "=", "bad", "Failures", "Root")):
+            print(line.rstrip())
 
 torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
-# `@record` copies the error into the summary, so put it on every `main`; without it, you search the interleaved output
-# of all ranks. (`torchrun --log-dir=logs --tee=3` also writes each rank's output to a separate file.)
+# Under "Root Cause", torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is
+# listed above it: rank 1 could not make a tensor of `None`. torchrun compares the times of failures in whole seconds,
+# and if they are equal, it takes the lower rank. So read all entries, and look for an error that is not about a
+# connection. (Rank 1's exit code is −15 because it was slow to exit.)
 #
-# **Read "Root Cause (first observed failure)" first.** After that failure torchrun ended the other ranks, and it lists
-# them as failures too, usually with exit code −15.
+# The summary shows errors only because of `@record`, so put it on every `main`.
 #
-# | exit code | means |
+# | exit code | meaning |
 # |---|---|
-# | 1 | an exception; its text is in that rank's output, or in the summary with `@record` |
-# | −15 | SIGTERM, from torchrun: an echo |
-# | −9 | SIGKILL: on a cluster, usually sent by the kernel because memory ran out |
-# | −11 | SIGSEGV: a crash in compiled code |
-# | −6 | SIGABRT: on GPUs, usually NCCL's *watchdog* after a timeout ("NCCL on a cluster"); with gloo, a size mismatch ("Mismatches") or an abort at exit (chapter 2) |
+# | 1 | The rank raised an exception. |
+# | −15 | SIGTERM: torchrun ended the rank after a different rank had exited. If all ranks have −15, the scheduler ended the job. |
+# | −9 | SIGKILL: usually from the kernel, because memory ran out. |
+# | −11 | SIGSEGV: compiled code crashed. |
+# | −6 | SIGABRT: with NCCL, usually a timeout ("NCCL on a cluster"); with gloo, tensors of different sizes ("Mismatches") or the exit (chapter 2). |
 #
 # ### The echo
 #
-# Here rank 1 of 4 is killed, as if memory had run out. What do the other three print?
+# Below, rank 1 of 4 is killed, as if memory had run out. What do the other three ranks print?
 
 # %%
 # %%writefile killed.py
@@ -270,9 +311,8 @@ except RuntimeError as error:
 lockstep_run("-n", "4", "killed.py")
 
 # %% [markdown]
-# When a rank dies, its connections close, and every survivor complains. gloo's message names an address, not a rank. So
-# in a log of many ranks, find the earliest line that is not about a connection. If there is none, look for the rank
-# that printed nothing.
+# When a rank dies, its connections close, and every other rank raises an error that names an address, not a rank. If
+# every error in a log is about a connection, look for the rank that printed nothing.
 
 # %%
 quiz("03_debugging/echo")
@@ -280,9 +320,9 @@ quiz("03_debugging/echo")
 # %% [markdown]
 # ## Hangs
 #
-# A waiting rank prints nothing and raises nothing until the timeout, 30 minutes with gloo and 10 with NCCL. A GPU that
-# waits in NCCL shows 100 % utilization; a low power draw gives it away. Nearly every hang has the same cause: **some
-# ranks wait for a call that another rank never makes.**
+# A waiting rank prints nothing and raises nothing until the timeout, which is 30 minutes with gloo and 10 with NCCL.
+# While a GPU waits in NCCL, `nvidia-smi` reports 100 % utilization but little power. Nearly every hang has the same
+# cause: **some ranks wait for a call that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -304,16 +344,14 @@ else:
     train()
 
 # %% [markdown]
-# Here is the same hang, drawn over time:
-#
 # ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
 #
-# Lockstep read every rank's stack and counted its calls. Each of the next tools does part of that without Lockstep.
+# Lockstep read the stack of every rank. You can do this without Lockstep too.
 #
 # ### A stack of every rank
 #
-# Python's own `faulthandler` can print the stack after a number of seconds, while the process continues. Call it in
-# every training step: each call restarts the clock, so it prints only if a step takes too long.
+# Python's `faulthandler` can print the stack after a number of seconds, while the process continues. Call it in every
+# step. Each call restarts the clock, so it prints the stack only if a step takes too long.
 
 # %%
 # %%writefile stacks.py
@@ -327,13 +365,15 @@ def validate():
 def train():
     dist.all_reduce(torch.ones(2))
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=4))  # so that this example ends
+dist.init_process_group("gloo", timeout=timedelta(seconds=6))  # so that this example ends
 rank = dist.get_rank()
-faulthandler.dump_traceback_later(1, file=open(f"stack_{rank}.txt", "w"))  # +  in a loop: 600
-if rank == 1:
-    validate()
-else:
-    train()
+stack_file = open(f"stack_{rank}.txt", "w")  # one file for each rank, opened once
+for step in range(3):
+    faulthandler.dump_traceback_later(2, file=stack_file)  # +  in your own job: 600 seconds
+    if step == 2 and rank == 1:
+        validate()
+    else:
+        train()
 
 # %%
 command = [*TORCHRUN, "--nproc-per-node=2", "stacks.py"]
@@ -344,13 +384,13 @@ for rank in range(2):
     print(f"rank {rank}:", own[0])
 
 # %% [markdown]
-# Rank 0 is in `train`, rank 1 in `validate`. Give each rank its own file; on a shared stderr the stacks would
-# interleave.
+# On a shared stderr, the stacks of the ranks would be mixed.
 #
 # ### A job that already hangs
 #
-# If you prepared nothing, `py-spy dump --pid N` reads the stack of one running process. `./lockstep attach` reads all
-# ranks on this machine and compares them. (Both usually need `sudo`.) For `stacks.py` without its timeout, it said:
+# `py-spy dump --pid N` reads the stack of a running process. (With Slurm, `srun --overlap --jobid=J` runs it on the
+# nodes of job J.) `./lockstep attach` compares all ranks on this machine. Both usually need `sudo`. If `stacks.py` has
+# no timeout, `attach` says:
 #
 # ```
 # HANG: rank 0 in all_reduce at stacks.py:9; rank 1 in barrier at stacks.py:6: the ranks wait for each other.
@@ -362,7 +402,8 @@ for rank in range(2):
 #
 # ### A short timeout
 #
-# `init_process_group(..., timeout=timedelta(seconds=20))` turns a hang into an error. What does the error not tell you?
+# `init_process_group(..., timeout=timedelta(seconds=20))` turns a hang into an error. Below, rank 1 is late. Does
+# gloo's `RuntimeError` name rank 1?
 
 # %%
 # %%ranks 2 --expect hang
@@ -377,13 +418,13 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# gloo's `RuntimeError` doesn't mention rank 1: a short timeout ends the wait but doesn't explain it. And it must be
-# longer than anything a rank does alone, such as writing a checkpoint.
+# Only Lockstep names rank 1; a short timeout ends the wait but doesn't explain it. The timeout must also be longer than
+# anything that one rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
 #
-# In `dist.monitored_barrier`, rank 0 checks off every rank. It needs gloo. In a job with NCCL, create a second group
-# for it: `dist.new_group(backend="gloo")`.
+# In `dist.monitored_barrier`, every rank sends rank 0 a message. This barrier needs gloo. In a job with NCCL, create a
+# second group for it: `dist.new_group(backend="gloo")`.
 
 # %%
 # %%ranks 4 --expect hang --quiet
@@ -397,12 +438,13 @@ if dist.get_rank() in (1, 2):
 dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
 # %% [markdown]
-# Rank 0 names every missing rank; without `wait_all_ranks=True`, only the first. The barrier costs a round trip to each
-# rank, so use it before the first step and between epochs, not in every step.
+# Rank 0 names every missing rank. The barrier costs a round trip to each rank, so use it before the first step and
+# between epochs, not in every step.
 #
 # ### What TORCH_DISTRIBUTED_DEBUG does, and what it does not
 #
-# With `TORCH_DISTRIBUTED_DEBUG=DETAIL`, torch compares every collective between the ranks before it runs:
+# This variable is OFF by default; its other levels are INFO and DETAIL. With DETAIL, torch compares each collective
+# between the ranks before it runs the collective:
 
 # %%
 # %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -419,9 +461,10 @@ except RuntimeError as error:
 # %% [markdown]
 # In torch 2.13, DETAIL has limits:
 #
-# - It names a missing rank only when the timeout expires. (It puts a monitored barrier before each collective.)
-# - It compares kind, shape and type. If a rank swaps two tensors of equal shape, DETAIL doesn't notice ("Mismatches").
-# - With gloo and DDP, it crashes the process:
+# - It names a missing rank only when the timeout expires.
+# - It compares the kind of collective, and the shape and type of the tensors, but not which tensors they are
+#   ("Mismatches").
+# - With gloo, every job that uses DDP crashes:
 
 # %%
 # %%ranks 2 --expect crashed --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -433,45 +476,19 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2))
 
 # %% [markdown]
-# You can avoid the crash by setting the level after `init_process_group`, as the message suggests, but then no
-# collective is compared.
-#
-# `INFO` works with DDP. If a layer got no gradient, torch's error lists the numbers of its parameters, and INFO adds
-# their names:
-
-# %%
-# %%ranks 1 --expect raised --env TORCH_DISTRIBUTED_DEBUG=INFO
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.extra = nn.Linear(2, 2), nn.Linear(2, 2)
-    def forward(self, x):
-        return self.used(x)  # BUG: extra is never called
-
-dist.init_process_group("gloo")
-model = DDP(Net())
-for step in range(2):
-    model(torch.ones(1, 2)).sum().backward()
-
-# %% [markdown]
-# The error comes one step late: the gradient was missing in the first backward, and the second forward fails.
+# With DDP, use INFO instead: it names the parameters that got no gradient ("Four shortcuts, and what they cost").
 #
 # ### The usual causes
 #
 # 1. The ranks have different numbers of batches (`suspect.py`).
-# 2. A collective, or a forward of the DDP wrapper, is inside `if rank == 0`.
+# 2. A collective, or a call of the DDP-wrapped model, is inside `if rank == 0`.
 # 3. Each rank decides for itself to stop early, skip a batch, or take a branch.
-# 4. One rank has died, or works alone for a long time.
+# 4. One rank has died, or is busy with something else.
 # 5. The ranks never connected ("The network").
 # 6. One rank caught an exception and continued with other code.
 #
 # All fixes follow one rule: **whether a rank calls a collective must not depend on anything that differs between
-# ranks.** If a rank has to decide, let all ranks agree first, with one small all-reduce:
+# ranks.** Let all ranks agree first, with one small all-reduce:
 
 # %%
 # %%ranks 3
@@ -487,12 +504,12 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# This is cause 1. Rank 0 has four batches and rank 1 has three. In step 4, rank 0 waits for a rank that has finished:
+# This is cause 1. In the picture, rank 0 has four batches and rank 1 has three. There are three fixes:
 #
 # ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
 #
-# There are three fixes. `DistributedSampler` pads the shards (chapter 2). Or the ranks agree on the smallest number of
-# batches and drop the rest:
+# `DistributedSampler` pads the shards (chapter 2). Or the ranks agree on the smallest number of batches and drop the
+# rest:
 
 # %%
 # %%ranks 2
@@ -508,9 +525,9 @@ for _ in range(steps):
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# Or use `join()`, which trains on every sample. How much should a sample count once other ranks have run out?
-# `divide_by_initial_world_size` decides. Below, each gradient is 4; rank 0 has five batches, rank 1 three. **Predict**
-# rank 0's last two averages.
+# Or `join()` trains on every sample. When rank 1 has no batch left, does DDP divide the sum of the gradients by 2 or by
+# 1? The argument `divide_by_initial_world_size` decides. Below, every gradient is 4; rank 0 has five batches and rank 1
+# has three. **Predict** rank 0's five averages for both values.
 
 # %%
 # %%ranks 2
@@ -528,8 +545,27 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default DDP still divides by 2 when one rank is left, so every sample has the same weight. With `False`, it takes
-# the mean over the ranks that still have data. If uneven data is a *mistake*, raise an error on all ranks:
+# By default, DDP always divides by 2, so every batch has the same weight. With `False`, DDP divides by the number of
+# ranks that still have a batch, so rank 0's last two batches count twice.
+#
+# A rank without batches answers only **DDP's own collectives**. If the loop contains any other collective, for example
+# to average the loss, the job hangs:
+
+# %%
+# %%ranks 2 --expect hang
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+ddp = DDP(torch.nn.Linear(1, 1))
+with ddp.join():
+    for _ in range([5, 3][dist.get_rank()]):
+        loss = ddp(torch.ones(1, 1)).sum()
+        loss.backward()
+        dist.all_reduce(loss.detach())  # BUG: rank 1 doesn't answer this call
+
+# %% [markdown]
+# In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
 # %%
 # %%ranks 2
@@ -539,17 +575,19 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 ddp = DDP(torch.nn.Linear(1, 1))
 try:
-    with ddp.join(throw_on_early_termination=True):
+    with ddp.join(throw_on_early_termination=True):  # +
         for _ in range([5, 3][dist.get_rank()]):
-            ddp(torch.ones(1, 1)).sum().backward()
+            loss = ddp(torch.ones(1, 1)).sum()
+            loss.backward()
+            dist.all_reduce(loss.detach())
 except RuntimeError as error:
     print(error)
 
 # %% [markdown]
 # ### An evaluation on rank 0
 #
-# This is cause 2. There is no backward, so what does rank 0 wait for? For BatchNorm's buffers: the wrapper's forward
-# broadcasts them, even in evaluation mode.
+# Here rank 0 evaluates the model alone, without a backward (cause 2). The job hangs, because DDP's forward broadcasts
+# BatchNorm's buffers, even in evaluation mode:
 
 # %%
 # %%ranks 2 --expect hang
@@ -566,7 +604,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# Call `ddp.module(...)` instead, the plain model, which sends nothing:
+# Call the plain model instead, which sends nothing:
 
 # %%
 # %%ranks 2
@@ -589,8 +627,8 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# Now all ranks make the call, but with different tensors. If the sizes differ, gloo ends the process with exit code −6,
-# without a Python error.
+# In a mismatch, all ranks call a collective, but with different tensors. If the sizes differ, gloo ends the process
+# with exit code −6, without a Python error.
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -618,7 +656,7 @@ print(f"a = {a:.0f} (should be 2), b = {b:.0f} (should be 20)")
 assert (a, b) == (11, 11)
 
 # %% [markdown]
-# gloo doesn't compare types either. Rank 1 receives into an integer tensor and gets the *bits* of rank 0's 1.0:
+# gloo doesn't compare types either. Rank 1's integer tensor receives the *bits* of rank 0's 1.0:
 
 # %%
 # %%ranks 2
@@ -631,8 +669,9 @@ dist.broadcast(t, src=0)
 print(t)
 
 # %% [markdown]
-# If a rank skips one collective, each of its later calls is paired with the wrong one. Here rank 1 skips a batch whose
-# loss is NaN. To show the pairs, each rank sends its batch's number instead of a gradient:
+# If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Here rank 1
+# skips batch 1, whose loss is NaN. To make the pairs visible, each rank sends its batch's number instead of a gradient,
+# and subtracts it from the sum:
 
 # %%
 # %%ranks 2 --expect hang
@@ -643,13 +682,10 @@ dist.init_process_group("gloo")
 for batch in range(4):
     if dist.get_rank() == 1 and batch == 1:
         continue  # BUG: "the loss is NaN, skip it", on this rank only
-    met = torch.tensor(float(batch))
-    dist.all_reduce(met)
-    if met != 2 * batch:
-        print(f"my batch {batch} met batch {met - batch:.0f}")
-
-# %% [markdown]
-# After the skip, every sum is wrong. The only complaint comes at the end, when rank 0 has no partner left.
+    total = torch.tensor(float(batch))
+    dist.all_reduce(total)
+    if total != 2 * batch:
+        print(f"added my batch {batch} to the other rank's batch {total - batch:.0f}")
 
 # %%
 quiz("03_debugging/swapped")
@@ -659,10 +695,7 @@ quiz("03_debugging/swapped")
 #
 # DDP makes the **replicas**, the ranks' copies of the model, equal in its constructor, and never looks at the
 # parameters again. Replicas that start equal and take equal steps stay equal, *bit for bit*. So if a single bit
-# differs, something bypassed DDP.
-#
-# In the picture, rank 1's learning rate doubles at step 4. The gradients are still averaged, and nothing raises an
-# error:
+# differs, the ranks did not take the same step. In this picture, only rank 1's learning rate changes, in step 4:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -700,23 +733,28 @@ for number in range(3):
     print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
-# Here are four ways to make them differ. None raises an error.
+# Four mistakes make the replicas differ without an error.
 #
-# **Cast or moved after wrapping.** Changing the type or device silently removes DDP's hooks (chapter 1).
+# **The model is cast or moved after wrapping.** A change of type or device removes DDP's hooks (chapter 1):
 
 # %%
-# %%ranks 2
+# %%ranks 2 --into cast
 from drift import *
 
 model, optimizer, x = start()
-model.double()  # BUG: after DDP(). By PyTorch's source, .to(another device) does the same harm
+model.double()  # BUG: after DDP(). According to torch's source, .to(another device) has the same effect
 for number in range(2):
     step(model, optimizer, x)
     print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
-# **The wrapper bypassed, weights loaded on one rank, a different learning rate.** How far apart are the replicas before
-# and after one step?
+# `--into cast` keeps the collectives that Lockstep recorded. How many gradient all-reduces did rank 0 call?
+
+# %%
+print("all-reduces:", [call.kind for call in cast.collectives[0]].count("all_reduce"))
+
+# %% [markdown]
+# **The wrapper is bypassed.** `spread` is the largest difference between the ranks (chapter 1):
 
 # %%
 # %%ranks 2
@@ -724,22 +762,31 @@ from drift import *
 from rank_spread import spread
 
 model, optimizer, x = start()
-for name in ("bypassed", "loaded on rank 0", "learning rate of rank 1"):
-    model.module.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.zeros(1)})
-    used = model.module if name == "bypassed" else model  # BUG: DDP's forward is never called
-    if name == "loaded on rank 0" and dist.get_rank() == 0:
-        nn.init.zeros_(model.module.weight)  # BUG: stands for load_state_dict after DDP(), on one rank
-    elif name == "learning rate of rank 1" and dist.get_rank() == 1:
-        optimizer.param_groups[0]["lr"] = 0.2  # BUG: a different settings file on that host
-    before = spread(model.parameters())
-    step(used, optimizer, x)
-    print(f"{name:24} spread before: {before:.2f}   after: {spread(model.parameters()):.2f}")
+print(f"spread before the step: {spread(model.parameters()):.2f}")
+step(model.module, optimizer, x)  # BUG: DDP's forward is never called
+print(f"spread after the step:  {spread(model.parameters()):.2f}")
 
 # %% [markdown]
-# In the second case, the step leaves them exactly as far apart as before: DDP averages gradients, not weights.
+# **Weights are loaded on one rank, after wrapping.** Does the next step make the replicas equal?
+
+# %%
+# %%ranks 2
+from drift import *
+from rank_spread import spread
+
+model, optimizer, x = start()
+if dist.get_rank() == 0:
+    nn.init.zeros_(model.module.weight)  # BUG: like load_state_dict on one rank
+print(f"after loading:  spread {spread(model.parameters()):.2f}")
+step(model, optimizer, x)
+print(f"after the step: spread {spread(model.parameters()):.2f}")
+
+# %% [markdown]
+# No: DDP averages gradients, not weights.
 #
-# `--watch-replicas`, for `%%ranks` and `./lockstep run`, checks any job as it is. It fingerprints every parameter after
-# each `optimizer.step()`, without a collective, and says what bypassed DDP.
+# **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step. After each
+# `optimizer.step()`, every rank reports a checksum and a few sampled values of each parameter to Lockstep, without a
+# collective.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -756,16 +803,15 @@ for number in range(6):
 #
 # Even with equal replicas, a job can be wrong:
 #
-# | the lie | what gives it away |
+# | what is wrong | how you notice |
 # |---|---|
-# | every rank reads the same samples | `len(loader)` is the same as on one process; with equal seeds, so are the gradients |
-# | the same dropout masks on every rank | two ranks' masks are equal: they drew with the same seed |
-# | the same order in every epoch | the first indices of two epochs are equal: `set_epoch` is missing |
-# | rank 0's accuracy, reported for the whole job | the number covers only rank 0's samples |
-# | samples counted twice in the evaluation | more samples were counted than the data set has |
-# | running statistics of one rank's data | BatchNorm's buffers differ between ranks after a step |
+# | Every rank reads the same samples. | `len(loader)` is the same as on one process. |
+# | All ranks use the same dropout masks. | The masks of two ranks are equal. |
+# | Every epoch has the same order. | The first indices of two epochs are equal. |
+# | The evaluation uses only rank 0's samples, or repeats some. | The number of counted samples is not the size of the data set. |
+# | BatchNorm's statistics come from one rank's data. | The buffers differ between the ranks after a step. |
 #
-# `--watch-replicas` finds the first of these if the seeds are equal:
+# With the same samples and the same seed, the gradients are equal before DDP averages them. `--watch-replicas` says so:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -777,7 +823,7 @@ for number in range(4):
     step(model, optimizer, x)
 
 # %% [markdown]
-# BatchNorm's running statistics differ between ranks. **Predict** whether `--watch-replicas` reports them as drift.
+# BatchNorm's running statistics differ between the ranks. **Predict** whether `--watch-replicas` reports drift.
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -793,8 +839,7 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# The parameters stay equal. The statistics differ after each step, until DDP overwrites them with rank 0's before the
-# next forward (chapter 1).
+# It doesn't: before the next forward, DDP replaces the statistics on all ranks by rank 0's (chapter 1).
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -804,9 +849,15 @@ quiz("03_debugging/equal_replicas")
 #
 # *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
-# The checksum above says *that* replicas differ. Your tool says *which* tensor, on *which* ranks, by how much and since
-# which step. While the ranks agree, it may send only a few bytes per tensor. A plain sum isn't enough: it stays the
-# same if two values swap places, and the check swaps them.
+# The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks, by how much
+# and from which step on. A sum of the values isn't enough: it stays the same if two values swap places. After a step
+# with a different learning rate, `find_divergence` returns:
+#
+# ```
+# [Difference(kind='parameter', name='weight', ranks=(1,), largest=0.04124...),
+#  Difference(kind='parameter', name='bias', ranks=(1,), largest=0.01320...),
+#  Difference(kind='optimizer', name='param_groups[0].lr', ranks=(1,), largest=0.1)]
+# ```
 
 # %%
 contract("find_divergence")
@@ -815,12 +866,13 @@ contract("find_divergence")
 # %check find_divergence
 
 # %% [markdown]
-# The solution is `solutions/find_divergence.py`.
+# Solution: `solutions/find_divergence.py`.
 #
 # ## Devices
 #
-# "Expected all tensors to be on the same device" names two devices, but not your tensor. Here the device `meta` stands
-# in for a GPU: its tensors have no values, and can't be mixed with CPU tensors. Which of the three calls fail?
+# The error "Expected all tensors to be on the same device" doesn't name the tensor that is in the wrong place. Here the
+# device `meta` stands in for a GPU: its tensors have no values, and can't be mixed with CPU tensors. Which of the three
+# calls fail?
 
 # %%
 from torch import nn
@@ -839,8 +891,7 @@ attempt("plain loss, not moved", plain, logits, target)
 attempt("weighted loss, not moved", weighted, logits, target)
 
 # %% [markdown]
-# A plain `CrossEntropyLoss` holds no tensor, so there is nothing to move. With `weight=` it holds a buffer, which you
-# must move.
+# Only a loss that holds a tensor has to be moved.
 #
 # `.to(device)` moves the parameters and registered buffers of a module and its children. A tensor in a plain attribute
 # or a list stays where it is:
@@ -857,26 +908,21 @@ model = Scaled().to("meta")
 print("layer", model.layer.weight.device, " scale", model.scale.device, " mean", model.mean.device)
 
 # %% [markdown]
-# **Find the bug.** This check should tell you that a model is not on the GPU. What does it print if the model was never
-# moved?
+# **Find the bugs.** One model below was never moved. In the other, only the first layer was moved. Do the functions
+# notice?
 
 # %%
-def diagnose(model, data, target):
-    devices = {t.device for t in (*model.parameters(), *model.buffers(), data, target)}
+def diagnose(model):
+    devices = {p.device for p in model.parameters()}
     return "all on one device" if len(devices) == 1 else f"MISMATCH: {devices}"
 
-model, x, y = nn.Linear(3, 3), torch.ones(1, 3), torch.ones(1)
-print(diagnose(model, x, y))  # everything forgotten on the CPU
-
-# %% [markdown]
-# The check never asks which device was *wanted*. This one does, and still has a bug:
-
-# %%
 def verify_device(model, wanted):
-    return next(model.parameters()).device == torch.device(wanted)  # BUG: looks at one of four
+    return next(model.parameters()).device == torch.device(wanted)  # BUG: of one parameter
 
+forgotten = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
-print("it says", verify_device(half, "meta"), "of", *[p.device for p in half.parameters()])
+print("never moved:", diagnose(forgotten))  # BUG: everything forgotten on the CPU
+print("half moved: ", verify_device(half, "meta"))
 
 # %%
 quiz("03_debugging/what_moves")
@@ -884,8 +930,13 @@ quiz("03_debugging/what_moves")
 # %% [markdown]
 # ## Exercise: implement device_report
 #
-# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). Unlike the checks above, yours
-# looks at every tensor.
+# *Easy, 45 minutes.* Open [`exercises/device_report.py`](../exercises/device_report.py). A report says what to do:
+#
+# ```
+# model.mean is on cpu, and should be on meta: no .to() moves it; use register_buffer ...
+# loss.weight is on cpu, and should be on meta: loss.to("meta")
+# batch[1] is on cpu, and should be on meta: batch[1] = batch[1].to("meta")
+# ```
 
 # %%
 contract("device_report")
@@ -894,13 +945,13 @@ contract("device_report")
 # %check device_report
 
 # %% [markdown]
-# The solution is `solutions/device_report.py`.
+# Solution: `solutions/device_report.py`.
 #
 # ## The network
 #
-# **The store cannot be reached.** The ranks meet at the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the address
-# is wrong or a firewall blocks the port, torch retries until the timeout, even if the connection is refused, so a
-# blocked port looks like a slow start:
+# **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the
+# address is wrong or a firewall blocks the port, torch tries again until the timeout, so this looks like a slow start.
+# torch keeps trying even if the connection is refused:
 
 # %%
 # %%writefile blocked.py
@@ -910,7 +961,7 @@ import torch.distributed as dist
 try:
     # Nobody listens at port 1.
     dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=800))
-except dist.DistError as error:
+except dist.DistError as error:  # the errors of the store and the network
     print(type(error).__name__, "-", str(error).partition(".\n")[0])
 
 # %%
@@ -918,9 +969,10 @@ job = subprocess.run([sys.executable, "blocked.py"], capture_output=True, text=T
 print(job.stdout)
 
 # %% [markdown]
-# **The interface is missing or wrong.** gloo uses the address that the host's own name resolves to. NCCL prefers
-# interfaces named `ib…`, and avoids docker's and the loopback. `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` override
-# these choices. A rank whose interface doesn't exist fails at once; the others wait for it:
+# **The interface is missing or wrong.** gloo uses the address to which the node's own name resolves. NCCL prefers
+# InfiniBand (interfaces named `ib…`), and avoids the loopback and docker's interfaces. `GLOO_SOCKET_IFNAME` and
+# `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that rank fails at once, and the
+# other ranks wait for it:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -928,13 +980,14 @@ import os
 import torch.distributed as dist
 
 if os.environ["RANK"] == "1":
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth9"  # BUG: this host has no such interface
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth9"  # BUG: this node has no such interface
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **The launchers meet, the ranks don't.** The launchers meet at port 29500, but the ranks' own store and their
-# connections use ports that the system chooses. Below, a firewall on the first of two hosts lets only port 29500
-# through:
+# **The launchers meet, the ranks don't.** With the `c10d` rendezvous, the launchers meet at one store, here at port
+# 29500. Then they start a second store for the ranks. This store and the ranks' connections use ports that the system
+# chooses. Below, `cluster.Nodes` starts two nodes on this machine. A firewall on the first, `node0`, lets only port
+# 29500 through:
 
 # %%
 # %%writefile meet.py
@@ -944,8 +997,8 @@ import torch, torch.distributed as dist
 
 try:
     dist.init_process_group("gloo", timeout=timedelta(seconds=2))
-    print("node", os.environ["GROUP_RANK"], "is in the group")
-except dist.DistError as error:
+    print("node", os.environ["GROUP_RANK"], "is in the group")  # GROUP_RANK: the number of the node
+except dist.DistError as error:  # the errors of the store and the network
     said = str(error).partition(".\n")[0]
     print(type(error).__name__, said.replace(os.environ["MASTER_PORT"], "PORT"))
 sys.stdout.flush()
@@ -969,8 +1022,9 @@ except ranks.NotRun as missing:
     print("not run:", missing)
 
 # %% [markdown]
-# One rank could not reach the ranks' store (`--master-port` sets its port). The other waits for an entry that the first
-# would have written there. Neither message says "firewall".
+# The rank on the second node can't reach the ranks' store on `node0`. The rank on `node0` waits for an entry from the
+# other rank. Neither error says "firewall". Open all ports between the nodes. A fixed port for the store isn't enough,
+# and torchrun ignores `--master-port` with this rendezvous.
 #
 # **If `init_process_group` fails, let it raise.** Then the launcher ends all ranks. This function catches the error
 # instead:
@@ -986,16 +1040,15 @@ def process_group_is_ready():
         return True
     except Exception as error:
         print("failed:", type(error).__name__)
-        return False  # BUG: this rank carries on, the others wait
+        return False  # BUG: this rank continues while the others wait
 
 if os.environ["RANK"] == "1":
     os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
 process_group_is_ready()
 
 # %% [markdown]
-# **A connection breaks later.** If a process *dies*, its connections close and the neighbors know at once. If a cable
-# is *pulled* or a host freezes, nothing closes, and only the timeout reports it. A stopped process shows that on one
-# machine:
+# **A connection breaks later.** If a process *dies*, its connections close and the other ranks fail at once. If a cable
+# is *pulled* or a node freezes, no connection closes, and only the timeout reports it. Here SIGSTOP freezes rank 1:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1017,14 +1070,14 @@ quiz("03_debugging/open_port")
 # ## NCCL on a cluster
 #
 # With NCCL a collective runs on the GPU. The call returns at once, and Python may be far ahead when the collective gets
-# stuck. So the error doesn't come from your code, but from a thread inside torch, the **watchdog**. It checks every
-# collective that was **enqueued** (handed to the GPU). If one takes longer than the group's timeout, the watchdog
-# writes to the log and ends the process with SIGABRT, exit code −6.
+# stuck. So the error comes from a thread inside torch, the **watchdog**, which checks every collective that was
+# **enqueued** (handed to the GPU). If a collective takes longer than the group's timeout, the watchdog writes to the
+# log and ends the process (exit code −6).
 #
 # ### Read this log
 #
-# Four ranks train with DDP. The log is an example, shortened, in the wording of torch's `ProcessGroupNCCL.cpp`; ranks 2
-# and 3 print the same as rank 0.
+# Four ranks train with DDP. The log is a shortened example in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks 2
+# and 3 print the same as rank 0. `SeqNum` and "work" number the collectives; `NumelIn` counts elements.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1040,25 +1093,24 @@ quiz("03_debugging/open_port")
 # Which rank do you investigate, and what do you already know about it?
 #
 # <details><summary>Answer</summary>
-# Rank 1. Ranks 0, 2 and 3 have completed #1579 and enqueued up to #1582: #1580 is stuck, and Python ran ahead by two
-# more. Rank 1 has completed everything that it enqueued, so its GPU and the network work, but it never called #1580.
-# That call has 6,553,600 elements, 25 MiB of float32: a bucket, so the others are in backward. Rank 1 is elsewhere in
-# Python, and its stack says where.
+# Rank 1. All ranks completed #1579. Ranks 0, 2 and 3 wait in #1580, and have already enqueued #1581 and #1582. Rank 1
+# never called #1580. Its GPU and its link worked until then, so look at its Python first: get its stack. #1580 has 25
+# MiB of float32, DDP's default bucket size, so the other ranks are probably in backward.
 # </details>
 #
-# These two numbers tell you where to look after any timeout:
+# Compare these two numbers after any timeout:
 #
 # | last enqueued, last completed | look at |
 # |---|---|
-# | one rank enqueued fewer | that rank's Python: data, branch, exception, a slow save |
-# | all enqueued #N, none completed it | the arguments of #N on each rank (sizes, order), then network and GPUs |
-# | all enqueued #N, some completed it | GPU and link of the ranks that did not (`nvidia-smi`, the driver's Xid errors in `dmesg`) |
+# | One rank has enqueued fewer collectives. | its Python: data, a branch, an exception, a slow save |
+# | All ranks have enqueued #N, and none has completed it. | the arguments of #N on each rank (sizes, order), then the network and the GPUs |
+# | All ranks have enqueued #N, and only some have completed it. | the ranks that have not: their GPUs and links, `nvidia-smi`, and the driver's `Xid` errors in `dmesg` |
 #
 # ### The flight recorder
 #
-# Each rank keeps its latest collectives (2000 in torch 2.13), with sizes, state and stack, in a ring buffer, the
-# **flight recorder**. When the watchdog fires, every rank writes its buffer to a file, and `torchfrtrace` compares the
-# files. The buffer works with gloo too, but you have to write the file yourself:
+# Each rank keeps its latest 2000 collectives, with their sizes and stacks, in the **flight recorder**. At a timeout,
+# the watchdog makes every rank write its recorder to a file, and the command `torchfrtrace` compares the files. With
+# gloo, you have to write the file with a private function of torch:
 
 # %%
 # %%writefile recorder.py
@@ -1099,7 +1151,7 @@ job = subprocess.run(command, capture_output=True, text=True, timeout=200)
 print(*sorted(job.stdout.splitlines()), sep="\n")
 
 # %% [markdown]
-# All three ranks are at their third collective, but not at the same one. `torchfrtrace` finds that out:
+# `torchfrtrace`, here started as a module, finds the rank that called a different collective:
 
 # %%
 command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "trace_", "."]
@@ -1109,10 +1161,8 @@ for line in (job.stdout + job.stderr).splitlines():
         print(line)
 
 # %% [markdown]
-# It also prints the call's stack (not shown). With gloo, trust the sequence but not the state: an entry stays
-# "scheduled" even after it has completed.
-#
-# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line. From Python:
+# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line. From Python, it is one
+# call:
 
 # %%
 from lockstep.commands import explain
@@ -1120,36 +1170,30 @@ from lockstep.commands import explain
 explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as_json=False)
 
 # %% [markdown]
-# `explain` also reads torchrun's `error.json` and the output of `py-spy dump`.
-#
 # ### The variables that matter
 #
-# NCCL and torch silently ignore variables they don't know, so check the spelling. These are torch's:
+# NCCL and torch ignore unknown variables, so check the spelling. These are torch's:
 #
 # | variable | what it does |
 # |---|---|
-# | `TORCH_NCCL_ASYNC_ERROR_HANDLING` | what the watchdog does after a timeout or error. The default, 3, ends the process; 0 leaves it hanging |
-# | `TORCH_FR_BUFFER_SIZE` | entries in the flight recorder; 0 switches it off. Formerly `TORCH_NCCL_TRACE_BUFFER_SIZE` |
-# | `TORCH_NCCL_DUMP_ON_TIMEOUT=1` | write the buffer at a timeout. Newer versions do so by default |
-# | `TORCH_FR_DUMP_TEMP_FILE=/shared/trace_` | where to write it; the rank is appended. Choose a folder that survives the node |
-# | `TORCH_NCCL_DESYNC_DEBUG=1` | after a timeout, print which ranks lag behind at which collective |
-# | `TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` | ends the process if the watchdog itself is stuck, for instance in a CUDA call; 480 by default |
+# | `TORCH_FR_BUFFER_SIZE` | sets the number of entries in the flight recorder; 0 switches it off. Formerly `TORCH_NCCL_TRACE_BUFFER_SIZE` |
+# | `TORCH_FR_DUMP_TEMP_FILE=/shared/trace_` | says where torch writes the flight recorder at a timeout; torch appends the rank. Choose shared storage, which outlives the node |
 #
 # And these are NCCL's:
 #
 # | variable | what it does |
 # |---|---|
-# | `NCCL_DEBUG=INFO` | the log: versions, interfaces, rings. `WARN` is enough for errors |
-# | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | which parts of it; naming some hides the others, so keep `BOOTSTRAP` and `NET` |
-# | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | a file for each host and process. `%r` is **not** the rank: it is taken literally, so all ranks write one file, and `nccl_rank_0.log` never exists |
-# | `NCCL_SOCKET_IFNAME=eth0` | a prefix; `=eth0` is exact, `^docker` excludes |
-# | `NCCL_IB_DISABLE=1` | no InfiniBand. `=0` is the default and enables nothing |
-# | `NCCL_P2P_DISABLE=1` | no direct traffic between GPUs. Slow; only to test whether that traffic is at fault |
+# | `NCCL_DEBUG=INFO` | writes a log: versions, interfaces, connections. `WARN` is enough for errors |
+# | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | selects parts of the log; naming some hides the others. `BOOTSTRAP` and `NET` show the network |
+# | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host and process. `%r` is not the rank but is taken literally: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
+# | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` is exact (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes interfaces |
+# | `NCCL_IB_DISABLE=1` | switches off InfiniBand, and also RoCE (fast Ethernet), which then becomes slow. 0 is the default and enables nothing |
+# | `NCCL_P2P_DISABLE=1` | allows no direct traffic between GPUs. This is slow; use it only to test whether that traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
 #
-# In NCCL's log, `Bootstrap: Using …` names the interface over which the ranks met; `NET/Socket` or `NET/IB` names what
-# carries the data. `NET/Socket` on a cluster with InfiniBand means that InfiniBand is not used. On a cluster with
-# Ethernet only, NCCL chooses sockets by itself; `NCCL_IB_DISABLE=1` and `NCCL_SOCKET_IFNAME` make it explicit.
+# In NCCL's log, `Bootstrap: Using …` names the interface over which the ranks found each other, and `NET/IB`
+# (InfiniBand or RoCE) or `NET/Socket` names what carries the data. With plain Ethernet only, NCCL chooses sockets by
+# itself.
 
 # %%
 quiz("03_debugging/watchdog_log")
@@ -1158,7 +1202,7 @@ quiz("03_debugging/watchdog_log")
 # ## Preflight
 #
 # Before the first step, a **preflight** checks the environment, joins the other ranks with a short timeout, lets
-# `monitored_barrier` name missing ranks, and runs one collective whose answer is known.
+# `monitored_barrier` name missing ranks, and runs a collective whose result is known.
 
 # %%
 quiz("03_debugging/preflight")
@@ -1167,7 +1211,11 @@ quiz("03_debugging/preflight")
 # ## Exercise: implement preflight
 #
 # *Medium, 75 minutes.* Open [`exercises/preflight.py`](../exercises/preflight.py). Whatever is broken, `preflight` must
-# return within its time limit.
+# return within its time limit. For example, rank 0 of 2 gets this list if rank 1 doesn't start:
+#
+# ```
+# ['rank 1 has not arrived in time: look at the log and the node, and whether it was started with that RANK']
+# ```
 
 # %%
 contract("preflight")
@@ -1176,11 +1224,11 @@ contract("preflight")
 # %check preflight
 
 # %% [markdown]
-# The solution is `solutions/preflight.py`. Start your next cluster job with it.
+# Solution: `solutions/preflight.py`.
 #
 # ## Find the bug in the check
 #
-# Each of these five checks has a bug. Before you run one: what will it say about a **correct** job?
+# Each of these tests and measurements has a bug. Before you run a cell, predict its result for a **correct** job.
 #
 # **1. Are the gradients synchronized?**
 
@@ -1201,11 +1249,11 @@ print("synchronized:", test_gradient_sync(model))
 print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 
 # %% [markdown]
-# The gradients were equal. The check overwrites them *after* backward, when nothing averages them any more. A check
-# must not change what it checks: gather the gradients and compare them.
+# The check overwrites the gradients *after* backward, when DDP no longer averages them. Instead, gather the gradients
+# and compare them.
 #
-# **2. How much of a step is communication?** To know the answer, let a communication hook sleep for 50 ms before every
-# all-reduce:
+# **2. How much of a step is communication?** You know the answer: most of it. A communication hook, which replaces
+# DDP's all-reduce, first sleeps for 50 ms:
 
 # %%
 # %%ranks 2
@@ -1229,10 +1277,10 @@ print(f"communication: {1 - sum(compute) / sum(total):.0%} of the step")
 assert min(total) > 0.05  # in truth every step waits for the hook
 
 # %% [markdown]
-# Communication happens inside `backward`, so both times contain it, and the check reports 0 % on any network. Compare a
-# step with the same step under `no_sync()` instead (chapter 4).
+# The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
+# the same step under `no_sync()` (chapter 4).
 #
-# **3. What is the speed-up?** This benchmark trains on rank 0 alone, then on all ranks.
+# **3. How much faster are two ranks than one?** This benchmark first trains on rank 0 alone, then on all ranks:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1246,38 +1294,30 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# Measure one process in a separate run, and compare samples per second.
+# Measure one process in a separate run.
 #
-# **4. Is NCCL there?** The check is `torch.cuda.is_available() and torch.cuda.nccl.is_available()`. Without a GPU,
-# Python stops after the first call. The second one can't work:
+# **4. Is NCCL installed, and can the ranks communicate?** Here are the first lines of two tests:
 
 # %%
-try:
-    torch.cuda.nccl.is_available()
-except TypeError as error:
-    print(error)
-assert isinstance(dist.is_nccl_available(), bool)  # the question to ask: it needs no GPU to answer
-
-# %% [markdown]
-# **5. Can the ranks talk?** Adding up the ranks is the right test, but this one never gets that far:
-
-# %%
-# %%ranks 2 --expect raised
+# %%ranks 1
 import torch
 import torch.distributed as dist
 
-def test_communication():
-    device = torch.device(f"cuda:{int(os.environ['LOCAL_RANK'])}")  # BUG: nobody imported os
-    t = torch.ones(1).to(device) * dist.get_rank()
-    dist.all_reduce(t)
-    return t.item() == sum(range(dist.get_world_size()))
+def test_nccl():
+    return torch.cuda.nccl.is_available()  # BUG: needs tensors; dist.is_nccl_available() needs none
 
-dist.init_process_group("gloo")
-test_communication()
+def test_communication():
+    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}")  # BUG: nobody imported os
+
+for test in (test_nccl, test_communication):
+    try:
+        test()
+    except (TypeError, NameError) as error:
+        print(f"{test.__name__}: {error}")
+print("dist.is_nccl_available() is a", type(dist.is_nccl_available()).__name__)
 
 # %% [markdown]
-# You find all five bugs by running the check on a correct job *and* on one with the fault that it looks for. Do both
-# with every check that you write.
+# Run every check on a correct job *and* on a job with the fault that the check looks for.
 
 # %%
 quiz("03_debugging/test_the_test")
@@ -1285,8 +1325,8 @@ quiz("03_debugging/test_the_test")
 # %% [markdown]
 # ## Four shortcuts, and what they cost
 #
-# **"`find_unused_parameters=True`, just in case."** What does the flag cost if every parameter is used? Train the same
-# model with and without it, in small buckets, and compare what rank 0 sends.
+# **"I set `find_unused_parameters=True`, just in case."** What does the flag cost if every parameter is used? Train the
+# same model with and without the flag, and compare what rank 0 sends:
 
 # %%
 # %%writefile flag.py
@@ -1298,7 +1338,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 def train(flag):
     dist.init_process_group("gloo")
     layers = [nn.Linear(64, 64) for _ in range(4)]  # 8 parameter tensors
-    ddp = DDP(nn.Sequential(*layers), find_unused_parameters=flag, bucket_cap_mb=0.02)
+    ddp = DDP(nn.Sequential(*layers), find_unused_parameters=flag)
     for step in range(3):
         ddp(torch.ones(1, 64)).sum().backward()
 
@@ -1320,12 +1360,12 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# Without the flag, DDP rebuilds its one bucket into two after the first backward. With the flag it **never rebuilds**
-# them, and every backward adds an all-reduce of **4 bytes per parameter tensor** (32 here), by which the ranks agree on
-# what was used. DDP also walks the whole graph. What this costs in time depends on the model and the network.
+# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In this
+# all-reduce, the ranks agree on which parameters were used. What the flag costs in time depends on the model and the
+# network.
 #
-# Worse, a layer that is never used no longer raises an error. Use the flag only if different steps use different
-# layers. It works even if the choice depends on the rank:
+# The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
+# different steps use different layers. It works even if each rank uses a different layer:
 
 # %%
 # %%writefile branches.py
@@ -1357,27 +1397,27 @@ for name, parameter in ddp.module.named_parameters():
     print(name, parameter.grad)
 
 # %% [markdown]
-# `left` has a gradient of 1 on one of two ranks, so its mean is 0.5. `spare` has none anywhere and keeps `None`.
-# Without the flag, the second step fails:
+# `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. `spare` has a gradient on no rank, and keeps `None`.
+# Without the flag, the next step fails in forward, one step late. `TORCH_DISTRIBUTED_DEBUG=INFO` adds the parameters'
+# names to their numbers:
 
 # %%
-# %%ranks 2 --expect raised --quiet
+# %%ranks 2 --expect raised --quiet --env TORCH_DISTRIBUTED_DEBUG=INFO
 from branches import *
 
 ddp, branch = start()
 for step in range(2):
-    ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out other layers
+    ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out a different layer
 
 # %% [markdown]
-# **"Out of memory? A smaller batch."** Several ranks may be putting tensors on GPU 0, through a fixed `cuda:0` or a
-# `torch.load` without `map_location`. If `nvidia-smi` shows one GPU much fuller than the others, the batch size is not
-# the cause.
+# **"Out of memory, so a smaller batch."** If `nvidia-smi` shows one GPU much fuller than the others, the batch size is
+# not the cause.
 #
-# **"It works on one node, so two nodes will work."** The second brings new addresses, interfaces and a firewall, and
-# `LOCAL_RANK` no longer equals `RANK`. Run the preflight on two nodes first.
+# **"It works on one node, so it works on two."** Two nodes mean new addresses, new interfaces and a firewall, and
+# `LOCAL_RANK` no longer equals `RANK`. Run the preflight first.
 #
-# **"It scales badly, so it must be the network."** Or the loader, a small batch, or one slow rank: a collective lasts
-# until the last rank has joined. Measure (chapter 4) before you tune NCCL.
+# **"It scales badly, so it must be the network."** A slow loader, a small batch or one slow rank has the same effect.
+# Measure (chapter 4) before you tune NCCL.
 
 # %%
 quiz("03_debugging/unused")
@@ -1385,8 +1425,7 @@ quiz("03_debugging/unused")
 # %% [markdown]
 # ## The clinic
 #
-# `exercises/clinic` holds your colleagues' broken jobs. Each is a short script with a complaint at the top, and runs on
-# your laptop in a second or two:
+# `exercises/clinic` holds your colleagues' broken jobs, each a short script with a complaint at the top:
 
 # %%
 from msgspec import toml
@@ -1396,12 +1435,13 @@ for name, case in cases.items():
     print(f"{name:18} {case['ranks']} ranks   {case['title']}")
 
 # %% [markdown]
-# For each case: **run** it, **look**, **answer** in the file (`CAUSE`, from the list in `exercises/clinic/README.md`,
-# and `RANK`), **fix** it, and run `./lockstep check clinic/NAME`. Diagnosis and fix are both graded. A fix that only
-# hides the symptom, such as a longer timeout, is rejected, and the check says why.
+# **Run** a job and **look** at what Lockstep reports; if the result is wrong, add `--watch-replicas`. **Answer** in the
+# file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`. **Fix** the job, and run `./lockstep check
+# clinic/NAME`. Both answer and fix are graded. A fix that only hides the symptom, such as a longer timeout, is
+# rejected, and the check says why.
 #
-# Your ticket, a number drawn when you run your first case, decides which rank is at fault. Here is a case under ticket
-# 1:
+# Your ticket, a random number, decides which rank is at fault, so that answers can't be copied. Here is a job under
+# ticket 1:
 
 # %%
 os.environ["CLINIC_TICKET"] = "1"
@@ -1409,40 +1449,27 @@ lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]
-# You know this hang: the cause is `uneven-data`, the rank is 0. But the complaint asks you to keep all labelled
-# records, so don't stop at the shortest shard. The check has a line for that:
+# The cause is `uneven-data`, and the rank is 0. The complaint in the file also asks you to keep all records, so don't
+# stop at the shortest shard; the check tests that:
 
 # %%
 # %check clinic/short_shard
-
-# %% [markdown]
-# For cases that finish with a wrong result, compare numbers: what `--watch-replicas` and your `find_divergence` report,
-# the recorded collectives (`%%ranks 2 --into run`, then `run.collectives`), and the samples that each rank has seen.
 
 # %%
 quiz("03_debugging/longer_timeout")
 
 # %% [markdown]
-# ## Checklist
-#
-# - **Before**: a preflight, `@record` on `main`, a timeout longer than anything one rank does alone, `faulthandler` in
-#   each step, `TORCH_FR_DUMP_TEMP_FILE` in a shared folder, `find_divergence` every few hundred steps.
-# - **It failed**: the first failure that is not about a connection, and its exit code.
-# - **It hangs**: a stack of every rank, or with NCCL its last enqueued and last completed. Look at the rank that is
-#   elsewhere or enqueued fewer.
-# - **It lies**: replicas equal bit for bit? Samples per rank, all-reduces per step, samples behind each number?
-# - **Fixed**: on two ranks and on three? Is the result still right? Which test fails on the old version?
-#
 # ## Take it with you
 #
-# - One rank tests arithmetic, two test communication, three expose what two hide.
-# - The loudest rank is rarely at fault. "Connection closed by peer" is an echo.
-# - If parameters aren't equal bit for bit on all ranks, something bypassed DDP.
-# - Whether a rank calls a collective must not depend on anything that differs between ranks.
-# - Don't trust a check that you have never seen fail.
+# - **Before a long run**: run a preflight. Put `@record` on `main` and `faulthandler` in each step, and call
+#   `find_divergence` every few hundred steps.
+# - **The job failed**: find the first error that is not about a connection. torchrun's root cause may be an echo.
+# - **The job hangs**: get a stack of every rank, or with NCCL its last enqueued collective. Whether a rank calls a
+#   collective must not depend on what differs between ranks.
+# - **The job lies**: compare the replicas bit for bit. Count each rank's samples and all-reduces.
+# - **You fixed it**: run it on two ranks and on three. Trust a check only after you have seen it fail.
 #
-# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Start with a question, not with a
-# tool: where is each rank?
+# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Ask first in which call each rank is.
 #
 # ## What to read next
 #
