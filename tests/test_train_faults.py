@@ -97,7 +97,7 @@ def test_a_folder_has_one_job_at_a_time(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_SH)  # only a lock of its own alone is refused then
         said = lines(run(tmp_path, "refused()"))
     why = "RuntimeError: another job works there; give each its own --folder"
-    assert said == [[f"refused: rank 0 could not use run: {why}"]] * 2
+    assert said == [[f"refused: rank 0 could not claim run: {why}"]] * 2
     assert len(lines(run(tmp_path, "start()"))[0]) > 1  # the lock has gone with the job
 
 
@@ -110,7 +110,7 @@ def test_without_a_usable_folder_every_rank_refuses(tmp_path: Path, fault: str) 
     said = lines(run(tmp_path, "refused()"))
     assert len(said[0]) == 1 and said[0] == said[1]
     assert re.match(
-        r"refused: rank 0 could not (use run: FileExistsError|load run/checkpoint\.pt: RuntimeError: .* is damaged): ",
+        r"refused: rank 0 could not (claim run: FileExistsError|load run/checkpoint\.pt: RuntimeError: .* is damaged): ",
         said[0][0],
     )
 
