@@ -389,14 +389,12 @@ class Log:
         speed, waiting = self.samples / (now - self.began), self.waited / (now - self.began)
         self.began, self.waited, self.samples = now, 0.0, 0
         numbers |= {"step": step, "samples_per_second": speed, "waiting_for_data": waiting}
-        said = f"step {step}/{steps}  loss {numbers['loss']:.4f}  {speed:,.0f} samples/s"
-        if memory := torch.cuda.max_memory_allocated() / 1e9:
-            numbers["memory_gb"] = memory
-            said += f"  {memory:.1f} GB"
+        if torch.cuda.is_available():
+            numbers["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         if self.peak:
             numbers["mfu"] = self.operations * speed / dist.get_world_size() / self.peak
-            said += f"  MFU {numbers['mfu']:.1%}"
-        say(0, said)
+        more = "".join(f"  {name} {numbers[name]:.2f}" for name in ("memory_gb", "mfu") if name in numbers)
+        say(0, f"step {step}/{steps}  loss {numbers['loss']:.4f}  {speed:,.0f} samples/s{more}")
         with suppress(OSError), open(self.file, "a") as file:  # if the disk is full, a save says so
             file.write(json.dumps(numbers) + "\n")
 
