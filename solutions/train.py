@@ -458,10 +458,8 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
             if stop.anywhere():  # those are of a part; one more step, and it is saved
                 loss = accuracy = None
             else:
-                say(
-                    rank,
-                    f"epoch {step // an_epoch}/{arguments.epochs}  test loss {loss:.4f}  test accuracy {accuracy:.4f}",
-                )
+                told = f"test loss {loss:.4f}  test accuracy {accuracy:.4f}"
+                say(rank, f"epoch {step // an_epoch}/{arguments.epochs}  {told}")
         if step == steps:
             return Result(step, steps, loss, accuracy)
         for group in optimizer.param_groups:
