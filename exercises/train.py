@@ -208,7 +208,8 @@ def evaluate(
     """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
 
     The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
-    collectives, which ranks with fewer batches would not join. The solution ends early if `stop` was made.
+    collectives, which ranks with fewer batches would not join. If any rank is asked to `stop`, the solution
+    ends early.
     """
     raise NotImplementedError("train: evaluate, every sample once")
 

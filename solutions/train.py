@@ -343,7 +343,8 @@ def evaluate(
     """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
 
     The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
-    collectives, which ranks with fewer batches would not join. The solution ends early if `stop` was made.
+    collectives, which ranks with fewer batches would not join. If any rank is asked to `stop`, the solution
+    ends early.
     """
     # --- solution: evaluate, every sample once ---
     rank, world_size, samples = dist.get_rank(), dist.get_world_size(), len(dataset)  # type: ignore[arg-type]
@@ -354,7 +355,7 @@ def evaluate(
     model.eval()
     for number, (inputs, targets) in enumerate(DataLoader(mine, batch_size)):
         if stop and number < on_all_ranks and stop.anywhere():
-            break  # what is returned is of a part: the caller asks again
+            break  # only a part is evaluated: the caller asks again
         loss, correct = loss_of(model, inputs.to(device), targets.to(device), amp)
         sums += torch.stack([loss * targets.numel(), correct, torch.tensor(targets.numel(), device=device)])
     model.train()
@@ -455,7 +456,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
     while True:
         if step and step % an_epoch == 0:  # also when it restarts there
             loss, accuracy = evaluate(model, test_set, arguments.amp, stop=stop)
-            if stop.anywhere():  # those are of a part; one more step, and it is saved
+            if stop.anywhere():  # only a part was evaluated; it stops and saves after one more step
                 loss = accuracy = None
             else:
                 told = f"test loss {loss:.4f}  test accuracy {accuracy:.4f}"
