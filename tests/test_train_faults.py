@@ -201,4 +201,4 @@ def test_a_rank_that_fails_does_not_wait_for_its_workers(tmp_path: Path) -> None
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     command, environment = [sys.executable, str(script)], {**os.environ, **alone}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 1 and done.stderr.rstrip().endswith("ValueError: a broken sample"), done.stderr
+    assert done.returncode == 1 and "ValueError: a broken sample" in done.stderr, done.stderr
