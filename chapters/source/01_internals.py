@@ -472,11 +472,11 @@ for n in (2, 3, 4, 6, 8):
     assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
 
 # %% [markdown]
-# The bytes stay below twice the tensor, but the number of steps grows with N.
+# The bytes stay below twice the tensor's size, but the number of steps grows with N.
 #
 # Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts, sent one
-# after the other. Backward can hide every part but the last. **Predict** which split has the shortest total, and which
-# the shortest *last* part.
+# after the other. Backward can hide every part but the last. **Predict** which split takes the least time in total, and
+# which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -651,8 +651,8 @@ story(run)
 # - **Before step 0** the constructor compares and copies the models (see "What is copied when").
 # - **Step 0 has one bucket** with all 3158016 bytes. DDP doesn't know yet in which order gradients become ready, and
 #   chooses to wait for all of them.
-# - **Before step 1 DDP rebuilds the buckets**, once, in the order in which step 0's gradients became ready. Rank 0
-#   sends this order to the others in the two small broadcasts.
+# - **Before step 1 DDP rebuilds the buckets**, once: now it knows in which order gradients become ready. Rank 0 sends
+#   this order to the others in the two small broadcasts.
 # - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), so communication starts
 #   early; later ones close at 25 MiB.
 #
@@ -695,7 +695,7 @@ for when, buckets in run.ranks[0].observations.items():
 # %% [markdown]
 # By default, step 1's buckets follow backward: last, middle, first. With `find_unused_parameters=True`, DDP has three
 # buckets from step 0 on. It guesses that backward reverses the order of registration, and never rebuilds the buckets,
-# although the guess is wrong here. Your MiniDDP will make the same guess.
+# although the guess is wrong here. The DDP that you build below makes the same guess.
 #
 # ### What bucket_cap_mb does
 #
@@ -820,9 +820,9 @@ from lockstep.notebook.bars import bars
 bars(run.ranks[0].observations, unit="ms", title="Milliseconds per step, the fastest of three")
 
 # %% [markdown]
-# Without communication, a step takes 12 × 20 ms and a little more. After backward, it gets longer by all that the network
-# needs: at least 318 ms for 24 all-reduces, 134 ms for one flat buffer. With handles, backward hides much of the 318 ms,
-# but 24 latencies are too many. Six buckets need 174 ms, and backward hides all but the last bucket's 29 ms.
+# Without communication, a step takes 12 × 20 ms and a little more. All-reduces after backward lengthen it by all the time
+# that the network needs: at least 318 ms one by one, 134 ms in one flat buffer. With handles, backward hides much of the
+# 318 ms, but 24 latencies are too many. Buckets do best: two, DDP's default, leave 92 ms exposed, and six leave 29 ms.
 #
 # ### One order on all ranks
 #
@@ -989,7 +989,7 @@ quiz("01_internals/copied")
 # ### Exercise: implement mini_ddp
 #
 # *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module,
-# bucket_cap_mb=25)`. The check compares it with PyTorch's DDP on two ranks: gradients must be equal bit for bit, and
+# bucket_cap_mb=25)`. The check compares your class with PyTorch's DDP on two ranks: gradients must be equal bit for bit, and
 # communication must start before backward ends. Work in seven stages:
 #
 # 1. **Copy.** The constructor broadcasts parameters and buffers; `forward` calls the module; `state_dict` and
@@ -1004,7 +1004,7 @@ quiz("01_internals/copied")
 #    launches incomplete buckets, so that every rank launches every bucket, in the same order.
 # 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing.
 #
-# The report names the stage to write next.
+# The check's report names the stage to write next.
 
 # %%
 contract("mini_ddp", "MiniDDP")
@@ -1130,7 +1130,7 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples halve the error; there is no threshold.
+# Four times the samples halve the error. No batch size makes `SyncBatchNorm` suddenly unnecessary.
 #
 # ### Exactly when buffers are sent
 #
