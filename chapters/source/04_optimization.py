@@ -298,8 +298,7 @@ if dist.get_rank() == 0:
 # ```
 #
 # Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward. With
-# `async_op=True` you get a handle; with NCCL its `wait()` makes the stream of your computation wait, while the CPU goes
-# on. With gloo, `wait()` blocks the CPU.
+# `async_op=True` you get a handle; with NCCL its `wait()` makes the stream of your computation wait, while the CPU continues. With gloo, `wait()` blocks the CPU.
 #
 # ### Skip the first steps
 #
@@ -422,9 +421,9 @@ for count in (8, 32, 128):
 # %% tags=["needs-bandwidth"]
 if table.rows:
     row = table.rows["DDP's defaults"]
-    picture = bars(
-        {"computing at this CPU's peak": row["MFU"] * row["step"], "computing, measured": row["alone"],
-         "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}, unit="ms", title="DDP's defaults")
+    times = {"computing at this CPU's peak": row["MFU"] * row["step"], "computing, measured": row["alone"],
+             "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}
+    picture = bars(times, unit="ms", title="DDP's defaults")
 picture if table.rows else None
 
 # %% [markdown]
@@ -439,7 +438,7 @@ quiz("04_optimization/roofline")
 #
 # You can still hide a part. Communication makes a step much longer only if it runs after backward:
 #
-# ![A step without overlap takes 53 % longer, with overlap 13 %, and 57 % over a link half as fast](pictures/exposed.svg)
+# ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #
 # **Change 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes
 # smaller buckets. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready?
