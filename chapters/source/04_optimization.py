@@ -421,8 +421,9 @@ for count in (8, 32, 128):
 # %% tags=["needs-bandwidth"]
 if table.rows:
     row = table.rows["DDP's defaults"]
-    times = {"computing at this CPU's peak": row["MFU"] * row["step"], "computing, measured": row["alone"],
-             "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}
+    times = {
+        "computing at this CPU's peak": row["MFU"] * row["step"], "computing, measured": row["alone"],
+        "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}
     picture = bars(times, unit="ms", title="DDP's defaults")
 picture if table.rows else None
 
