@@ -94,8 +94,8 @@ lockstep_run("-n", "2", "suspect.py")
 # %% [markdown]
 # ### 2. Ask every rank where it is
 #
-# The table shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left it.
-# Neither call can complete without the other rank. Lockstep ends a job as soon as every rank waits like this.
+# The table above shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left
+# it. Neither call can complete without the other rank. Lockstep stops a job as soon as every rank waits like this.
 #
 # ### 3. Test a hypothesis with a number
 #
@@ -204,7 +204,7 @@ quiz("03_debugging/one_rank")
 # %% [markdown]
 # ## Reading failures
 #
-# Rank 2 reads a bad record and raises an exception. The other ranks then lose their connections to rank 2.
+# Rank 2 reads a bad record and raises an exception. The other ranks then lose their connections to rank 2:
 
 # %%
 # %%ranks 4 --expect raised
@@ -546,10 +546,11 @@ for initial in (True, False):
 
 # %% [markdown]
 # By default, DDP always divides by 2, so every batch has the same weight. With `False`, DDP divides by the number of
-# ranks that still have a batch, so rank 0's last two batches count twice.
+# ranks that still have a batch, so rank 0's last two batches count twice as much as
+# the others.
 #
 # A rank without batches answers only **DDP's own collectives**. If the loop contains any other collective, for example
-# to average the loss, the job hangs:
+# to average the loss, the ranks' calls no longer match:
 
 # %%
 # %%ranks 2 --expect hang
@@ -784,8 +785,8 @@ print(f"after the step: spread {spread(model.parameters()):.2f}")
 # %% [markdown]
 # No: DDP averages gradients, not weights.
 #
-# **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step. After each
-# `optimizer.step()`, every rank reports a checksum and a few sampled values of each parameter to Lockstep, without a
+# **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step at which
+# the replicas start to differ. After each `optimizer.step()`, every rank reports a checksum and a few sampled values of each parameter to Lockstep, without a
 # collective.
 
 # %%
@@ -917,11 +918,11 @@ def diagnose(model):
     return "all on one device" if len(devices) == 1 else f"MISMATCH: {devices}"
 
 def verify_device(model, wanted):
-    return next(model.parameters()).device == torch.device(wanted)  # BUG: of one parameter
+    return next(model.parameters()).device == torch.device(wanted)  # BUG: checks one parameter
 
 forgotten = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
-print("never moved:", diagnose(forgotten))  # BUG: everything forgotten on the CPU
+print("never moved:", diagnose(forgotten))  # BUG: true, with everything forgotten on the CPU
 print("half moved: ", verify_device(half, "meta"))
 
 # %%
@@ -1104,7 +1105,7 @@ quiz("03_debugging/open_port")
 # |---|---|
 # | One rank has enqueued fewer collectives. | its Python: data, a branch, an exception, a slow save |
 # | All ranks have enqueued #N, and none has completed it. | the arguments of #N on each rank (sizes, order), then the network and the GPUs |
-# | All ranks have enqueued #N, and only some have completed it. | the ranks that have not: their GPUs and links, `nvidia-smi`, and the driver's `Xid` errors in `dmesg` |
+# | All ranks have enqueued #N, and only some have completed it. | the GPUs and links of the ranks that have not: `nvidia-smi`, and the driver's `Xid` errors in `dmesg` |
 #
 # ### The flight recorder
 #
@@ -1187,7 +1188,7 @@ explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as
 # | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | selects parts of the log; naming some hides the others. `BOOTSTRAP` and `NET` show the network |
 # | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host and process. `%r` is not the rank but is taken literally: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
 # | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` is exact (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes interfaces |
-# | `NCCL_IB_DISABLE=1` | switches off InfiniBand, and also RoCE (fast Ethernet), which then becomes slow. 0 is the default and enables nothing |
+# | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The value 0 is the default and enables nothing |
 # | `NCCL_P2P_DISABLE=1` | allows no direct traffic between GPUs. This is slow; use it only to test whether that traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
 #
@@ -1280,7 +1281,8 @@ assert min(total) > 0.05  # in truth every step waits for the hook
 # The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
 # the same step under `no_sync()` (chapter 4).
 #
-# **3. How much faster are two ranks than one?** This benchmark first trains on rank 0 alone, then on all ranks:
+# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. Here
+# is its first part:
 
 # %%
 # %%ranks 2 --expect hang
