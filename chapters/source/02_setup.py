@@ -11,19 +11,19 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# You start with a program that trains a small network on handwritten digits in one process, and change it line by line
-# until it trains on four ranks. Most new lines come with the mistake that they prevent. After this chapter you can
+# You start with a program that trains a small network in one process, and change it line by line until it trains on
+# four ranks. Most new lines come with the mistake that they prevent. After this chapter you can
 #
-# - **start** a program on N ranks, and tell which rank is which and where it runs;
-# - **connect** the ranks with the right backend for their devices;
-# - **shard** a data set, so that each sample goes to one rank, in a new order every epoch;
+# - **start** a program on N ranks, and tell which rank is which;
+# - **connect** the ranks with the right backend;
+# - **shard** a data set, in a new order every epoch;
 # - **report** the loss over all ranks;
 # - **leave** the process group, whether training succeeds or fails;
 # - **launch** ranks from Python, and on several nodes.
 #
-# About 95 minutes: 40 to read and run, 55 for three exercises. A good place for a break is before "Global metrics".
-# You need chapter 1, but no GPU: the ranks communicate through gloo, PyTorch's library for CPUs. What the text says
-# about GPUs and NCCL, NVIDIA's library, comes from PyTorch's documentation and was not run here.
+# About 95 minutes: 40 to read and run, 55 for three exercises; take a break before "Global metrics". You need chapter
+# 1, but no GPU: gloo connects ranks on your CPU. What the text says about GPUs and NCCL comes from PyTorch's
+# documentation and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -36,8 +36,8 @@ from lockstep.notebook.quiz import quiz
 # %% [markdown]
 # ## Where we start
 #
-# The data are scikit-learn's digits: 1797 images of 8×8 pixels. The next cell writes them to a file once, before any
-# rank starts. If every rank prepared the data, all ranks would do the same work and write to the same file.
+# The data are scikit-learn's digits: 1797 images of 8×8 pixels. Write them to a file once, before any rank starts.
+# Otherwise every rank prepares them again.
 
 # %%
 import numpy
@@ -49,7 +49,7 @@ print(images.shape, labels[:10])
 
 # %% [markdown]
 # `digits.py` holds the data, the network and one epoch. **None of its lines will change.** Note that `train_epoch`
-# returns a sum and a count, not a mean.
+# returns a sum and a count.
 
 # %%
 print(Path("digits.py").read_text())
@@ -78,8 +78,8 @@ quiz("02_setup/sum_and_count")
 # %% [markdown]
 # ## Launchers and the environment
 #
-# A distributed program is one file, started N times by a **launcher**. All copies are the same, except for a few
-# environment variables that the launcher sets. PyTorch's launcher is `torchrun`:
+# A distributed program is one file, started N times by a **launcher**. The copies differ only in a few environment
+# variables, which the launcher sets. PyTorch's launcher is `torchrun`:
 #
 # ```
 # torchrun --nproc-per-node=4 train.py
@@ -104,11 +104,7 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # | `LOCAL_WORLD_SIZE` | the number of ranks on this node |
 # | `GROUP_RANK` | this node's number |
 # | `MASTER_ADDR`, `MASTER_PORT` | the address of the **store**, a small key-value server through which the ranks find each other |
-# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher hosts the store; if this variable is missing, rank 0 hosts it |
-# | `TORCHELASTIC_RESTART_COUNT` | how often the launcher has restarted this job (chapter 5) |
-#
-# If a node runs several processes, torchrun also sets `OMP_NUM_THREADS=1`. Without this limit, every process would
-# start a thread for each core.
+# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher hosts the store; otherwise rank 0 hosts it |
 #
 # On one node, `RANK` and `LOCAL_RANK` are equal. On two nodes they differ:
 
@@ -119,8 +115,8 @@ rank, local_rank, node = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "G
 print(f"RANK {rank} is LOCAL_RANK {local_rank} on node {node}")
 
 # %% [markdown]
-# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for
-# that node's third GPU, and the node may have only two.
+# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for a
+# third GPU, which that node may not have.
 
 # %%
 quiz("02_setup/local_rank")
@@ -128,8 +124,8 @@ quiz("02_setup/local_rank")
 # %% [markdown]
 # ### Without a launcher
 #
-# Plain `python` sets none of these variables. The error below names the first missing variable. In it, *rendezvous*
-# means that the processes look for each other, and `env://` that they read the address from environment variables:
+# Plain `python` sets none of these variables. The error names the first missing variable. (A *rendezvous* is the step
+# in which the processes find each other.)
 
 # %%
 # %%ranks 2 --expect raised
@@ -141,8 +137,8 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Read the variables without a default.
-# Here `LOCAL_RANK` is missing, and the default 0 hides that:
+# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Don't read a variable with a default
+# value. Here `LOCAL_RANK` is missing, and the default hides that:
 
 # %%
 # %%ranks 4
@@ -153,8 +149,8 @@ local_rank = int(os.environ.get("LOCAL_RANK", 0))  # BUG: the default hides that
 print(f"my device is cuda:{local_rank}")
 
 # %% [markdown]
-# All four ranks chose GPU 0. On GPUs the job would fail later, in a different line: GPU 0 would run out of memory, or
-# NCCL would refuse two ranks on one GPU. `os.environ["LOCAL_RANK"]` raises an error at once and names the variable.
+# All four ranks chose GPU 0. On GPUs the job would fail later, when GPU 0 runs out of memory or NCCL refuses two ranks
+# on one GPU. `os.environ["LOCAL_RANK"]` would raise an error at once.
 #
 # ### When the numbers are wrong
 #
@@ -186,16 +182,16 @@ os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# None of them raises an error: all three hang. The notebook notices that the ranks can't continue and ends the cell.
-# PyTorch alone would wait for 30 minutes before it raises an error.
+# All three hang. The notebook ends a cell as soon as no rank can continue. PyTorch alone would wait for 30 minutes and
+# then raise an error.
 #
-# If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a rank that never arrived, or two
-# ranks with the same number. Print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
+# If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a missing rank, or two ranks with the
+# same number. Print both variables on each rank *before* `init_process_group`.
 #
 # ### Never overwrite what the launcher set
 #
-# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). If you copy these
-# two lines into a program that torchrun starts, its ranks hang:
+# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT`. If torchrun starts the ranks, the same two
+# lines make them hang:
 
 # %%
 # %%ranks 2 --expect hang
@@ -207,8 +203,8 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# torchrun hosts its store at a different port, so nothing listens at port 12355. Rank 0 opens no store there either,
-# because torchrun has set `TORCHELASTIC_USE_AGENT_STORE`.
+# torchrun's store is at a different port, so nothing listens at port 12355. Rank 0 opens no store there, because
+# torchrun has set `TORCHELASTIC_USE_AGENT_STORE`.
 
 # %%
 quiz("02_setup/environment")
@@ -216,8 +212,8 @@ quiz("02_setup/environment")
 # %% [markdown]
 # ## The process group
 #
-# `init_process_group` returns when all ranks have joined. The ranks find each other through the store at
-# `MASTER_ADDR:MASTER_PORT`. You can use the store yourself:
+# `init_process_group` returns when all ranks have joined. The ranks find each other through the store. You can use the
+# store yourself:
 
 # %%
 # %%ranks 3
@@ -230,8 +226,8 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo exchanges addresses through the store: each rank writes its own address, reads the other ranks' addresses, and
-# connects to them. After that, tensors go directly from rank to rank. `init_process_group` does all this in one line:
+# gloo exchanges addresses through the store: each rank writes its own and reads the others'. After that, tensors go
+# directly from rank to rank. `init_process_group` does all this in one line:
 
 # %%
 # %%ranks 4
@@ -249,9 +245,8 @@ assert t == sum(range(dist.get_world_size()))
 #
 # ### Without the variables
 #
-# You can pass rank and size as arguments: `init_process_group("gloo", rank=rank, world_size=size)`. The arguments
-# override `RANK` and `WORLD_SIZE`; only the address comes from the environment. A single rank needs no address either
-# if you give it a `HashStore`, which keeps its keys in the memory of the process:
+# You can pass rank and size as arguments: `init_process_group("gloo", rank=rank, world_size=size)`. They override
+# `RANK` and `WORLD_SIZE`. A single rank needs no address if you give it a `HashStore`, a store in its own memory:
 
 # %%
 # %%ranks 1
@@ -265,13 +260,12 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# PyTorch ignored `RANK=7` silently. In your own code, compare the variables with the arguments and raise an error if
-# they differ: two parts of the program disagree about which rank this is.
+# PyTorch ignored `RANK=7`. In your own code, raise an error if a variable contradicts an argument.
 #
 # ### How long it waits
 #
 # The timeout applies to `init_process_group` and to each collective. The default is 30 minutes with gloo and 10 with
-# NCCL. You set the timeout in `init_process_group`; `DDP` has no such argument:
+# NCCL. You set the timeout in `init_process_group`, not in `DDP`:
 
 # %%
 import inspect
@@ -283,8 +277,7 @@ assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split()
 assert "timeout" not in inspect.signature(DDP).parameters
 
 # %% [markdown]
-# Shorten the timeout while you try things out. Below it is 300 ms, and ranks 0 and 1 wait for a rank 2 that doesn't
-# exist:
+# Shorten the timeout while you try things out. Here ranks 0 and 1 wait 300 ms for a rank 2 that doesn't exist:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -297,11 +290,8 @@ dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
 # The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The ranks that joined
-# raise the error; the missing rank says nothing. Use a longer timeout if rank 0 works alone for a long time while the
-# other ranks wait.
+# raise the error; the missing rank says nothing. Lengthen the timeout if rank 0 works alone for long.
 #
-# `dist.new_group(ranks)` makes a smaller group with its own timeout. **Every** rank must call `new_group`, in the same
-# order, even a rank that won't be a member (chapter 4, "Unequal machines").
 
 # %%
 quiz("02_setup/missing_rank")
@@ -331,7 +321,7 @@ for epoch in range(2):
 
 # %% [markdown]
 # These are four separate training runs. A process group alone synchronizes nothing: each rank still has to take its
-# part of the data ("Sharding"), and DDP has to average the gradients ("Wrapping").
+# part of the data, and DDP has to average the gradients.
 #
 # ## Backends and devices
 #
@@ -343,8 +333,8 @@ for epoch in range(2):
 # | `nccl` | no | yes, from GPU to GPU |
 # | `cpu:gloo,cuda:nccl` | gloo | nccl |
 #
-# `dist.get_backend()` names a group's backend, and `dist.is_nccl_available()` says whether this PyTorch includes nccl.
-# A build without GPU support doesn't include nccl:
+# `dist.get_backend()` names a group's backend. A PyTorch without GPU support has no nccl, and
+# `dist.is_nccl_available()` is false:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -353,18 +343,16 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# With nccl, each rank needs its own GPU: two ranks of one group on the same GPU are an error. `device.py` therefore
-# counts the GPUs of this node:
+# With nccl, two ranks of one group on the same GPU are an error. `device.py` therefore counts this node's GPUs:
 
 # %%
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# If a node has GPUs, but too few, this function warns and uses the CPU, so that the course runs on any laptop. On a
-# cluster, raise an error instead. Otherwise a node with one broken GPU would choose gloo, and all other nodes nccl.
+# If a node has too few GPUs, this function warns and uses the CPU, so that the course runs on a laptop. On a cluster,
+# raise an error: a node with one broken GPU would choose gloo, and the other nodes nccl.
 #
-# The next cell shows both results without GPUs. It pretends that each of two nodes has two GPUs, and replaces
-# `set_device` by a function that only prints:
+# The next cell shows both results. It pretends that each of two nodes has two GPUs, and `set_device` only prints:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -389,9 +377,8 @@ print("with two GPUs per node:", *local_device())
 # - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
 #   GPU 0, on every rank. The other order often works, since nccl connects only at the first collective. But any GPU
 #   work before `set_device` makes every rank occupy memory on GPU 0.
-# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then nccl
-#   connects at once and also uses this device for calls without a tensor, such as `barrier`, which only lets the ranks
-#   wait for each other. You still need `set_device`.
+# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
+#   once. Calls without a tensor, such as `barrier`, then use this device. You still need `set_device`.
 # - **Move inputs and targets too**, as `train_epoch` does.
 
 # %%
@@ -403,8 +390,8 @@ quiz("02_setup/device_of")
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
 # Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
-# `LOCAL_RANK` or `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. Unlike `device.py`, `setup_ddp`
-# lets ranks share GPUs when a node has too few.
+# `LOCAL_WORLD_SIZE` isn't set, all ranks run on this node. Unlike `device.py`, `setup_ddp` lets ranks share GPUs when
+# a node has too few.
 #
 # `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
 # `dist.is_initialized()` first.
@@ -420,8 +407,8 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the sample indices to the ranks like cards.
-# If you pass rank and size, the sampler needs no process group, so you can try it in one process:
+# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. If you pass rank
+# and size, the sampler needs no process group:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -440,10 +427,9 @@ def together(dealt):
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
-# Rank r gets r, r + 4, r + 8. But 4 doesn't divide 10, and all ranks must take the same number of steps. Otherwise
-# some ranks would wait in an all-reduce for ranks that have finished. So the sampler **pads**: samples 0 and 1 are
-# dealt twice. Padding matters in evaluation ("Global metrics"), and rarely in training. `drop_last=True` leaves
-# samples out instead:
+# Rank r gets r, r + 4, r + 8. All ranks must take the same number of steps, but 4 doesn't divide 10. So the sampler
+# **pads**: samples 0 and 1 are dealt twice. Padding matters in evaluation, and rarely in training. `drop_last=True`
+# leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
@@ -454,8 +440,8 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# With fewer samples than ranks, `drop_last=True` leaves nothing for any rank. If the samples divide evenly, each
-# sample goes to exactly one rank. The loader has a `drop_last` too, which only discards each rank's short final batch:
+# With three samples, `drop_last=True` leaves nothing for any rank. If the samples divide evenly, each goes to exactly
+# one rank. The loader's own `drop_last` only discards a rank's short final batch:
 
 # %%
 from torch.utils.data import DataLoader
@@ -471,15 +457,15 @@ for drop_last in (False, True):
 # ### Shuffling, and set_epoch
 #
 # By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so
-# the ranks send no messages. The sampler doesn't count epochs; you tell it the epoch. Below, the left column is dealt
-# after `set_epoch(0)` in every epoch, the right column after `set_epoch(epoch)`:
+# the ranks send no messages. You tell the sampler the epoch with `set_epoch`; in the left column, the epoch is always
+# 0:
 
 # %%
 for epoch in range(3):
     print(f"epoch {epoch}:  set_epoch(0) {deal(10, 2)[0]}   set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
 
 # %% [markdown]
-# ![With set_epoch(epoch) the ranks get other samples in each epoch; without it, the same batches three times](pictures/set_epoch.svg)
+# ![Three epochs on two ranks: new batches with set_epoch(epoch), the same batches without](pictures/set_epoch.svg)
 #
 # What does it cost to forget `set_epoch`? **Predict** whether the loss still falls in every epoch.
 
@@ -513,8 +499,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The loss falls in both runs, and the rounded numbers are equal. So the loss doesn't show that `set_epoch` is missing.
-# Print the first indices of each epoch instead.
+# The loss falls in both runs, with the same rounded numbers. So the loss doesn't reveal a missing `set_epoch`. Print
+# each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -522,8 +508,7 @@ quiz("02_setup/set_epoch")
 # %% [markdown]
 # ### Three ways to get it wrong
 #
-# **Unequal seeds.** All samplers need the same seed. If each rank adds its number to the seed, the shards don't fit
-# together:
+# **Unequal seeds.** If the samplers have different seeds, their shards don't fit together:
 
 # %%
 dealt = [list(DistributedSampler(range(10), 2, r, seed=r)) for r in range(2)]  # BUG: two seeds
@@ -558,16 +543,15 @@ loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 print("sampler    :", [batch.tolist() for batch in loader])
 
 # %% [markdown]
-# With equal seeds both ranks compute the same gradient: twice the work for the result of one rank. With different
-# seeds the batches differ, but an "epoch" is two passes over the data. Neither version raises an error. `len(loader)`
-# reveals both: on N ranks it should be 1/N of its value in one process.
+# With equal seeds both ranks compute the same gradient: twice the work for one result. With different seeds, an
+# "epoch" is two passes over the data. Neither mistake raises an error, but `len(loader)` reveals both: on N ranks it
+# should be 1/N of its value on one rank.
 #
 # ### Worker processes
 #
-# With `num_workers`, each rank starts its own workers: four ranks with four workers each are 4 + 16 = 20 processes. Up
-# to version 3.13, Python on Linux *forks* each worker, which copies the rank's open connections. DDP's documentation
-# warns that NCCL isn't safe to fork. If data loaders hang in a job on GPUs, start the workers with `forkserver`, which
-# forks them from a process without connections, and keep the workers for all epochs:
+# With `num_workers=4`, four ranks start 16 workers. Up to Python 3.13, Linux *forks* a worker from its rank, and DDP's
+# documentation warns that NCCL isn't safe to fork. If loaders hang on GPUs, fork the workers from a clean process
+# (`forkserver`), and keep them for all epochs:
 
 # %%
 # %%ranks 2
@@ -607,7 +591,7 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# Each rank now takes 12 steps per epoch instead of 47, so the loss falls more slowly. And there are still four models.
+# Each rank takes 12 steps per epoch instead of 47, so the loss falls more slowly. There are still four models.
 #
 # ## Wrapping
 #
@@ -628,8 +612,8 @@ print("after: ", [round(w, 3) for w in model.weight.flatten().tolist()])
 assert ddp.module is model  # wrapped, not copied: the same parameters
 
 # %% [markdown]
-# But all ranks must have the same *architecture*: the parameters, their shapes, and the order in which they are
-# registered. DDP compares shapes:
+# But the *architecture* must be the same: the parameters, their shapes, and the order in which they are registered.
+# DDP compares shapes:
 
 # %%
 # %%ranks 2 --expect raised
@@ -694,17 +678,14 @@ assert all(torch.equal(one, weights[0]) for one in weights)  # exactly equal, no
 print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
-# One line turns four models into one. The losses still differ, because each rank prints the loss over its own samples.
-# They are no lower than without DDP: a step follows the mean of four gradients, but at the same learning rate. What
-# you gain is one model that has learned from all 1500 samples in 12 steps per epoch. "The whole program" makes its
-# steps larger.
+# One line turns four models into one. The losses differ, because each rank prints the loss over its own samples. They
+# fall as slowly as without DDP, because 12 steps per epoch are few. "The whole program" makes the steps larger.
 #
 # ### Move first, wrap last
 #
-# DDP attaches its hooks when you wrap the model. If you cast the model later, it silently loses the hooks (chapter 1,
-# "What DDP never notices"), and so it does if you move it to another device. If you freeze a parameter later, DDP
-# still waits for its gradient and raises an error. So move, cast, convert and freeze first, and wrap last. If you
-# moved only part of the model, DDP refuses:
+# DDP attaches its hooks when you wrap the model. A later cast or move to another device silently removes them (chapter
+# 1, "What DDP never notices"). If you freeze a parameter later, DDP still expects its gradient and raises an error. So
+# change the model first, and wrap last. DDP refuses a model that is only partly moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -717,9 +698,8 @@ model[1].to("meta")  # BUG: half of the model moved ("meta" stands in for a GPU)
 DDP(model)
 
 # %% [markdown]
-# On a GPU you may add `device_ids=[local_rank]` (not `device_id`, which is the group's argument). Then DDP also moves
-# the inputs of `forward` to that GPU. You still move the targets, which never pass through DDP. On a CPU, leave
-# `device_ids` out:
+# On a GPU you may add `device_ids=[local_rank]`. Then DDP also moves the inputs of `forward` to that GPU, but not the
+# targets, which never pass through DDP. On a CPU, leave `device_ids` out:
 
 # %%
 # %%ranks 2 --expect raised
@@ -758,9 +738,8 @@ torch.manual_seed(0 + dist.get_rank())
 print("seed + rank:", dropout(x).int().tolist())
 
 # %% [markdown]
-# With equal seeds, all ranks drop the same units, and augmentation makes the same choices on all ranks. A step then
-# averages over one random choice instead of N. Use `seed + rank` in `torch.manual_seed`. Only the sampler's seed, an
-# argument of the sampler, must be equal on all ranks.
+# With equal seeds, all ranks drop the same units and augment their samples in the same way. Use `seed + rank` in
+# `torch.manual_seed`. Only the sampler's `seed` must be equal on all ranks.
 
 # %%
 quiz("02_setup/same_seed")
@@ -768,8 +747,8 @@ quiz("02_setup/same_seed")
 # %% [markdown]
 # ## Global metrics
 #
-# Each rank prints its own loss. How far can rank 0's loss be from the loss over all ranks? Here four ranks evaluate
-# one model on data that are sorted by class, as files often are. The last rank has most of the samples:
+# How far can rank 0's loss be from the loss over all ranks? Here four ranks evaluate one model on data sorted by
+# class, as files often are. The last rank has most samples:
 
 # %%
 # %%ranks 4
@@ -788,15 +767,15 @@ losses = cross_entropy(model(x[mine]), y[mine], reduction="none").detach()
 total = torch.tensor([losses.sum(), len(losses), losses.mean()])
 print(f"mine {losses.mean():.2f} over {len(losses):3}", end="   ")
 dist.all_reduce(total)
-print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}   mean of the four means {total[2] / 4:.2f}")
+print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}   mean of means {total[2] / 4:.2f}")
 torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the same weight as 267. So
-# **reduce the sum and the count, and divide at the end.**
+# Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the weight of 267. So **reduce
+# the sum and the count, and divide at the end.**
 #
-# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th sample
-# instead:
+# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th
+# sample:
 
 # %%
 # %%ranks 4
@@ -806,15 +785,14 @@ from digits import load
 
 dist.init_process_group("gloo")
 test = load()[1]
-mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # for DataLoader(mine, ...)
+mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # goes into DataLoader
 counts = torch.tensor([len(mine), len(DistributedSampler(test))])
 dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# Ranks may now have different numbers of samples, because their only collective comes at the end. It must remain the
-# only collective, so evaluate `ddp.module`, not `ddp`: if the model has buffers, a forward of `ddp` is a collective
-# too (chapter 1).
+# Ranks may have different numbers of samples, because they call only one collective, at the end. So evaluate
+# `ddp.module`, not `ddp`: if the model has buffers, a forward of `ddp` is a collective too (chapter 1).
 #
 # ### Every rank calls, rank 0 prints
 #
@@ -832,8 +810,8 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# The mistake has worse effects if the other ranks' next call is an all-reduce of the same size, for example of a
-# gradient. **Predict** what rank 1 prints:
+# It is worse if the other ranks' next call is an all-reduce of the same size, for example of a gradient. **Predict**
+# what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect hang
@@ -848,9 +826,8 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient: gloo pairs calls by their order, and these two tensors have the same size. Rank 0
-# fails only one line later, when it reduces the gradient alone. It hangs here, because the notebook keeps rank 1's
-# process alive. Under torchrun, rank 1's process would end, and rank 0 would raise "Connection closed by peer".
+# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 hangs one
+# all-reduce later. (Under torchrun, rank 1's process would end, and rank 0 would raise "Connection closed by peer".)
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -880,10 +857,10 @@ dist.barrier()  # BUG: after the end
 # Three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
-# - The learning rate is multiplied by the number of ranks. A step now learns from 4 × 32 samples, so the step may be
-#   larger. (Chapter 4 measures this rule of thumb.)
-# - Only rank 0 saves the weights: they are equal on all ranks, and several writers could corrupt the file. Rank 0
-#   saves `model.module`, because in the wrapper's state dict every name starts with `module.`
+# - A step now learns from 4 × 32 samples, so the learning rate is multiplied by the number of ranks. (Chapter 4
+#   measures this rule of thumb.)
+# - Rank 0 alone saves the weights, which are equal everywhere; several writers could corrupt the file. It saves
+#   `model.module`: in the wrapper's state dict, every name starts with `module.`
 #
 # `--save` writes the cell to a file.
 
@@ -921,8 +898,8 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# Now start the file with torchrun, as a cluster would. The command uses `quiet_exit.py`, which runs a program and
-# avoids a bug in gloo at its end (see the box below):
+# Now start the file with torchrun, as a cluster would. `quiet_exit.py` runs it and avoids a bug in gloo at its end
+# (see the box below):
 
 # %%
 def terminal(*arguments):
@@ -945,8 +922,8 @@ x, y = load()[1].tensors
 print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digits it has not seen")
 
 # %% [markdown]
-# On one node, torchrun picks a free port, so two jobs don't clash. (Older versions used port 29500 unless you passed
-# `--standalone`.) It limits the threads only if the node runs several processes:
+# On one node, torchrun picks a free port, so two jobs don't clash. (Older versions need `--standalone`.) And with
+# several processes it sets `OMP_NUM_THREADS=1`, or each of them would start a thread for every core:
 
 # %%
 # %%writefile which_port.py
@@ -954,23 +931,24 @@ import os, sys
 sys.stdout.write(f"{os.environ['MASTER_PORT']} {os.environ.get('OMP_NUM_THREADS')}\n")
 
 # %%
-environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+environment = dict(os.environ)
+environment.pop("OMP_NUM_THREADS", None)  # as on a fresh machine
 streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 jobs = []
 for size in (1, 2):
     command = [sys.executable, *TORCHRUN, f"--nproc-per-node={size}", "which_port.py"]
     jobs.append(subprocess.Popen(command, env=environment, **streams))
-(one, one_threads, *_), (two, two_threads, *_) = [job.communicate(timeout=200)[0].split() for job in jobs]
+(one, alone, *_), (two, shared, *_) = [job.communicate(timeout=200)[0].split() for job in jobs]
 print("two jobs, different ports:", one != two)
-print("OMP_NUM_THREADS:", one_threads, "for one process,", two_threads, "for two")
+print("OMP_NUM_THREADS:", alone, "for one process,", shared, "for two")
 
 # %% [markdown]
 # ### When a rank fails
 #
 # | what fails | what to do |
 # |---|---|
-# | a **program** under a launcher | Nothing: the exception ends the process with a traceback and status 1. The launcher ends the other ranks. |
-# | a **function** in a process that continues, such as a notebook or a test | Leave the group in a `finally`. Otherwise the next call finds the old group. |
+# | a **program** under a launcher | nothing: the exception ends its process, and the launcher ends the other ranks |
+# | a **function** in a notebook or a test | leave the group in a `finally`; otherwise the next call finds the old group |
 #
 # First the program:
 
@@ -989,9 +967,9 @@ for line in job.stderr.splitlines():
         print(line.partition(" (pid")[0])
 
 # %% [markdown]
-# torchrun names the rank that failed first, and didn't wait ten minutes for rank 0. In such a program, don't call
-# `destroy_process_group` in a `finally`. With NCCL, this call can wait for GPU work that needs the failed rank, and
-# you see the traceback only after the wait. In a function, use `finally`:
+# torchrun names the rank that failed first, and ends rank 0 with SIGTERM (−15). In such a program, don't call
+# `destroy_process_group` in a `finally`: with NCCL, this call can wait for GPU work that needs the failed rank, and
+# you see no traceback meanwhile. In a function, use `finally`:
 
 # %%
 # %%ranks 2
@@ -1018,18 +996,17 @@ print("still in a group:", dist.is_initialized())
 # %% [markdown]
 # ### Box: gloo at the exit
 #
-# > Two bugs in gloo (torch 2.13) appear at random, in correct programs, so no cell can show them.
+# > Two bugs in gloo (torch 2.13) appear at random, so no cell shows them.
 # >
 # > **A wrapper that outlives its group can hang the process.** No timeout ends this hang. Delete the wrapper before
-# > you leave the group, as above. Or make the wrapper a local variable of a function that returns before you leave the
-# > group, as `train` in `train.py` does. After an exception, the traceback keeps the wrapper alive too;
-# > `traceback.clear_frames(error.__traceback__)` releases it.
+# > you leave the group, as above, or make it a local variable of a function that returns before that, as `train.py`
+# > does. An exception's traceback keeps the wrapper alive too; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
-# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved. A gloo thread still
-# > needs the interpreter while Python shuts down ([PyTorch's pull request 179291](https://github.com/pytorch/pytorch/pull/179291)
-# > explains it). You see `terminate called without an active exception` and exit status −6, and torchrun reports a
-# > failed job. The only reliable fix is to flush the output and call `os._exit(0)`, as `quiet_exit.py` does. It skips
-# > `atexit` handlers and kills threads, so close loggers and wait for background saves first. NCCL doesn't need it.
+# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved
+# > ([why](https://github.com/pytorch/pytorch/pull/179291)). You see `terminate called without an active exception` and
+# > exit status −6, and torchrun reports a failed job. The only reliable fix is to flush the output and call
+# > `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit` handlers, so close loggers and wait for background
+# > saves first:
 
 # %%
 job = terminal("-c", """
@@ -1047,9 +1024,9 @@ quiz("02_setup/exit_status")
 #
 # *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
 #
-# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. On a machine with GPUs,
-# `torch.cuda.current_device()` is the GPU that `setup_ddp` selected. The check looks at the samples that each rank
-# sees in each epoch, the collectives that it calls, and the lines that it prints.
+# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. If there are GPUs,
+# `torch.cuda.current_device()` is the one that `setup_ddp` selected. The check looks at each rank's samples,
+# collectives and output.
 
 # %%
 contract("train_ddp")
@@ -1062,9 +1039,8 @@ contract("train_ddp")
 #
 # ## Launching from Python
 #
-# torchrun starts the ranks, hosts the store, ends all ranks when one fails, and can restart them. A library or a test
-# may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then you choose address and port
-# yourself, and collect the results:
+# A library or a test may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then you choose
+# address and port and collect the results yourself:
 
 # %%
 # %%writefile spawn_digits.py
@@ -1097,7 +1073,7 @@ job = terminal("spawn_digits.py")
 # file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
-# to find the function. Without the guard, the new process would launch again:
+# to find the function. Without the guard, this process would launch again:
 
 # %%
 # %%writefile spawn_unguarded.py
@@ -1128,13 +1104,12 @@ except dist.DistNetworkError as error:
     print(type(error).__name__, "with EADDRINUSE")
 
 # %% [markdown]
-# The parent opens the store before it starts the ranks and keeps it open, so no other program can take the port.
-# `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to join that store like the other ranks. `work` sets variables because
-# your `setup_ddp` reads them. Without `setup_ddp`, you can pass `store=dist.TCPStore("127.0.0.1", port,
-# is_master=False)` to `init_process_group` instead.
+# The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
+# to join that store. `work` sets variables because your `setup_ddp` reads them. Otherwise, pass
+# `store=dist.TCPStore("127.0.0.1", port, is_master=False)` to `init_process_group`.
 #
-# **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. Here rank 0
-# would sleep for ten minutes, and the parent doesn't wait for it:
+# **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. The parent
+# doesn't wait for rank 0, which sleeps:
 
 # %%
 # %%writefile spawn_error.py
@@ -1173,8 +1148,8 @@ contract("launch_distributed")
 # %check launch_distributed
 
 # %% [markdown]
-# If your function works but sometimes reports exit status −6, see the box in "Cleanup": call `os._exit` on each rank
-# after its result is saved. The solution is `solutions/launch_distributed.py`.
+# If it works but sometimes reports exit status −6, see the box in "Cleanup": call `os._exit` on each rank after its
+# result is saved. The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
@@ -1188,8 +1163,8 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# Here you number the nodes. With the rendezvous `c10d`, the agents number themselves, and the command is the same on
-# every node:
+# Here you number the nodes. With the rendezvous `c10d`, the agents number themselves, and the command is the same
+# everywhere:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
@@ -1230,8 +1205,7 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. Don't compute it from the number of GPUs, which may be larger than the
-# number of ranks:
+# Read the node's number from `GROUP_RANK`. If you compute it from the number of GPUs, idle GPUs make it wrong:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1247,8 +1221,8 @@ quiz("02_setup/node_rank")
 # %% [markdown]
 # ### When nodes can't reach each other
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port from every node, while the
-# store is running. On a cluster, call `reach` with the values of your job:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. While the job starts, call `reach` on each
+# node, with your job's values:
 
 # %%
 def reach(host, port):
@@ -1267,15 +1241,14 @@ del store
 print("when it is gone:      ", reach("127.0.0.1", port))
 
 # %% [markdown]
-# "Refused" usually means that nothing listens at this port. "No answer" usually means that a firewall or a wrong route
-# loses the packets. One open port isn't enough: the ranks also connect to each other, at ports that the system
-# chooses. If a machine has several networks, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the network interface
-# to use (chapter 3, "The network").
+# "Refused" usually means that nothing listens at this port. "No answer" points to a firewall or a wrong route. One
+# open port isn't enough: the ranks also connect to each other, at ports that the system chooses. If a machine has
+# several network interfaces, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` select one.
 #
 # ### Under SLURM
 #
 # SLURM's `srun` starts tasks and sets its own variables. The simple way is one task per node, which runs torchrun
-# (chapter 5). If you start one task per rank instead, translate the variables:
+# (chapter 5). With one task per rank, translate the variables:
 #
 # | torchrun sets | from SLURM, with one task per rank |
 # |---|---|
@@ -1293,36 +1266,31 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 #
 # In the order of the program:
 #
-# - **Before the group.** Start even a single process with torchrun. Download and unpack the data before the launch, or
-#   on one rank of each node while the others wait.
-# - **The group.** Call `set_device` with `LOCAL_RANK`, then `init_process_group`: nccl if every rank of the node has
-#   its own GPU, otherwise gloo. Check once that the sum of the ranks is right.
-# - **The model.** Build, load, convert, cast, move; wrap last. Pass `device_ids=[local_rank]` only on a GPU.
+# - **Before the group.** Start even a single process with torchrun. Prepare the data before the launch.
+# - **The group.** Call `set_device` with `LOCAL_RANK`, then `init_process_group`. Check the sum of the ranks once.
+# - **The model.** Build, load, convert, cast, move; wrap last. Pass `device_ids` only on a GPU.
 # - **Seeds.** Use `seed + rank` for training, and one seed for all samplers.
-# - **The data.** Use `DistributedSampler`, no `shuffle` in the loader, and `set_epoch` at the top of each epoch.
+# - **The data.** Use `DistributedSampler`, no `shuffle` in the loader, and `set_epoch` in each epoch.
 # - **The loop.** Call `model.train()`; for each batch `zero_grad`, forward, `backward`, `step`. Call the wrapper, not
-#   its `.module`. Move inputs and targets. No collective under `if rank == 0`.
+#   its `.module`. Move inputs and targets. Call no collective under `if rank == 0`.
 # - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
-# - **Files.** Rank 0 writes `model.module.state_dict()`. If other ranks read the file in the same job, call `barrier`
-#   first (chapter 5).
-# - **The end.** Delete the wrapper, then call `destroy_process_group`: a program after it succeeded, a function in a
-#   `finally`.
+# - **Files.** Rank 0 writes `model.module.state_dict()`. Before other ranks read it, call `barrier` (chapter 5).
+# - **The end.** Delete the wrapper, then call `destroy_process_group`; in a function, use `finally`.
 #
 # ## Take it with you
 #
-# - The launcher sets a rank's variables, and the program only reads them.
-# - If one rank is missing, the others wait. The key in their timeout error ends in the missing rank's number.
+# - The launcher sets a rank's variables; the program reads them.
+# - If one rank is missing, the others wait.
 # - The *local* rank selects the device, the *global* rank the shard.
-# - DDP attaches its hooks when you wrap the model, so change the model before.
-# - Some setup mistakes raise no error. Compare `len(loader)` with its value in one process, and the weights of all
-#   ranks with each other.
+# - DDP attaches its hooks once, so wrap last.
+# - Some mistakes are silent: compare `len(loader)` with one process, and the weights of all ranks.
 #
 # In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" (Nothing: chapter 1.)
 #
 # ## What to read next
 #
-# Chapter 3 diagnoses broken jobs. PyTorch's notes on DDP (`pytorch.org/docs/stable/notes/ddp.html`) describe hooks
-# and buckets; its page on torchrun (`pytorch.org/docs/stable/elastic/run.html`) lists the options.
+# Chapter 3 diagnoses broken jobs. PyTorch's pages describe DDP (`pytorch.org/docs/stable/notes/ddp.html`) and
+# torchrun's options (`pytorch.org/docs/stable/elastic/run.html`).
 
 # %%
 from lockstep.notebook.course_map import course_map
