@@ -186,12 +186,12 @@ dist.init_process_group("gloo")
 # then raise an error.
 #
 # If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a missing rank, or two ranks with the
-# same number. Print both variables on each rank *before* `init_process_group`.
+# same number. Print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
 #
 # ### Never overwrite what the launcher set
 #
-# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT`. If torchrun starts the ranks, the same two
-# lines make them hang:
+# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT`. If torchrun starts the ranks, a program
+# that sets these variables hangs:
 
 # %%
 # %%ranks 2 --expect hang
@@ -390,8 +390,8 @@ quiz("02_setup/device_of")
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
 # Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
-# `LOCAL_WORLD_SIZE` isn't set, all ranks run on this node. Unlike `device.py`, `setup_ddp` lets ranks share GPUs when
-# a node has too few.
+# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. Unlike `device.py`, `setup_ddp` lets ranks
+# share GPUs when a node has too few.
 #
 # `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
 # `dist.is_initialized()` first.
@@ -499,8 +499,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The loss falls in both runs, with the same rounded numbers. So the loss doesn't reveal a missing `set_epoch`. Print
-# each epoch's first indices.
+# The loss falls in both runs, with the same rounded numbers. So the loss doesn't reveal a missing `set_epoch`. To
+# notice the mistake, print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -678,8 +678,9 @@ assert all(torch.equal(one, weights[0]) for one in weights)  # exactly equal, no
 print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
-# One line turns four models into one. The losses differ, because each rank prints the loss over its own samples. They
-# fall as slowly as without DDP, because 12 steps per epoch are few. "The whole program" makes the steps larger.
+# One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
+# the loss over its own samples. They fall as slowly as before, because 12 steps per epoch are few. "The whole program"
+# makes the steps larger.
 #
 # ### Move first, wrap last
 #
@@ -748,7 +749,7 @@ quiz("02_setup/same_seed")
 # ## Global metrics
 #
 # How far can rank 0's loss be from the loss over all ranks? Here four ranks evaluate one model on data sorted by
-# class, as files often are. The last rank has most samples:
+# class, as files often are. The last rank has most of the samples:
 
 # %%
 # %%ranks 4
@@ -826,8 +827,9 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 hangs one
-# all-reduce later. (Under torchrun, rank 1's process would end, and rank 0 would raise "Connection closed by peer".)
+# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 hangs in
+# its next all-reduce. (Under torchrun, rank 1's process would end, and rank 0 would raise "Connection closed by
+# peer".)
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -1002,8 +1004,8 @@ print("still in a group:", dist.is_initialized())
 # > you leave the group, as above, or make it a local variable of a function that returns before that, as `train.py`
 # > does. An exception's traceback keeps the wrapper alive too; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
-# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved
-# > ([why](https://github.com/pytorch/pytorch/pull/179291)). You see `terminate called without an active exception` and
+# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved (PyTorch's
+# > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291) describes the crash). You see `terminate called without an active exception` and
 # > exit status −6, and torchrun reports a failed job. The only reliable fix is to flush the output and call
 # > `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit` handlers, so close loggers and wait for background
 # > saves first:
@@ -1105,11 +1107,12 @@ except dist.DistNetworkError as error:
 
 # %% [markdown]
 # The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
-# to join that store. `work` sets variables because your `setup_ddp` reads them. Otherwise, pass
+# to join that store. `work` sets variables because your `setup_ddp` reads them. Without `setup_ddp`, you can pass
 # `store=dist.TCPStore("127.0.0.1", port, is_master=False)` to `init_process_group`.
 #
-# **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. The parent
-# doesn't wait for rank 0, which sleeps:
+# **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. (For a rank
+# that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) The parent doesn't wait for rank 0,
+# which sleeps:
 
 # %%
 # %%writefile spawn_error.py
@@ -1205,7 +1208,7 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. If you compute it from the number of GPUs, idle GPUs make it wrong:
+# Read the node's number from `GROUP_RANK`. If you compute the number from the GPUs, GPUs without a rank make it wrong:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1274,7 +1277,7 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 # - **The loop.** Call `model.train()`; for each batch `zero_grad`, forward, `backward`, `step`. Call the wrapper, not
 #   its `.module`. Move inputs and targets. Call no collective under `if rank == 0`.
 # - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
-# - **Files.** Rank 0 writes `model.module.state_dict()`. Before other ranks read it, call `barrier` (chapter 5).
+# - **Files.** Rank 0 writes `model.module.state_dict()`. Before other ranks read the file, call `barrier` (chapter 5).
 # - **The end.** Delete the wrapper, then call `destroy_process_group`; in a function, use `finally`.
 #
 # ## Take it with you
