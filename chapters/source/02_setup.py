@@ -226,8 +226,8 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo exchanges addresses through the store: each rank writes its own and reads the others'. After that, tensors go
-# directly from rank to rank. `init_process_group` does all this in one line:
+# gloo exchanges addresses through the store: each rank writes its own address and reads the others' addresses. After that,
+# tensors go directly from rank to rank. `init_process_group` does all this in one line:
 
 # %%
 # %%ranks 4
