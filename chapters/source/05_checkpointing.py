@@ -359,8 +359,8 @@ dist.broadcast_object_list(chosen, src=0)  # one rank decides
 print("rank 0 chose", chosen[0])
 
 # %% [markdown]
-# Choosing by number does, but only on rank 0. So let rank 0 choose by number and broadcast its choice. As text, "9" sorts after
-# "10", and the copy has changed the times.
+# Choosing by number does, but only on rank 0. So let rank 0 choose by number and broadcast its choice. As text, "9"
+# sorts after "10", and the copy has changed the times.
 #
 # **Rotation** deletes all but the newest few checkpoints. It must delete only files that your code has written.
 #
@@ -510,7 +510,7 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
 # The type of the error depends on where the file was cut, so catch `Exception` before you load an older checkpoint.
 #
 # Now each function saves eleven times. Ten saves are killed, each at a different byte, and the last one is not. Which
-# step can be loaded afterwards?
+# checkpoint can be loaded afterwards?
 
 # %%
 def survivor(way, instant):
@@ -1268,11 +1268,11 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 def torchrun(*arguments):
-    """Delete an earlier run's checkpoint, run torchrun, and print the job's output and what failed."""
+    """Delete an earlier run's checkpoint, run torchrun, and print the job's output and which rank failed."""
     Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
     job = subprocess.run([*TORCHRUN, *arguments], capture_output=True, text=True, timeout=200)
     print(job.stdout, end="")
-    print(*re.findall(r"failed \(exitcode.*local_rank: \d+", job.stderr), sep="\n")
+    print("failed:", *re.findall(r"failed \(exitcode: \S+\) (local_rank: \d+)", job.stderr))
     print("exit status", job.returncode)
 
 torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "hang", "hung")
