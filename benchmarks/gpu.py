@@ -87,7 +87,10 @@ class Outcome:
 
 
 def rows(out: Path, checkpoints: str, device: str) -> list[Row]:
-    """All rows, the most important first. Training keeps its `checkpoints` elsewhere: they are large."""
+    """All rows. The longest of those for one GPU comes after the others, so that it can't take their time.
+
+    Training keeps its `checkpoints` elsewhere: they are large.
+    """
     lockstep = (sys.executable, "-m", "lockstep")
     check = (*lockstep, "check", "--device", device)
     run = (*lockstep, "run", "--device", device)
@@ -104,8 +107,6 @@ def rows(out: Path, checkpoints: str, device: str) -> list[Row]:
             r"[Rr]ank 1 .*barrier|all_reduce"),
         Row("healthy", "a rank that waits 20 s for another's GPU work isn't ended",
             (*run, "-n", "2", str(healthy)), 90, 1, 0, "went on"),
-        Row("references", "all references pass; ranks share the GPU over gloo",
-            (*check, "--all", "--submission", "solutions"), 240),
         *(Row(f"wrong-{entry.replace('/', '-')}", f"{entry} still fails for its own reason",
               (*check, entry.partition("/")[0], "--submission", entry), 60, 1, 1, diagnosis)
           for entry, diagnosis in (("train_ddp/missing_set_epoch", "missing-set-epoch"),
@@ -117,6 +118,8 @@ def rows(out: Path, checkpoints: str, device: str) -> list[Row]:
         Row("capstone", "train.py under torchrun, the GPT on a GPU",
             (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", *train, "--folder",
              checkpoints), 120),
+        Row("references", "all references pass; ranks share the GPU over gloo",
+            (*check, "--all", "--submission", "solutions"), 240),
         Row("nccl-references", "all references pass with a GPU for every rank, over nccl",
             (*check, "--all", "--submission", "solutions"), 240, 4),
         Row("nccl-hang", "a hang under nccl is explained", (*run, "-n", "2", str(hang)), 60, 2, 1, "all_reduce"),
@@ -128,7 +131,7 @@ def rows(out: Path, checkpoints: str, device: str) -> list[Row]:
 def play(row: Row, out: Path, gpus: int, left: float) -> Outcome:
     """Run a row within the time that is left, and judge it."""
     words = ["python" if word == sys.executable else word.removeprefix(f"{ROOT}/") for word in row.command]
-    command = " ".join(words)
+    command = " ".join(words).replace(f"{out}/", "DIR/")
 
     def outcome(result: str, said: str, seconds: float = 0.0) -> Outcome:
         return Outcome(row.name, row.what, command, result, said, round(seconds, 1))

@@ -8,16 +8,14 @@ or a small GPT on the characters of Python's own library, for which you want a G
 
     torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
 
-Kill it and start it again with the same `--folder`: it continues after the last saved step. `--exact` makes that bit for
-bit the same on any number of ranks, for some speed. The file needs only torch and, for the digits, scikit-learn. Take it
-with you.
+Kill it and start it again with the same `--folder`: it continues after the last saved step. The file needs only torch
+and, for the digits, scikit-learn. Take it with you.
 """
 
 import argparse
 import atexit
 import fcntl
 import functools
-import itertools
 import json
 import math
 import multiprocessing
@@ -37,14 +35,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
-Pairs = Dataset[tuple[torch.Tensor, ...]]
+Pairs = Dataset[tuple[Tensor, ...]]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -61,7 +59,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
     parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
     parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
-    parser.add_argument("--exact", action="store_true", help="a restarted job ends with the same bits, on any ranks")
+    parser.add_argument("--exact", action="store_true", help="a restarted job ends with the same bits; slower")
     parser.add_argument("--compile", action="store_true", help="compile the model; the first step takes longer")
     parser.add_argument("--workers", type=int, default=0, help="processes on each rank that load its data")
     return parser.parse_args(arguments)
@@ -69,7 +67,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Result:
-    """How the job ended: steps done and planned and, once training is complete, loss and accuracy on the test set."""
+    """How the job ended: steps done and planned; after the last step also loss and accuracy on the test set."""
 
     steps: int
     of: int
@@ -87,19 +85,16 @@ def datasets(task: str) -> tuple[Pairs, Pairs]:
 
         digits = load_digits()
         inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
-        classes = torch.tensor(digits.target, dtype=torch.long)
+        targets = torch.tensor(digits.target)
         order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
         train, test = order[:1437], order[1437:]
-        return TensorDataset(inputs[train], classes[train]), TensorDataset(inputs[test], classes[test])
-    library = Path(sysconfig.get_paths()["stdlib"])
-    text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
-    characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)
-    windows = characters[: len(characters) // 65 * 65].view(-1, 65)
-    inputs, following = windows[:, :-1], windows[:, 1:]
-    held_out = len(windows) // 20
-    return TensorDataset(inputs[held_out:], following[held_out:]), TensorDataset(
-        inputs[:held_out], following[:held_out]
-    )
+    else:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
+        windows = torch.tensor(list(text)).clamp(max=127).unfold(0, 65, 65)
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        test, train = torch.arange(len(windows)).tensor_split([len(windows) // 20])
+    return TensorDataset(inputs[train], targets[train]), TensorDataset(inputs[test], targets[test])
 
 
 class GPT(nn.Module):
@@ -109,27 +104,23 @@ class GPT(nn.Module):
         super().__init__()
         self.characters, self.places = nn.Embedding(128, width), nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, 128)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(B, T) → (B, T, 128)."""
-        length = x.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
-        hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
-        # With is_causal the layers compute attention in one kernel (scaled_dot_product_attention).
-        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        hidden = self.characters(x) + self.places.weight[: x.shape[1]]
+        return self.head(self.layers(hidden, mask, is_causal=True))  # is_causal: attention in one kernel
 
 
 def build_model(task: str) -> nn.Module:
-    """A new model. Neither has dropout: a step depends only on the weights, the optimizer and the samples."""
-    if task == "digits":
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    return GPT()
+    """A new model."""
+    return GPT() if task == "gpt" else nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def rate(step: int, steps: int, largest: float) -> float:
-    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine. It needs no state."""
+    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine."""
     warm = max(1, steps // 20)
     return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
 
@@ -163,24 +154,19 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
 
     One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
-    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`, and
-    the one before it as `checkpoint.older`. Raises RuntimeError on every rank if the file could not be written.
+    returns, the new one is there, even after a power failure. Raises RuntimeError on every rank if the file could not be
+    written. The solution also keeps the two checkpoints before it, as `checkpoint.old` and `checkpoint.older`.
     """
-
     raise NotImplementedError("train: save, atomically and durably")
 
 
 def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
-    Read it with `weights_only=True`. In the solution rank 0 reads it and sends it to the others, not through GPU memory:
-    not every node needs to see the folder. That suits checkpoints of a few GB; every rank should read larger ones itself
-    (chapter 5, "Who writes, who reads"), or each its part, with `torch.distributed.checkpoint` (chapter 6).
-
-    The solution skips damaged files, says so on rank 0, and returns the newest intact one. If no file is intact it raises
-    RuntimeError on every rank rather than start over. The check doesn't ask for that.
+    Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
+    If all are damaged it raises RuntimeError on every rank. It suits checkpoints of a few GB, as rank 0 sends the file to
+    the others; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
-
     raise NotImplementedError("train: load the same on every rank")
 
 
@@ -196,9 +182,7 @@ def batches(
     raise NotImplementedError("train: deal out the samples")
 
 
-def loss_of(
-    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, amp: bool) -> tuple[Tensor, Tensor]:
     """The mean cross-entropy of a batch and the number of correct predictions; given."""
     with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
         logits = model(inputs).flatten(0, -2)
@@ -206,7 +190,7 @@ def loss_of(
     return loss, (logits.argmax(1) == targets.flatten()).sum()
 
 
-def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
+def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> Tensor:
     """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
 
     Average the gradients over the ranks once, with the last micro-batch, and clip them after that.
@@ -219,16 +203,13 @@ def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    dataset: Pairs,
-    device: torch.device,
-    amp: bool,
-    batch_size: int = 256,
+    model: nn.Module, dataset: Pairs, amp: bool, batch_size: int = 256, stop: StopRequest | None = None
 ) -> tuple[float, float]:
     """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
 
     The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
-    collectives, which ranks with fewer batches would not join.
+    collectives, which ranks with fewer batches would not join. If any rank is asked to `stop`, the solution
+    ends early.
     """
     raise NotImplementedError("train: evaluate, every sample once")
 
@@ -246,8 +227,7 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
     - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
       and accuracy on the test set.
 
-    The check asks for no `--exact`, `--compile` or `--workers`. In the solution, only `--exact` keeps the order of sums on
-    more than two ranks. It also ends an evaluation early when it is asked to stop.
+    The check asks for no `--exact`, `--compile` or `--workers`.
 
     Raises:
         ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
@@ -263,10 +243,8 @@ def say(rank: int, line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> Result:
     """Run the script, from the command line to the end of the process group."""
-    parsed = parse(arguments)
-    device = join()
-    result = train(parsed, device)
-    # Only after success: after an error the other ranks may be gone, and nccl would wait for them before the error is printed.
+    result = train(parse(arguments), join())
+    # Only after success: after an error nccl would wait for the other ranks before it is printed.
     dist.destroy_process_group()
     return result
 
@@ -274,7 +252,6 @@ def main(arguments: list[str] | None = None) -> Result:
 if __name__ == "__main__":
     record(main)()  # an exception goes into a file, from which torchrun says which rank failed first, and why
     if not torch.cuda.is_available():
-        # gloo's threads sometimes abort a finished process while the interpreter shuts down: leave without that. It also
-        # leaves out what waits for the end (atexit); with nccl there is no need for it.
+        # gloo's threads sometimes abort a finished process while the interpreter shuts down; nccl needs no such exit.
         sys.stdout.flush()
         os._exit(0)

@@ -8,16 +8,14 @@ or a small GPT on the characters of Python's own library, for which you want a G
 
     torchrun --nproc-per-node=gpu exercises/train.py --task gpt --epochs 2 --batch-size 256 --amp
 
-Kill it and start it again with the same `--folder`: it continues after the last saved step. `--exact` makes that bit for
-bit the same on any number of ranks, for some speed. The file needs only torch and, for the digits, scikit-learn. Take it
-with you.
+Kill it and start it again with the same `--folder`: it continues after the last saved step. The file needs only torch
+and, for the digits, scikit-learn. Take it with you.
 """
 
 import argparse
 import atexit
 import fcntl
 import functools
-import itertools
 import json
 import math
 import multiprocessing
@@ -37,14 +35,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
-Pairs = Dataset[tuple[torch.Tensor, ...]]
+Pairs = Dataset[tuple[Tensor, ...]]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -61,7 +59,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/train"), help="checkpoints; seen by rank 0's node")
     parser.add_argument("--save-every", type=int, default=50, help="steps from one checkpoint to the next")
     parser.add_argument("--log-every", type=int, default=20, help="steps from one line of progress to the next")
-    parser.add_argument("--exact", action="store_true", help="a restarted job ends with the same bits, on any ranks")
+    parser.add_argument("--exact", action="store_true", help="a restarted job ends with the same bits; slower")
     parser.add_argument("--compile", action="store_true", help="compile the model; the first step takes longer")
     parser.add_argument("--workers", type=int, default=0, help="processes on each rank that load its data")
     return parser.parse_args(arguments)
@@ -69,7 +67,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Result:
-    """How the job ended: steps done and planned and, once training is complete, loss and accuracy on the test set."""
+    """How the job ended: steps done and planned; after the last step also loss and accuracy on the test set."""
 
     steps: int
     of: int
@@ -87,19 +85,16 @@ def datasets(task: str) -> tuple[Pairs, Pairs]:
 
         digits = load_digits()
         inputs = torch.tensor(digits.data, dtype=torch.float32) / 16
-        classes = torch.tensor(digits.target, dtype=torch.long)
+        targets = torch.tensor(digits.target)
         order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
         train, test = order[:1437], order[1437:]
-        return TensorDataset(inputs[train], classes[train]), TensorDataset(inputs[test], classes[test])
-    library = Path(sysconfig.get_paths()["stdlib"])
-    text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
-    characters = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)
-    windows = characters[: len(characters) // 65 * 65].view(-1, 65)
-    inputs, following = windows[:, :-1], windows[:, 1:]
-    held_out = len(windows) // 20
-    return TensorDataset(inputs[held_out:], following[held_out:]), TensorDataset(
-        inputs[:held_out], following[:held_out]
-    )
+    else:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        text = b"".join(file.read_bytes() for file in sorted(library.glob("*.py")))[: 1 << 20]
+        windows = torch.tensor(list(text)).clamp(max=127).unfold(0, 65, 65)
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        test, train = torch.arange(len(windows)).tensor_split([len(windows) // 20])
+    return TensorDataset(inputs[train], targets[train]), TensorDataset(inputs[test], targets[test])
 
 
 class GPT(nn.Module):
@@ -109,27 +104,23 @@ class GPT(nn.Module):
         super().__init__()
         self.characters, self.places = nn.Embedding(128, width), nn.Embedding(length, width)
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, 128)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(B, T) → (B, T, 128)."""
-        length = x.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
-        hidden = self.characters(x) + self.places(torch.arange(length, device=x.device))
-        # With is_causal the layers compute attention in one kernel (scaled_dot_product_attention).
-        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        hidden = self.characters(x) + self.places.weight[: x.shape[1]]
+        return self.head(self.layers(hidden, mask, is_causal=True))  # is_causal: attention in one kernel
 
 
 def build_model(task: str) -> nn.Module:
-    """A new model. Neither has dropout: a step depends only on the weights, the optimizer and the samples."""
-    if task == "digits":
-        return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-    return GPT()
+    """A new model."""
+    return GPT() if task == "gpt" else nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def rate(step: int, steps: int, largest: float) -> float:
-    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine. It needs no state."""
+    """The learning rate of a step: it rises for the first twentieth, then falls along a cosine."""
     warm = max(1, steps // 20)
     return largest * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
 
@@ -145,15 +136,14 @@ def join() -> torch.device:
         device before the group is created, and the backend is nccl; otherwise the CPU, with gloo.
     """
     # --- solution: join the process group ---
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",  # gloo as well: a question to all ranks doesn't wait for the GPU
-        device_id=device if cuda else None,
-        timeout=timedelta(minutes=5),  # longer than any step; saving has a group of its own
-    )
+    timeout = timedelta(minutes=5)  # longer than any step; `patient_group` is for saving
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo", timeout=timeout)
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    # gloo as well: a question to all ranks doesn't wait for the GPU
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, timeout=timeout)
     return device
     # --- end ---
 
@@ -165,39 +155,40 @@ def patient_group() -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(hours=1))
 
 
-def on_rank_0(task: str, work: Callable[[], Any]) -> Any:
-    """Let rank 0 work while the others wait. Returns the result on every rank, or raises RuntimeError on every rank."""
-    told: list[Any] = [None, None]  # the result, and what went wrong
-    cause = None
-    if dist.get_rank() == 0:
-        try:
-            told[0] = work()
-        except Exception as error:
-            told[1], cause = f"rank 0 could not {task}: {type(error).__name__}: {error}", error
-    dist.broadcast_object_list(told, src=0, group=patient_group())
-    if told[1]:
-        raise RuntimeError(told[1]) from cause
-    return told[0]
+def on_rank_0(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Rank 0 does the work, and the others wait. Every rank returns its result, or raises RuntimeError."""
+
+    @functools.wraps(work)
+    def together(*arguments: Any) -> Any:
+        told: list[Any] = [None, None]  # the result, and what went wrong
+        if dist.get_rank() == 0:
+            try:
+                told[0] = work(*arguments)
+            except Exception as error:
+                told[1] = f"rank 0 could not {work.__name__} {arguments[0]}: {type(error).__name__}: {error}"
+        dist.broadcast_object_list(told, src=0, group=patient_group())
+        if told[1]:
+            raise RuntimeError(told[1])
+        return told[0]
+
+    return together
 
 
+@on_rank_0
 def claim(folder: Path) -> None:
-    """Keep other jobs out of the folder while this one lives."""
-
-    def lock() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)  # never closed: the lock ends with the process
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError("another job works there; give each its own --folder") from None
-        except OSError:
-            pass  # some file systems have no locks
-
-    on_rank_0(f"use {folder}", lock)
+    """Make the folder, and keep other jobs out of it while this one lives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)  # never closed: the lock ends with the process
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RuntimeError("another job works there; give each its own --folder") from None
+    except OSError:
+        pass  # some file systems have no locks
 
 
 def ignore_signals(worker: int) -> None:
-    """For a loader's worker. torchrun signals it too, but its rank needs it until the end of the step."""
+    """For a loader's worker. torchrun signals it too, but its rank needs it to the end of the step."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
@@ -226,70 +217,61 @@ class StopRequest:
     # --- end ---
 
 
+@on_rank_0  # solution-only
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint `path` by `state`. Every rank calls it; no rank returns before the file is there.
 
     One rank writes. If the job is killed at any moment, either the old or the new file is there, complete. After `save`
-    returns, the new one is there, even after a power failure. The solution keeps the replaced file as `checkpoint.old`, and
-    the one before it as `checkpoint.older`. Raises RuntimeError on every rank if the file could not be written.
+    returns, the new one is there, even after a power failure. Raises RuntimeError on every rank if the file could not be
+    written. The solution also keeps the two checkpoints before it, as `checkpoint.old` and `checkpoint.older`.
     """
-
     # --- solution: save, atomically and durably ---
-    def write() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished, replaced, old, older = (path.with_suffix(end) for end in (".tmp", ".replaced", ".old", ".older"))
-        replaced.unlink(missing_ok=True)
-        with suppress(OSError):  # there is none yet, or the file system has no hard links
-            os.link(path, replaced)  # a second name: `path` itself is never missing
-        with open(unfinished, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        if replaced.exists():  # last: until here, an older one may be the only intact one
-            with suppress(FileNotFoundError):
-                os.replace(old, older)
-            os.replace(replaced, old)
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the new name has to reach the disk, too
-        os.close(folder)
-
-    on_rank_0(f"save {path}", write)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished, replaced, old, older = (path.with_suffix(end) for end in (".tmp", ".replaced", ".old", ".older"))
+    replaced.unlink(missing_ok=True)
+    with suppress(OSError):  # there is none yet, or the file system has no hard links
+        os.link(path, replaced)  # a second name: `path` itself is never missing
+    with open(unfinished, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    if replaced.exists():  # last: until here, an older one may be the only intact one
+        with suppress(FileNotFoundError):
+            os.replace(old, older)
+        os.replace(replaced, old)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)  # the new name has to reach the disk, too
+    os.close(folder)
     # --- end ---
 
 
+@on_rank_0  # solution-only
 def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
-    Read it with `weights_only=True`. In the solution rank 0 reads it and sends it to the others, not through GPU memory:
-    not every node needs to see the folder. That suits checkpoints of a few GB; every rank should read larger ones itself
-    (chapter 5, "Who writes, who reads"), or each its part, with `torch.distributed.checkpoint` (chapter 6).
-
-    The solution skips damaged files, says so on rank 0, and returns the newest intact one. If no file is intact it raises
-    RuntimeError on every rank rather than start over. The check doesn't ask for that.
+    Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
+    If all are damaged it raises RuntimeError on every rank. It suits checkpoints of a few GB, as rank 0 sends the file to
+    the others; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
-
     # --- solution: load the same on every rank ---
-    def read() -> dict[str, Any] | None:
-        damaged: list[str] = []
-        for file in (path, path.with_suffix(".old"), path.with_suffix(".older")):
-            try:
-                with zipfile.ZipFile(file) as archive:  # torch.load does not look at the checksums
-                    if part := archive.testzip():
-                        raise zipfile.BadZipFile(f"wrong checksum of {part}")
-                state = torch.load(file, map_location="cpu", weights_only=True)
-                if damaged:
-                    say(0, f"{'; '.join(damaged)}. Continuing from {file}.")
-                return state
-            except FileNotFoundError:
-                pass
-            except Exception as error:
-                damaged.append(f"{file} is damaged: {type(error).__name__}: {error}")
-        if damaged:
-            raise RuntimeError("; ".join(damaged))
-        return None
-
-    return on_rank_0(f"load {path}", read)
+    damaged: list[str] = []
+    for file in (path, path.with_suffix(".old"), path.with_suffix(".older")):
+        try:
+            with zipfile.ZipFile(file) as archive:  # torch.load does not look at the checksums
+                if part := archive.testzip():
+                    raise zipfile.BadZipFile(f"wrong checksum of {part}")
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            if damaged:
+                say(0, f"{'; '.join(damaged)}. Continuing from {file}.")
+            return state
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            damaged.append(f"{file} is damaged: {type(error).__name__}: {error}")
+    if damaged:
+        raise RuntimeError("; ".join(damaged))
+    return None
     # --- end ---
 
 
@@ -312,17 +294,15 @@ def batches(
             done = step % an_epoch if epoch == step // an_epoch else 0
             yield from list(sampler)[done * share : an_epoch * share]
 
-    if workers:  # as they ignore SIGTERM, multiprocessing would wait for them when the rank fails
+    if workers:  # as they ignore SIGTERM, a rank that fails would wait for them at its end
         atexit.register(lambda: [child.kill() for child in multiprocessing.active_children()])
-    # One loader for all epochs: its workers start once. The GPU copies from pinned memory by itself.
+    # One loader for all epochs: its workers start once.
     how: dict[str, Any] = {"sampler": order(), "num_workers": workers, "pin_memory": torch.cuda.is_available()}
     return iter(DataLoader(dataset, share // accumulate, worker_init_fn=ignore_signals, **how))
     # --- end ---
 
 
-def loss_of(
-    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, amp: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, amp: bool) -> tuple[Tensor, Tensor]:
     """The mean cross-entropy of a batch and the number of correct predictions; given."""
     with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=amp):
         logits = model(inputs).flatten(0, -2)
@@ -330,7 +310,7 @@ def loss_of(
     return loss, (logits.argmax(1) == targets.flatten()).sum()
 
 
-def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> torch.Tensor:
+def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> Tensor:
     """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
 
     Average the gradients over the ranks once, with the last micro-batch, and clip them after that.
@@ -358,29 +338,26 @@ def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    dataset: Pairs,
-    device: torch.device,
-    amp: bool,
-    batch_size: int = 256,
-    stop: StopRequest | None = None,  # solution-only
+    model: nn.Module, dataset: Pairs, amp: bool, batch_size: int = 256, stop: StopRequest | None = None
 ) -> tuple[float, float]:
     """Mean loss and accuracy over the whole dataset, each sample counted once, the same numbers on every rank.
 
     The ranks share the work, even if it can't be divided evenly. `model` is the model itself: DDP's forward may call
-    collectives, which ranks with fewer batches would not join.
+    collectives, which ranks with fewer batches would not join. If any rank is asked to `stop`, the solution
+    ends early.
     """
     # --- solution: evaluate, every sample once ---
     rank, world_size, samples = dist.get_rank(), dist.get_world_size(), len(dataset)  # type: ignore[arg-type]
     mine = Subset(dataset, range(rank, samples, world_size))
-    on_all_ranks = math.ceil(samples // world_size / batch_size)  # batches; the first ranks may have one more
+    on_all_ranks = samples // world_size // batch_size  # batches; some ranks may have one more
+    device = next(model.parameters()).device
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct predictions, samples
     model.eval()
     for number, (inputs, targets) in enumerate(DataLoader(mine, batch_size)):
         if stop and number < on_all_ranks and stop.anywhere():
-            break  # what is returned is of a part: the caller asks again
+            break  # only a part is evaluated: the caller asks again
         loss, correct = loss_of(model, inputs.to(device), targets.to(device), amp)
-        sums += torch.stack([loss.double() * targets.numel(), correct.double(), sums.new_tensor(targets.numel())])
+        sums += torch.stack([loss * targets.numel(), correct, torch.tensor(targets.numel(), device=device)])
     model.train()
     dist.all_reduce(sums)
     return (sums[0] / sums[2]).item(), (sums[1] / sums[2]).item()
@@ -389,11 +366,10 @@ def evaluate(
 
 # --- solution-only ---
 def make_optimizer(model: nn.Module, lr: float) -> Optimizer:
-    """AdamW in one kernel. Only matrices decay: biases and norms are few, and small ones are not simpler."""
-    matrices = [one for one in model.parameters() if one.dim() > 1]
-    others = [one for one in model.parameters() if one.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=lr, fused=True)
+    """AdamW in one kernel. Only matrices decay, not biases and norms."""
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    others = [weight for weight in model.parameters() if weight.dim() <= 1]
+    return torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.0}], lr=lr, fused=True)
 
 
 PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # dense bfloat16 operations a second
@@ -402,28 +378,26 @@ PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}  # den
 class Log:
     """Progress since the last line: a line to read, and one of JSON in `log.jsonl`."""
 
-    def __init__(self, folder: Path, device: torch.device, operations: int) -> None:
-        self.file, self.device, self.operations = folder / "log.jsonl", device, operations  # for each sample
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    def __init__(self, folder: Path, operations: int) -> None:
+        self.file, self.operations = folder / "log.jsonl", operations  # operations for each sample
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         self.peak = next((peak for name, peak in PEAKS.items() if name in gpu), None)
         self.began, self.waited, self.samples = time.perf_counter(), 0.0, 0
 
     def write(self, step: int, steps: int, **numbers: float) -> None:
         """On rank 0."""
         now = time.perf_counter()
-        seconds, waited, samples = now - self.began, self.waited, self.samples
+        speed, waiting = self.samples / (now - self.began), self.waited / (now - self.began)
         self.began, self.waited, self.samples = now, 0.0, 0
-        numbers |= {"samples_per_second": samples / seconds, "waiting_for_data": waited / seconds}
-        said = f"step {step}/{steps}  loss {numbers['loss']:.4f}  {samples / seconds:,.0f} samples/s"
-        if self.device.type == "cuda":
-            numbers["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            said += f"  {numbers['memory_gb']:.1f} GB"
+        numbers |= {"step": step, "samples_per_second": speed, "waiting_for_data": waiting}
+        if torch.cuda.is_available():
+            numbers["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         if self.peak:
-            numbers["mfu"] = self.operations * samples / seconds / dist.get_world_size() / self.peak
-            said += f"  MFU {numbers['mfu']:.1%}"
-        say(0, said)
-        with suppress(OSError), open(self.file, "a", encoding="utf-8") as file:  # if the disk is full, a save says so
-            file.write(json.dumps({"step": step, **numbers}) + "\n")
+            numbers["mfu"] = self.operations * speed / dist.get_world_size() / self.peak
+        more = "".join(f"  {name} {numbers[name]:.2f}" for name in ("memory_gb", "mfu") if name in numbers)
+        say(0, f"step {step}/{steps}  loss {numbers['loss']:.4f}  {speed:,.0f} samples/s{more}")
+        with suppress(OSError), open(self.file, "a") as file:  # if the disk is full, a save says so
+            file.write(json.dumps(numbers) + "\n")
 
 
 # --- end ---
@@ -442,21 +416,20 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
     - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
       and accuracy on the test set.
 
-    The check asks for no `--exact`, `--compile` or `--workers`. In the solution, only `--exact` keeps the order of sums on
-    more than two ranks. It also ends an evaluation early when it is asked to stop.
+    The check asks for no `--exact`, `--compile` or `--workers`.
 
     Raises:
         ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
     """
     # --- solution: train, evaluate, save, stop, and go on ---
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    parts = world_size * arguments.accumulate
-    if arguments.batch_size % parts:
-        raise ValueError(f"--batch-size {arguments.batch_size} is no multiple of {parts} (ranks times --accumulate)")
+    batch_size, accumulate, path = arguments.batch_size, arguments.accumulate, arguments.folder / "checkpoint.pt"
+    if batch_size % (parts := world_size * accumulate):
+        raise ValueError(f"--batch-size {batch_size} is no multiple of {parts} (ranks times --accumulate)")
     stop = StopRequest()
     claim(arguments.folder)
     training_set, test_set = datasets(arguments.task)
-    an_epoch = len(training_set) // arguments.batch_size  # type: ignore[arg-type]
+    an_epoch = len(training_set) // batch_size  # type: ignore[arg-type]
     steps = an_epoch * arguments.epochs
 
     if device.type == "cuda" and not arguments.exact:
@@ -464,7 +437,6 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
     torch.manual_seed(arguments.seed)
     model = build_model(arguments.task).to(device)
     optimizer = make_optimizer(model, arguments.lr)
-    path = arguments.folder / "checkpoint.pt"
     step = 0
     if saved := load(path):
         step = saved["step"]
@@ -472,38 +444,31 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
         optimizer.load_state_dict(saved["optimizer"])
     if arguments.compile:
         model.compile()  # in place: the names in the checkpoint stay, and under DDP the graph is cut where buckets end
-    # By default DDP rebuilds its buckets after the first step, in the order in which the gradients came, so a restarted job
-    # adds in a different order for one step, which changes last bits. When it looks for unused parameters, DDP leaves the
-    # buckets alone (chapter 5, "Determinism"); that costs a walk over the graph and an all-reduce a step.
-    ddp = DDP(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        find_unused_parameters=arguments.exact,
-        gradient_as_bucket_view=not arguments.exact,
-    )
-    given = arguments.batch_size, arguments.accumulate, arguments.seed, arguments.workers
-    mine = batches(training_set, step, arguments.epochs, *given)
-    weights, predictions = sum(one.numel() for one in model.parameters()), training_set[0][1].numel()
-    log = Log(arguments.folder, device, 6 * weights * predictions)  # forward and backward, without attention
+    # After its first step DDP rebuilds its buckets, so a restarted job adds in another order for one step, which changes
+    # last bits. With find_unused_parameters it doesn't, for a walk over the graph and an all-reduce a step (chapter 5).
+    ddp = DDP(model, find_unused_parameters=arguments.exact, gradient_as_bucket_view=not arguments.exact)
+    mine = batches(training_set, step, arguments.epochs, batch_size, accumulate, arguments.seed, arguments.workers)
+    weights, predictions = sum(weight.numel() for weight in model.parameters()), training_set[0][1].numel()
+    log = Log(arguments.folder, 6 * weights * predictions)  # forward and backward, without attention
     say(rank, f"{world_size} ranks, {device.type}; {step} of {steps} steps are done")
 
     loss = accuracy = None
     while True:
         if step and step % an_epoch == 0:  # also when it restarts there
-            loss, accuracy = evaluate(model, test_set, device, arguments.amp, stop=stop)
-            if stop.anywhere():  # those are of a part; one more step, and it is saved
+            loss, accuracy = evaluate(model, test_set, arguments.amp, stop=stop)
+            if stop.anywhere():  # only a part was evaluated; it stops and saves after one more step
                 loss = accuracy = None
             else:
-                epoch = f"epoch {step // an_epoch}/{arguments.epochs}"
-                say(rank, f"{epoch}  test loss {loss:.4f}  test accuracy {accuracy:.4f}")
+                told = f"test loss {loss:.4f}  test accuracy {accuracy:.4f}"
+                say(rank, f"epoch {step // an_epoch}/{arguments.epochs}  {told}")
         if step == steps:
             return Result(step, steps, loss, accuracy)
         for group in optimizer.param_groups:
             group["lr"] = rate(step, steps, arguments.lr)
         began = time.perf_counter()
-        micro_batches = list(itertools.islice(mine, arguments.accumulate))
+        micro_batches = [next(mine) for _ in range(accumulate)]
         log.waited += time.perf_counter() - began
-        log.samples += arguments.batch_size
+        log.samples += batch_size
         # What is random in a step, such as dropout, follows from these three, so no generator's state has to be saved.
         torch.manual_seed(hash((arguments.seed, step, rank)))
         own = train_step(ddp, optimizer, micro_batches, arguments.clip, arguments.amp)
@@ -534,10 +499,8 @@ def say(rank: int, line: str) -> None:
 
 def main(arguments: list[str] | None = None) -> Result:
     """Run the script, from the command line to the end of the process group."""
-    parsed = parse(arguments)
-    device = join()
-    result = train(parsed, device)
-    # Only after success: after an error the other ranks may be gone, and nccl would wait for them before the error is printed.
+    result = train(parse(arguments), join())
+    # Only after success: after an error nccl would wait for the other ranks before it is printed.
     dist.destroy_process_group()
     return result
 
@@ -545,8 +508,7 @@ def main(arguments: list[str] | None = None) -> Result:
 if __name__ == "__main__":
     record(main)()  # an exception goes into a file, from which torchrun says which rank failed first, and why
     if not torch.cuda.is_available():
-        # gloo's threads sometimes abort a finished process while the interpreter shuts down: leave without that. It also
-        # leaves out what waits for the end (atexit); with nccl there is no need for it.
+        # gloo's threads sometimes abort a finished process while the interpreter shuts down; nccl needs no such exit.
         sys.stdout.flush()
         os._exit(0)
 

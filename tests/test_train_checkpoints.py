@@ -1,4 +1,4 @@
-"""The two checkpoints of `solutions/train.py`: a damaged one is passed over, and a save killed at any point leaves a
+"""The three checkpoints of `solutions/train.py`: damaged ones are passed over, and a save killed at any point leaves a
 whole one."""
 
 from __future__ import annotations
@@ -89,6 +89,15 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, damage: str)
     *others, said, last = first.splitlines()
     assert [*others, last] == second.splitlines()
     assert said.startswith("run/checkpoint.pt is damaged: ") and said.endswith(". Continuing from run/checkpoint.old.")
+
+
+def test_where_two_are_damaged_the_third_is_loaded(tmp_path: Path) -> None:
+    body = "save(1), save(2), save(3), on_rank_0(cut, newest), on_rank_0(cut, older), show()"
+    first, second = run(tmp_path, body)
+    assert second.splitlines() == first.splitlines()[1:] == ["loaded 1 True"]
+    assert re.match(
+        r"run/checkpoint\.pt is damaged: .*; run/checkpoint\.old is damaged: .*\.older\.$", first.splitlines()[0]
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
