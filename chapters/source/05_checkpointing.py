@@ -1268,7 +1268,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 def torchrun(*arguments):
-    """Delete an earlier run's checkpoint, run torchrun, and print the job's output and which rank failed."""
+    """Run torchrun without an old checkpoint. Print the output, and which rank failed."""
     Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
     job = subprocess.run([*TORCHRUN, *arguments], capture_output=True, text=True, timeout=200)
     print(job.stdout, end="")
