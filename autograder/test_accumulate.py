@@ -332,5 +332,5 @@ def test_empty(grader: Grader) -> None:
 
 @pytest.mark.needs("test_ragged")
 def test_alone(grader: Grader) -> None:
-    """one rank alone trains as well, and a model in double precision"""
+    """it also trains on a single rank, and a model in float64"""
     judge_gradient(grader, play(grader, "alone", [[[3, 2]]], dtype="float64"), 0)

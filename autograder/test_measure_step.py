@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[list[list[float]], str]] = {
 
 @pytest.mark.needs("test_efficiency")
 def test_refuses(grader: Grader) -> None:
-    """what has no efficiency raises ValueError"""
+    """input that has no efficiency raises ValueError"""
     run = grader.run(
         "scales", 1, runs=[runs for runs, _ in REFUSED.values()], modes=[mode for _, mode in REFUSED.values()]
     )

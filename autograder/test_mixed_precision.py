@@ -320,7 +320,7 @@ def test_overflow(grader: Grader) -> None:
 
 @pytest.mark.needs("test_overflow", "test_result")
 def test_says_skipped(grader: Grader) -> None:
-    """every rank says that the step was skipped, and that only then"""
+    """every rank reports a skipped step as skipped, and no other step"""
     for step, seen in enumerate(overflow_run(grader).steps):
         right = step in OVERFLOWS
         what = f"{OVERFLOWS[step]}, and all ranks skipped" if right else "nothing overflowed"

@@ -23,13 +23,12 @@ def measured(run: Run | None, predicted: Sequence[int | None]) -> None:
         print(f"{'?' if guess is None else guess:>9}   {number:>8}   {name}")
 
 
-def story(run: Run, rank: int = 0, lines: int | None = None) -> None:
-    """Print what a rank did, in order: its marks and, indented, its communication. `lines`: only the first ones."""
+def story(run: Run, rank: int = 0, first: int | None = None, last: int = 0) -> None:
+    """Print what a rank did, in order: its marks and, indented, its communication. `first`: only so many lines, and
+    then the `last` ones."""
     report = run.ranks[rank]
-    events = [*report.collectives, *report.marks]
-    events.sort(key=lambda event: event.number)
-    for event in events[:lines]:
-        if isinstance(event, Mark):
-            print(event.name)
-        else:
-            print(f"    {event.kind}: {event.nbytes} bytes")
+    events = sorted([*report.collectives, *report.marks], key=lambda event: event.number)
+    lines = [event.name if isinstance(event, Mark) else f"    {event.kind}: {event.nbytes} bytes" for event in events]
+    if first is not None:
+        lines = [*lines[:first], *(["…", *lines[-last:]] if last else [])]
+    print(*lines, sep="\n")

@@ -65,13 +65,13 @@ def device_report(
     Do not move, change or compute anything. List each tensor once, in this order:
 
     1. The model's parameters, frozen ones too, and then its buffers, including those that are not in its `state_dict`.
-       Their names are those of `named_parameters()` and `named_buffers()`, after `model.`. If DDP wraps the model, look
-       inside the wrapper: no name contains `module.`.
+       Their paths are the names from `named_parameters()` and `named_buffers()`, with the prefix `model.`. If DDP wraps
+       the model, look inside the wrapper: no name contains `module.`.
     2. The model's attributes: tensors that a module holds without having registered them, directly or in lists, tuples
-       and dictionaries, and the tensors of modules in a plain list. `model.to(device)` moves none of these. Parameters
-       and buffers are not attributes too, even if a module keeps a second list of them, as `nn.LSTM` does.
-    3. The same of `loss`, after `loss.`, if it is a module. `nn.CrossEntropyLoss(weight=…)` holds a tensor; a plain
-       loss holds none, and is not mentioned.
+       and dictionaries, and the tensors of modules in a plain list. `model.to(device)` moves none of these. Don't list
+       a parameter or buffer again as an attribute, even if a module keeps a second list of them, as `nn.LSTM` does.
+    3. The same for `loss`, with the prefix `loss.`, if it is a module. `nn.CrossEntropyLoss(weight=…)` holds a tensor;
+       a plain loss holds none, and is not mentioned.
     4. The batch, however it is nested: mappings, lists, tuples, named tuples and dataclasses. Its paths look like
        `batch[0]`, `batch[1]["boxes"][2]` and `batch[1].mask`. Skip everything that is not a tensor.
 

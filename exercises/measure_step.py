@@ -42,7 +42,7 @@ def exposed_communication(
     repeats: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Measure a step that synchronises its gradients, and the same step in `no_sync()`. Every rank calls it.
+    """Measure a step that synchronizes its gradients, and the same step in `no_sync()`. Every rank calls it.
 
     - First run at least two warm-up steps of each kind, which don't count.
     - Then alternate between the two kinds, `repeats` steps of each, so that a machine that slows down slows both.
@@ -50,8 +50,8 @@ def exposed_communication(
       no barrier, and no zeroing of gradients. Each step starts with gradients of None or zero.
     - Other work on the machine can only add time. So take the minimum, separately for each kind.
     - A step takes as long as the slowest rank: all ranks return the same numbers, the largest ones.
-    - Afterwards the model is unchanged: its gradients (including those that were None), buffers, and that it
-      synchronises.
+    - Afterwards the model is unchanged: its gradients (including those that were None) and its buffers are as before,
+      and it synchronizes gradients again.
 
     Args:
         step: runs forward and backward for one batch through `ddp_model`. It neither clears gradients nor updates

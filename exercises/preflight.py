@@ -15,9 +15,9 @@ import torch.distributed as dist
 def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     """Look for what will keep this job from training. Called on every rank at the start, with the same arguments.
 
-    Returns one line for each problem, and an empty list if all is well. A line names the variable, the port or the rank.
-    preflight never raises, and returns within about `timeout` seconds, whatever is broken. Once the ranks have met, in
-    the store or in a group, a problem that one of them sees is in the list of every rank.
+    Returns one line for each problem, and an empty list if all is well. A line names the variable, the port or the
+    rank. preflight never raises, and returns within about `timeout` seconds, whatever is broken. Once the ranks have
+    met, in the store or in a group, they share what they found: a problem that one rank sees is in every rank's list.
 
     What to look at:
 
@@ -27,15 +27,15 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it there?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
       is "True"; otherwise rank 0 does, and the port has to be free. Another program at that port is a problem too.
-    - Every rank arrives, and each only once. Every rank that is there names all that are missing. `init_process_group`
-      would only say that it has waited, so call a roll in the store first. WORLD_SIZE, torch's version and the backend
-      are the same everywhere.
+    - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
+      `init_process_group` would only say that it timed out. So let each rank write its number into the store first, and
+      see which numbers are missing. WORLD_SIZE, torch's version and the backend are the same everywhere.
     - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group beside it.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
-    preflight leaves no process group behind. If there is one already, it tries that one and keeps it. The variables may
-    be missing then; a RANK that is set is what this rank adds to the sum. If rank 0 hosts the store, the store outlives
-    the call, and the job that starts next can use it at the same port.
+    preflight leaves no process group behind. If there is one already, it tries that one and keeps it. Then the
+    variables may be missing; if RANK is set, this rank adds that number to the sum. If rank 0 hosts the store, the
+    store outlives the call, and the job that starts next can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

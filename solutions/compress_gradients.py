@@ -85,8 +85,8 @@ def register(
     - Each rank divides before it casts, so no sum is larger than the largest gradient. A value too large for `dtype`
       becomes inf or NaN, which a gradient scaler looks for.
     - With `error_feedback`, each rank keeps what the cast loses of its gradient and adds it in the next step, parameter
-      by parameter, even across the first step, after which DDP rebuilds its buckets. Many steps together then lose
-      no more than a single one. Drop what an inf or NaN gradient would leave.
+      by parameter, even across the first step, after which DDP rebuilds its buckets. The error of many steps together
+      is then no larger than that of one step. Keep no residual of a gradient that is inf or NaN.
     - Several models in one process don't affect each other.
 
     Args:

@@ -59,9 +59,9 @@ def train(
 ) -> nn.Module:
     """Train with DDP, from the newest checkpoint in `folder` on if there is one. Called on every rank, in a group.
 
-    However often it was interrupted, and wherever, it ends with the bits of a training that ran through: the same
-    weights and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers.
-    That holds for a restart on as many ranks as before, even if there are more than two.
+    However often and wherever it was interrupted, training ends bit for bit like an uninterrupted one: the same weights
+    and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers. That
+    holds for a restart on as many ranks as before, even if there are more than two.
 
     The training:
 
@@ -76,7 +76,7 @@ def train(
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise before:
 
     - Save after every `save_every` steps, counted from the first of the whole training, and after the last step.
-    - With `stop_after`, also save when that many steps have been done in all, and then return.
+    - With `stop_after`, also save when that many steps have been made, counted over all restarts, and then return.
     - Called again with the same folder, it continues after the last step that was saved. A training that is complete
       makes no further step; nor does one that has already done `stop_after` steps or more.
 

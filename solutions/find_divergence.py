@@ -51,23 +51,25 @@ def find_divergence(
     """Find what differs between the ranks. Every rank calls it; all get the same list, empty when everything agrees.
 
     Compare the model's parameters and buffers, their gradients (unless `gradients` is False) and, with an optimizer,
-    its state and its hyper-parameters. Keep this order, and the model's order within each kind. Use the names from
-    `named_parameters()` and `named_buffers()`; a gradient has its parameter's name. Look through a DDP wrapper: no name
-    starts with `module.`. In the optimizer, `encoder.weight.exp_avg` is a parameter's state, tensor or number, and
-    `param_groups[0].lr` a number of a group.
+    its state and its hyper-parameters. List them in this order: parameters, buffers, gradients, optimizer; within each
+    kind, in the model's order. Use the names from `named_parameters()` and `named_buffers()`; a gradient has its
+    parameter's name. Look through a DDP wrapper: no name starts with `module.`. In the optimizer, a parameter's state
+    (a tensor or a number) has a name like `encoder.weight.exp_avg`, and a group's hyper-parameter one like
+    `param_groups[0].lr`.
 
     - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (then `largest` is 0.0). With a
       `tolerance` above 0, list only differences whose `largest` is above it.
     - Compare a Python number, such as a learning rate, in float64: float32 would round it.
-    - A gradient or a state that only some ranks have is a difference; if no rank has it, there is no difference.
+    - If only some ranks have a gradient or a state, that is a difference; if no rank has it, it isn't.
     - Any type (bfloat16, integers, bool, complex), any shape (no dimension, no element), any values: swapped elements
       and changes that cancel out in the sum are found too.
     - Change nothing: no parameter, gradient or state, and draw no random numbers. Don't repair anything either.
-    - It is cheap when all ranks agree: at most two collectives, and from each rank at most 64 bytes plus 16 per tensor.
+    - If all ranks agree, it takes at most two collectives, in which each rank sends at most 64 bytes plus 16 per
+      tensor.
 
     Args:
         model: the same model on every rank, wrapped in DDP or not.
-        optimizer: its optimizer. Its parameters that the model doesn't have are named `param_groups[0].params[3]`.
+        optimizer: its optimizer. A parameter that isn't the model's has a name like `param_groups[0].params[3]`.
         gradients: whether to compare gradients. Inside `no_sync()` they differ, and should.
         tolerance: the largest absolute difference that isn't worth reporting.
     """

@@ -23,19 +23,13 @@ run = ranks.run(ranks.Script("four_ranks.py"), world_size=4, timeline=True)
 timeline(run)
 
 # %% [markdown]
-# These are two training steps. Each row is a **rank**: one process with its own copy of the model and its own batch. A
-# rank runs **forward**, then **backward**; each small mark is a gradient that is ready. A green bar is an
-# **all-reduce**, which here gives every rank the mean of all ranks' gradients.
+# The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
+# batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the ranks'
+# gradients. While the bar is dark, the rank only waits.
 #
-# <span class="in-lab">Run the cell again: the times change, the order doesn't.</span> Here is the order as text:
-
-# %%
-print(timeline(run))
-
-# %% [markdown]
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
-# after backward. Step 1 has two, and the first is launched while backward is still running. What does PyTorch know in
-# step 1 that it didn't know in step 0? Write down your guess. Here is the whole program:
+# after the last gradient. Step 1 has two, and the first is launched while backward is still running. What does PyTorch
+# know in step 1 that it didn't know in step 0? Here is the whole program:
 
 # %%
 from pathlib import Path
@@ -43,14 +37,13 @@ from pathlib import Path
 print(Path("four_ranks.py").read_text())
 
 # %% [markdown]
-# `twelve_layers.py` holds the network and the training step. All communication comes from `DDP(...)`, PyTorch's
-# `DistributedDataParallel`. In this chapter you replace it with your own code, one small step at a time. Afterwards you
-# can
+# `twelve_layers.py` holds the network and the training step. `DDP(...)`, PyTorch's `DistributedDataParallel`, does all
+# the communication. In this chapter you replace `DDP(...)` with your own code. Afterwards you can
 #
 # - **choose** a collective and say what each rank holds afterwards;
-# - **carry out** a ring all-reduce by hand and say what it costs;
-# - **predict** a step's all-reduces: how many, how large, and which ones backward hides;
-# - **build** a DDP that overlaps communication with backward;
+# - **carry out** an all-reduce by hand and say what it costs;
+# - **predict** a step's all-reduces: how many, how large, and which ones run while backward computes;
+# - **build** a DDP that communicates during backward;
 # - **decide** whether DDP's gradient equals that of one large batch;
 # - **name** the mistakes that silently bypass DDP.
 #
@@ -58,12 +51,12 @@ print(Path("four_ranks.py").read_text())
 #
 # ## Five collectives
 #
-# An all-reduce is a **collective**: a call that all ranks of a group make together. Here are five of them.
+# An all-reduce is a **collective**: a call that all ranks make together.
 #
 # ### How a cell runs ranks
 #
-# `%%ranks 3` runs a cell in three fresh processes. `init_process_group` connects them into a **process group**; `gloo`
-# is the library that carries tensors between CPUs.
+# `%%ranks 3` runs a cell in three processes. `init_process_group` connects the processes into a **process group**. The
+# library `gloo` carries tensors between CPUs; *NCCL* does so between NVIDIA GPUs.
 
 # %%
 # %%ranks 3
@@ -73,8 +66,8 @@ dist.init_process_group("gloo")
 print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Before
-# you run each one, cover the right half of its picture. What will each rank hold?
+# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. What
+# will each rank hold? Cover the right half of each picture first.
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -101,11 +94,10 @@ import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 t = torch.tensor([1.0, 2.0, 3.0]) * 10 ** dist.get_rank()
 dist.reduce(t, dst=0)
-if dist.get_rank() == 0:
-    print(t.tolist())
+print(t.tolist())
 
 # %% [markdown]
-# The content of the other ranks' tensors is now undefined.
+# Only rank 0 has the sum. The contents of the other tensors are undefined.
 #
 # ### All-reduce: the sum, everywhere
 #
@@ -121,8 +113,7 @@ dist.all_reduce(t)
 print(t.tolist())
 
 # %% [markdown]
-# DDP averages gradients with this collective. For a different operation, pass `op=dist.ReduceOp.MAX`, `MIN`, `PRODUCT`
-# or `AVG`.
+# DDP averages gradients with this collective. For a different operation, pass `op=dist.ReduceOp.MIN`, `MAX` or `AVG`.
 #
 # ### All-gather: all tensors, everywhere
 #
@@ -157,13 +148,13 @@ dist.all_gather(pieces, piece)
 print("gathered:", torch.cat(pieces).tolist())
 
 # %% [markdown]
-# The all-gather at the end of the cell puts the pieces together: **an all-reduce is a reduce-scatter followed by an
+# The all-gather at the end puts the pieces together: **an all-reduce is a reduce-scatter followed by an
 # all-gather.**
 #
 # ### Every rank must call it
 #
-# `dist.barrier()` is a collective without data: it returns when all ranks have called it. If a rank leaves out a
-# collective, the others wait for it, and the job **hangs**. Try it; `--expect hang` says that this cell is meant to.
+# `dist.barrier()` returns when all ranks have called it. If a rank skips a collective, the others wait for it, and the
+# job **hangs**. This cell is meant to hang (`--expect hang`):
 
 # %%
 # %%ranks 3 --expect hang
@@ -177,13 +168,13 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Ranks 0 and 2 wait in `all_reduce`, rank 1 in `barrier`. Outside this course they would wait for half an hour. Order
-# matters too: a rank's first collective is paired with the other ranks' first, its second with their second, and so on.
+# Order matters too: a rank's first collective is paired with the other ranks' first, its second with their second, and
+# so on.
 #
 # ### Point to point
 #
-# `send` and `recv` carry a tensor from one rank to another, and return when it has arrived. `isend` and `irecv` return
-# at once with a **handle**; the transfer is complete when `handle.wait()` returns.
+# `send` and `recv` carry a tensor from one rank to another, and return when the tensor has arrived. `isend` and `irecv`
+# return at once with a **handle**; the transfer is complete when `handle.wait()` returns.
 
 # %%
 # %%ranks 3
@@ -195,7 +186,7 @@ mine, from_left = torch.tensor([10.0 * rank]), torch.empty(1)
 sending = dist.isend(mine, (rank + 1) % size)  # to the right, and don't wait yet
 dist.recv(from_left, (rank - 1) % size)
 sending.wait()
-print("my left neighbour has", from_left.item())
+print("my left neighbor has", from_left.item())
 
 # %% [markdown]
 # Why `isend`? **Predict** what happens if every rank calls `send` first.
@@ -212,12 +203,11 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# *NCCL*, the library for NVIDIA GPUs, starts both transfers together if you pass them to one call:
-# `dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, right), dist.P2POp(dist.irecv, from_left, left)])`.
+# With NCCL, put both transfers into a list, each as a `dist.P2POp`; `dist.batch_isend_irecv` starts them together.
 #
 # ### async_op: start now, wait later
 #
-# With `async_op=True`, collectives return a handle too. Below, rank 0 starts an all-reduce and then sends a message.
+# With `async_op=True`, a collective returns a handle too. Below, rank 0 starts an all-reduce and then sends a message.
 # Rank 1 waits for that message before it joins the all-reduce.
 
 # %%
@@ -238,7 +228,7 @@ print("after wait:", t.tolist())
 
 # %% [markdown]
 # Without `async_op`, rank 0 would never reach `send`, and both ranks would hang. Until `wait()` returns, the tensor's
-# content is undefined: leave it alone. (On a GPU, `wait()` holds back later GPU work, not the CPU: chapter 4.)
+# contents are undefined.
 
 # %%
 from lockstep.notebook.quiz import quiz
@@ -248,16 +238,16 @@ quiz("01_internals/collectives")
 # %% [markdown]
 # ## The mean
 #
-# Now build DDP. If all ranks start with equal weights and apply equal gradients, the weights stay equal. So every
-# gradient has to become its mean over all ranks before `optimizer.step()`. The simplest way: **after backward, one
-# all-reduce for each parameter.**
+# If all ranks start with equal weights and apply equal gradients, their weights stay equal. So before `optimizer.step()`,
+# every rank needs the mean of all ranks' gradients. The simplest way: **after backward, one all-reduce for each
+# parameter.**
 #
-# Use the network from the first picture: 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. **Predict**
-# how many all-reduces there are, how many bytes they carry in all, and how many are launched **early**, before the last
-# gradient is ready. Replace each `None`.
+# The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. **Predict** what one rank does in a
+# step: how many all-reduces, how many bytes in total, and how many all-reduces it launches **early**, before the last
+# gradient is ready. (`--timeline` records times; `--into` keeps the record in a variable.)
 
 # %%
-predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+predicted = [None, None, None]  # all-reduces, bytes in total, launched early
 
 # %%
 # %%ranks 2 --timeline --into after_backward
@@ -282,13 +272,20 @@ measured(after_backward, predicted)
 timeline(after_backward)
 
 # %% [markdown]
-# `spread` returns the largest difference between any two ranks: 0.0, so all gradients agree. In the picture all 24 bars
-# lie in the grey part after backward. While a bar lasts, the rank computes nothing.
-#
+# All 24 bars come after backward: the rank computes nothing while they last. `spread`, which printed 0.0, is the largest
+# difference between two ranks. Its five lines work in any job:
+
+# %%
+import inspect
+from rank_spread import spread
+
+print(inspect.getsource(spread))
+
+# %% [markdown]
 # ### Scale first, then sum
 #
-# `average` multiplies by 1/N (for N ranks) and *then* sums. Does the order matter? The largest float16 number is 65504.
-# Below, the gradient is 40000 on both ranks:
+# `average` multiplies by 1/N (for N ranks) and *then* sums. Does this order matter? The largest float16 number is 65504,
+# and below, the gradient is 40000 on both ranks:
 
 # %%
 # %%ranks 2
@@ -304,9 +301,8 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. And it multiplies by 1/N. Dividing by N, or `ReduceOp.AVG`, is
-# mathematically the same. How many of 100,000 gradients differ from DDP's on three ranks? (`observe` hands a value to
-# the notebook.)
+# DDP scales first, so its sum doesn't overflow. Does it multiply by 1/N, divide by N, or use `ReduceOp.AVG`? Compare
+# 100,000 gradients on three ranks. A fourth variant multiplies, but sends the tensor in two halves.
 
 # %%
 # %%ranks 3 --into run
@@ -319,25 +315,27 @@ torch.manual_seed(dist.get_rank())
 mine = torch.rand(1, 100_000)
 ddp = DDP(torch.nn.Linear(100_000, 1, bias=False))
 ddp(mine).sum().backward()  # w's gradient is `mine`; DDP makes it the mean of all ranks'
-multiplied, divided, averaged = mine * (1 / 3), mine / 3, mine.clone()
-dist.all_reduce(multiplied)
-dist.all_reduce(divided)
-dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
-for name, mean in (("mine * (1 / 3)", multiplied), ("mine / 3", divided), ("ReduceOp.AVG", averaged)):
+ways = {"mine * (1 / 3)": mine * (1 / 3), "mine / 3": mine / 3, "ReduceOp.AVG": mine.clone()}
+ways["mine * (1 / 3), in halves"] = mine * (1 / 3)
+for name, mean in ways.items():
+    op = dist.ReduceOp.AVG if name == "ReduceOp.AVG" else dist.ReduceOp.SUM
+    for part in mean.view(-1).split(50_000 if "halves" in name else 100_000):
+        dist.all_reduce(part, op=op)
     observe(name, (mean != ddp.module.weight.grad).float().mean().item())
 
 # %%
 for name, share in run.ranks[0].observations.items():
-    print(f"{name:<15} differs from DDP in {share:.0%} of the elements")
+    print(f"{name:<25} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# These are rounding differences, and harmless. To reproduce DDP's gradients exactly, multiply by `1 / N`, then sum. On
-# two or four ranks nothing differs: halves and quarters are exact.
+# DDP multiplies. All differences are harmless rounding errors. To get DDP's gradients bit for bit, you also need its
+# buckets: an element's place in its bucket decides in which order gloo adds the ranks' values. Only on two ranks do
+# all four variants agree, because halves are exact and a + b = b + a.
 #
 # ### A gradient that only some ranks have
 #
-# A parameter that a batch doesn't use has `grad = None`. In a model with branches, that can happen on some ranks only.
-# Can those ranks skip the parameter?
+# A parameter that a batch doesn't use has `grad = None`. With branches in the model, some ranks may use a parameter that
+# others don't. Can the ranks without a gradient skip the all-reduce?
 
 # %%
 # %%ranks 2 --expect hang
@@ -356,12 +354,11 @@ for parameter in [*trunk.parameters(), *side.parameters()]:
 dist.barrier()
 
 # %% [markdown]
-# No: rank 0 waits in an all-reduce that rank 1 never calls. This rule works:
+# No. This rule works:
 #
-# - If *some* rank has a gradient, every rank joins the all-reduce. A rank without one contributes zeros and receives
-#   the mean.
-# - If *no* rank has one, leave `None` everywhere. An optimizer skips `None`; with zeros, momentum and weight decay
-#   would still move the parameter.
+# - If *some* rank has a gradient, every rank joins the all-reduce. A rank without a gradient contributes zeros.
+# - If *no* rank has a gradient, leave `None` everywhere. With zeros, momentum and weight decay would still move the
+#   parameter.
 # - Every rank skips frozen parameters (`requires_grad=False`).
 
 # %%
@@ -371,11 +368,10 @@ quiz("01_internals/mean")
 # ## Exercise: implement average_gradients
 #
 # *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop in
-# "The mean" and add the rule for missing gradients. How can all ranks learn, with one collective, which gradients
-# exist?
+# "The mean" and add the rule for missing gradients. Which collective tells all ranks which gradients exist?
 #
-# `%check average_gradients` runs your file on several ranks and grades it; `%hint average_gradients` shows the next
-# hint. In a terminal, type `./lockstep check average_gradients`.
+# `%check average_gradients` runs your file on several ranks and grades it. `%hint average_gradients` shows the next
+# hint; the solution is in `solutions/`.
 
 # %%
 from lockstep.notebook.contract import contract
@@ -383,18 +379,16 @@ from lockstep.notebook.contract import contract
 contract("average_gradients")
 
 # %% [markdown]
-# <span class="in-lab">(The stored output is the reference solution's. Run the cell to see yours.)</span>
+# <span class="in-lab">The result below is the reference solution's. Run the cell to grade yours.</span>
 
 # %%
 # %check average_gradients
 
 # %% [markdown]
-# The solution is `solutions/average_gradients.py`.
-#
 # ## All-reduce by hand
 #
-# Your DDP works, with 24 all-reduces. What does one cost? In the picture, a row is a rank and a box a piece of its
-# tensor. Click it and step with the arrow keys or the buttons.
+# What does an all-reduce cost? In the picture, each row is a rank, and each box is a piece of that rank's tensor. Click
+# the picture, then step with the arrow keys or the buttons.
 
 # %%
 from lockstep.notebook.stepper import Stepper
@@ -402,21 +396,20 @@ from lockstep.notebook.stepper import Stepper
 Stepper(ranks=4, length=8)
 
 # %% [markdown]
-# <details><summary>The same as a still picture</summary>
+# <details><summary>The same, as a still picture</summary>
 #
 # ![Ring all-reduce of 8 numbers among 4 ranks, all six steps](pictures/all_reduce.svg)
 # </details>
 #
-# **The ring.** The ranks form a circle, and each cuts its tensor into N chunks. In every step, each rank sends *one
+# **The ring.** The ranks form a circle, and each rank cuts its tensor into N chunks. In every step, each rank sends *one
 # chunk* to its right neighbor.
 #
 # 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. At the end each rank holds the full sum of
 #    one chunk.
-# 2. **All-gather, N − 1 steps.** The full sums travel round the ring until every rank has all of them.
+# 2. **All-gather, N − 1 steps.** The full sums travel around the ring until every rank has all of them.
 #
-# Now choose "everybody sends everything" above the picture: each rank sends its whole tensor to every other. The next
-# cell does that on four ranks with 4000 bytes. **Predict** how many bytes rank 0 sends, and how many it would send in a
-# ring.
+# Now choose "everybody sends everything" above the picture. The next cell does that with 4000 bytes. **Predict** how many
+# bytes rank 0 sends, and how many it would send in a ring.
 
 # %%
 # %%ranks 4 --into run
@@ -442,8 +435,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Rank 0 sent 3 times its tensor; in a ring it would send 1.5 times. With N ranks that is N − 1 against 2(N − 1)/N,
-# which stays below two.
+# Rank 0 sent three times its tensor's size; in a ring it would send 1.5 times that size. With N ranks these factors are
+# N − 1 and 2(N − 1)/N, and the second stays below two.
 
 # %%
 quiz("01_internals/ring")
@@ -451,8 +444,8 @@ quiz("01_internals/ring")
 # %% [markdown]
 # ## Exercise: implement ring_all_reduce
 #
-# *Medium, 25 minutes.* Open [`exercises/ring_all_reduce.py`](../exercises/ring_all_reduce.py). The check counts your
-# messages and bytes: a ring that sends the whole tensor in every step gets the right sum and still fails.
+# *Medium, 25 minutes.* Open [`exercises/ring_all_reduce.py`](../exercises/ring_all_reduce.py) and build the ring from
+# sends and receives.
 
 # %%
 contract("ring_all_reduce")
@@ -461,16 +454,14 @@ contract("ring_all_reduce")
 # %check ring_all_reduce
 
 # %% [markdown]
-# The solution is `solutions/ring_all_reduce.py`.
-#
 # ## What it costs
 #
-# A message takes a fixed **latency** α, plus its size divided by the **bandwidth** β. A ring takes 2(N − 1) steps, each
-# with 1/N of the tensor's P bytes:
+# A message takes a fixed **latency**, plus its size divided by the **bandwidth**. In each of a ring's 2(N − 1) steps, a
+# rank sends 1/N of its tensor:
 #
-# > time = 2(N − 1) · α + 2(N − 1)/N · P/β
+# > time = 2(N − 1) · latency + 2(N − 1)/N · bytes / bandwidth
 #
-# The next cell counts both in the rings of the picture:
+# The next cell counts steps and bytes in the picture's rings:
 
 # %%
 print(" N  steps  bytes sent by a rank / bytes of the tensor")
@@ -481,11 +472,11 @@ for n in (2, 3, 4, 6, 8):
     assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
 
 # %% [markdown]
-# The bytes stay below twice the tensor, but the steps grow with N, and with them the latency. (NCCL can also use trees,
-# and picks what it expects to be faster.)
+# The bytes stay below twice the tensor's size, but the number of steps grows with N.
 #
-# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts.
-# **Predict** which takes the least time in total, and which has the shortest *last* part.
+# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts, sent one
+# after the other. Backward can hide every part but the last. **Predict** which split takes the least time in total, and
+# which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -501,10 +492,8 @@ for name, (latency, bandwidth) in networks.items():
         print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last alone {last:>6.2f} ms")
 
 # %% [markdown]
-# Every part pays the latency again: on the slow network, a thousand parts take about forty times as long as one. But
-# one large part can't start before all gradients are computed. Small parts can be sent while backward computes, and at
-# best you wait only for the last. In ten parts, the slow network's wait falls from 182 to 24.5 ms. This trade-off
-# decides the size of a bucket.
+# Every part pays the latency again. But on the slow network, a rank waits 182 ms for one part that holds everything, and
+# 24.5 ms if backward hides nine of ten parts.
 
 # %%
 quiz("01_internals/cost")
@@ -513,7 +502,7 @@ quiz("01_internals/cost")
 # ## Hooks and buckets
 #
 # Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function that
-# PyTorch calls for you, here when a gradient is ready:
+# PyTorch calls; this one is called as soon as a gradient is ready:
 
 # %%
 import torch
@@ -528,15 +517,14 @@ model(torch.randn(1, 2)).sum().backward()
 print("backward returns")
 
 # %% [markdown]
-# The last layer comes first, because backward runs from the loss to the input.
-#
 # ### An all-reduce in each hook
 #
-# Move the two lines of `average` into a hook. **Predict** again: will there be green bars below backward? Will backward
-# take longer? (`mark` adds a line to a rank's record; `story` prints the record.)
+# Move the two lines of `average` into a hook. **Predict** again: will green bars appear before backward ends? Will
+# backward take longer? (`mark` adds a line to a rank's record, and `story` prints the record. `ready 11.bias`: the
+# gradient of layer 11's bias is ready.)
 
 # %%
-predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+predicted = [None, None, None]  # all-reduces, bytes in total, launched early
 
 # %%
 # %%ranks 2 --timeline --into in_hooks
@@ -559,12 +547,12 @@ train_step(model)
 from measured import story
 
 measured(in_hooks, predicted)
-story(in_hooks, lines=8)
+story(in_hooks, first=8)
 timeline(in_hooks)
 
 # %% [markdown]
-# 23 of the 24 are launched early, yet nothing overlaps. The record shows why: `average` **waits inside the hook**.
-# Backward pauses until the sum is there, and only then computes the next gradient.
+# 23 of the 24 all-reduces are launched early, yet backward never computes while one is running: `average` **waits inside
+# the hook**. Backward pauses until the sum is there.
 #
 # ### Launch in the hook, wait after backward
 #
@@ -595,20 +583,19 @@ for parameter in model.parameters():
 train_step(model, wait)
 
 # %%
-story(with_handles, lines=8)
+story(with_handles, first=6, last=4)
 timeline(with_handles)
 
 # %% [markdown]
-# It is gone from the first eight lines, because all 24 waits now come after backward. In the picture, gradients become
-# ready while green bars run: this is **overlap**. But half of the 24 messages carry a bias of 1 KiB, and each pays the
-# full latency.
+# All 24 waits now come after backward. In the picture, gradients become ready while all-reduces are running: this is
+# **overlap**. But half of the 24 messages carry only 1 KiB, and each message pays the full latency.
 #
 # ### One flat buffer
 #
 # The other extreme is to copy all gradients into one flat tensor and reduce it once. **Predict** the three numbers.
 
 # %%
-predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+predicted = [None, None, None]  # all-reduces, bytes in total, launched early
 
 # %%
 # %%ranks 2 --timeline --into one_flat
@@ -632,20 +619,18 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# There is one message, and it overlaps nothing. You have now measured both extremes:
-#
-# | averaged | all-reduces | launched early | overlap | latency paid |
-# |---|---|---|---|---|
-# | each parameter, after backward | 24 | 0 | no | 24 times |
-# | each parameter, waiting in the hook | 24 | 23 | no | 24 times |
-# | each parameter, with handles | 24 | 23 | yes | 24 times |
-# | one flat buffer | 1 | 0 | no | once |
+# | gradients are sent | all-reduces | launched early | overlap |
+# |---|---|---|---|
+# | one by one, after backward | 24 | 0 | no |
+# | one by one, each waiting in its hook | 24 | 23 | no |
+# | one by one, with handles | 24 | 23 | yes |
+# | in one flat buffer | 1 | 0 | no |
 #
 # Buckets lie in between: a few flat buffers, each launched when the last of *its* gradients is ready.
 #
 # ### DDP's buckets
 #
-# Wrap the same network in DDP. What does PyTorch send in three steps?
+# What does PyTorch send in three steps of the same network?
 
 # %%
 # %%ranks 2 --into run
@@ -663,22 +648,24 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Before step 0** the constructor copies the model ("What is copied when").
-# - **Step 0 has one bucket** with all 3158016 bytes (in torch 2.13, without `find_unused_parameters=True`, explained
-#   below).
-# - **Before step 1 DDP rebuilds the buckets**, once, because it now knows in which order gradients become ready. Rank 0
-#   sends its choice to the others in the two small broadcasts.
-# - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), later ones at 25 MiB. A
-#   small first bucket fills early, so communication starts early.
+# - **Before step 0** the constructor compares and copies the models (see "What is copied when").
+# - **Step 0 has one bucket** with all 3158016 bytes. DDP doesn't know yet in which order gradients become ready, and
+#   chooses to wait for all of them.
+# - **Before step 1 DDP rebuilds the buckets**, once: now it knows in which order gradients become ready. Rank 0 sends
+#   this order to the others in the two small broadcasts.
+# - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), so communication starts
+#   early; later ones close at 25 MiB.
 #
-# Which order does DDP use? The next model registers its layers in one order and calls them in a different one. Its
-# **communication hook**, which replaces DDP's all-reduce, prints what each bucket holds. (It returns a *future*, a
-# handle with a result.)
+# One bucket in step 0 is DDP's choice. With `find_unused_parameters=True`, meant for models with branches, DDP makes a
+# different one. The next model calls its layers in a different order than it registers them. A **communication hook**,
+# which DDP calls with each full bucket in place of an all-reduce, notes what the bucket holds. (The hook returns a
+# *future*, an object that holds the result.)
 
 # %%
-# %%ranks 2
+# %%ranks 2 --into run --quiet
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import observe
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -686,29 +673,34 @@ class Net(torch.nn.Module):
         self.last, self.first, self.middle = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]
     def forward(self, x):
         return self.last(self.middle(self.first(x)))
-
-def hook(state, bucket):
-    print(*[names[weight] for weight in bucket.parameters()], end="; ")
+def hook(names, bucket):
+    buckets.append(" ".join(names[weight] for weight in bucket.parameters()))
     done = torch.futures.Future()
-    done.set_result(bucket.buffer())  # nothing is averaged: we only look
+    done.set_result(bucket.buffer())  # nothing is averaged
     return done
 
 dist.init_process_group("gloo")
-model = Net()
-names = {layer.weight: name for name, layer in model.named_children()}
-ddp = DDP(model, bucket_cap_mb=0.9)
-ddp.register_comm_hook(None, hook)
-for step in range(2):
-    print(f"step {step}:", end=" ")
-    ddp(torch.randn(2, 512)).sum().backward()
+for find_unused in (False, True):
+    ddp = DDP(Net(), bucket_cap_mb=1, find_unused_parameters=find_unused)  # each layer fills a bucket
+    ddp.register_comm_hook({layer.weight: name for name, layer in ddp.module.named_children()}, hook)
+    for step in range(2):
+        buckets = []
+        ddp(torch.randn(2, 512)).sum().backward()
+        observe(f"find_unused_parameters={find_unused}, step {step}", " | ".join(buckets))
+
+# %%
+for when, buckets in run.ranks[0].observations.items():
+    print(f"{when:<37} {buckets}")
 
 # %% [markdown]
-# Step 0 uses the order of registration, later steps the order in which backward reaches the layers.
+# By default, step 1's buckets follow backward: last, middle, first. With `find_unused_parameters=True`, DDP has three
+# buckets from step 0 on. It guesses that backward reverses the order of registration, and never rebuilds the buckets,
+# although the guess is wrong here. The DDP that you build below makes the same guess.
 #
 # ### What bucket_cap_mb does
 #
-# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. A layer has 263168 bytes, all twelve have 3158016.
-# **Predict** how many buckets the third step has with each of these values:
+# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. One layer is 263168 bytes, all twelve together are
+# 3158016. **Predict** how many buckets the third step has with each of these values:
 
 # %%
 predicted = {"None": None, "25": None, "1": None, "0.5": None}  # buckets in the third step
@@ -736,9 +728,8 @@ for cap, guess in predicted.items():
     print(f"bucket_cap_mb={cap:<5}", said, *[bucket.nbytes for bucket in buckets])
 
 # %% [markdown]
-# **`bucket_cap_mb=25` is not the default**, although the documentation names 25. The default, `None`, means 25 MiB with
-# a first bucket of 1 MiB. A number that you pass applies to the first bucket too, so with 25 this network has one
-# bucket.
+# **`bucket_cap_mb=25` is not the default.** The default, `None`, gives the first bucket 1 MiB; any number that you pass
+# applies to the first bucket too.
 
 # %%
 quiz("01_internals/buckets")
@@ -746,40 +737,97 @@ quiz("01_internals/buckets")
 # %% [markdown]
 # ## Overlap
 #
-# Communication is **hidden** if it runs while backward computes, otherwise **exposed**. Only exposed communication
-# makes a step longer. Here is the last step of three of these runs. Which bucket is never hidden?
+# Communication is **hidden** while backward computes, and **exposed** while the rank only waits. Here is the last step
+# of three runs. Which bucket is never hidden?
 
 # %%
 caps = ("None", "25", "0.5")
 titles = tuple(f"bucket_cap_mb={cap}" for cap in caps)
 pictures = timeline(*[by_cap[cap] for cap in caps], titles=titles, step=-1)
+pictures.save_trace("trace.json")  # for a closer look in ui.perfetto.dev or chrome://tracing
+assert "traceEvents" in Path("trace.json").read_text()
 pictures
 
-# %%
-print(pictures)
-
 # %% [markdown]
-# A bucket can be hidden if DDP launches it before the last gradient is ready and waits for it afterwards. Overlap is a
-# matter of **order, not of time**. With six buckets five can overlap, with two buckets one, with one bucket none: **the
-# last bucket is launched after the last gradient**, when backward has nothing left to compute. The first step, with its
-# single bucket, hides nothing.
+# **The last bucket is launched after the last gradient**, when backward has nothing left to compute. So of six buckets,
+# five can be hidden; of two buckets, one can. A single bucket is never hidden.
 #
-# A long green bar need not mean a slow network: an all-reduce lasts until the *slowest* rank has joined.
+# ### How much time overlap saves
 #
-# For a closer look, `save_trace` writes a file for `ui.perfetto.dev` or `chrome://tracing`.
+# On one machine the network is too fast to matter. So the next file *plays* a slow computer and a slow network by
+# sleeping: each layer's backward takes 20 ms, and each all-reduce as long as a ring with 4 ms of latency and 25 MB/s.
+# Hooks, buckets and all-reduces are real.
 
 # %%
-import json
+# %%writefile played.py
+import time
+from concurrent.futures import ThreadPoolExecutor
+import torch, torch.distributed as dist
 
-pictures.save_trace("trace.json")
-events = json.loads(Path("trace.json").read_text())["traceEvents"]
-print(len({event["pid"] for event in events}), "processes: three runs of two ranks")
+network = ThreadPoolExecutor(1)  # carries one all-reduce after the other
+
+def slow_backward(layer, inputs, output):
+    output.register_hook(lambda gradient: time.sleep(0.020))
+
+def layers():
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(12)])
+    for layer in model:
+        layer.register_forward_hook(slow_backward)
+    return model
+
+def carry(gradient):
+    time.sleep(2 * 0.004 + gradient.nbytes / 25e6)  # a ring of two ranks
+    dist.all_reduce(gradient.mul_(0.5))
+
+def hook(state, bucket):
+    flat, done = bucket.buffer(), torch.futures.Future()
+    network.submit(carry, flat).add_done_callback(lambda _: done.set_result(flat))
+    return done
 
 # %% [markdown]
+# How long does a step take in the ways above, and with two or six buckets? **Predict** the fastest and the slowest.
+
+# %%
+# %%ranks 2 --into run
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from lockstep.ranks import observe
+from played import carry, hook, layers
+
+def measure(name, model, finish=lambda: None):
+    times = []
+    for _ in range(4):
+        dist.barrier()
+        began = time.perf_counter()
+        model(torch.ones(1, 256)).sum().backward()
+        finish()
+        times.append(1000 * (time.perf_counter() - began))
+    observe(name, min(times[1:]))  # without step 0, which has one bucket
+
+dist.init_process_group("gloo")
+plain = layers()
+measure("no communication", plain)
+measure("one by one, after backward", plain, lambda: [carry(p.grad) for p in plain.parameters()])
+caps = {"one by one, with handles": 1e-4, "one flat buffer": 25, "two buckets": None, "six buckets": 0.5}
+for name, cap in caps.items():
+    ddp = DDP(layers(), bucket_cap_mb=cap)
+    ddp.register_comm_hook(None, hook)
+    measure(name, ddp)
+
+# %%
+from lockstep.notebook.bars import bars
+
+bars(run.ranks[0].observations, unit="ms", title="Milliseconds per step, the fastest of three")
+
+# %% [markdown]
+# Without communication, a step takes 12 × 20 ms and a little more. All-reduces after backward lengthen it by all the time
+# that the network needs: at least 318 ms one by one, 134 ms in one flat buffer. With handles, backward hides much of the
+# 318 ms, but 24 latencies are too many. Buckets do best: two, DDP's default, leave 92 ms exposed, and six leave 29 ms.
+#
 # ### One order on all ranks
 #
-# DDP launches buckets in one fixed order, even if a later one is complete first. To see why, let rank 1 launch two
-# buckets of the same size in reverse. The sums should be 2 and 20.
+# DDP launches buckets in one fixed order, even if a later bucket is complete first. Why? Below, rank 1 launches two
+# buckets in reverse. The sums should be 2 and 20.
 
 # %%
 # %%ranks 2
@@ -794,7 +842,7 @@ for handle in handles:
 print("sum of a:", a.item(), "  sum of b:", b.item())
 
 # %% [markdown]
-# Both sums are wrong, and no rank raises an error: calls are paired by their order, never by their content.
+# Both sums are wrong, and no rank raises an error.
 
 # %%
 quiz("01_internals/overlap")
@@ -802,8 +850,8 @@ quiz("01_internals/overlap")
 # %% [markdown]
 # ## What is copied when
 #
-# Averaging keeps equal weights equal. But what makes them equal in the first place? Wrap a model whose weights differ
-# between ranks, with and without `init_sync=False`:
+# What makes the ranks' weights equal at first? Wrap a model whose weights differ between ranks, with and without
+# `init_sync=False`:
 
 # %%
 # %%ranks 2 --into run
@@ -829,9 +877,8 @@ for name in ("init_sync=True", "init_sync=False"):
 # The **constructor** broadcasts rank 0's parameters, so the ranks don't need equal seeds. With `init_sync=False` the
 # weights stay different: DDP never sends parameters again.
 #
-# What else is sent, and when? This model also has **buffers**: tensors that belong to the model but have no gradient,
-# such as BatchNorm's running statistics. **Predict** which phases of a step send something: forward, backward,
-# `optimizer.step`?
+# The next model also has **buffers**: tensors that belong to the model but have no gradient, such as BatchNorm's running
+# statistics. **Predict** which phases of a step send something: forward, backward, `optimizer.step`?
 
 # %%
 # %%ranks 2 --into run
@@ -856,19 +903,17 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Then rank 0 sends
-#   260 bytes of parameters with 40 of running statistics, and a counter of 8.
-# - **Each forward**: rank 0's buffers, which replace the other ranks'. (The 20 and 4 bytes in step 1 describe the
-#   rebuilt buckets.)
-# - **Each backward**: the gradients, 65 × 4 bytes.
-# - **`optimizer.step`**: nothing.
-#
-# Your DDP must handle three more things.
+# - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Rank 0 then sends its
+#   parameters and running statistics (260 + 40 bytes) and a counter of batches (8 bytes).
+# - **Each forward**: rank 0 sends its buffers, and they replace the other ranks' buffers. (The 20 and 4 bytes in step 1
+#   describe the rebuilt buckets.)
+# - **Each backward**: an all-reduce averages the 65 gradients.
+# - **`optimizer.step`** sends nothing.
 #
 # ### no_sync: accumulate first, exchange once
 #
-# To train on two batches in one optimizer step, call backward twice before `step`. Only the second backward needs to
-# exchange gradients:
+# To train on two batches in one optimizer step, exchange gradients only in the second backward. Below, the two batches'
+# gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does each rank hold after each backward?
 
 # %%
 # %%ranks 2 --into accumulated
@@ -877,23 +922,27 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from lockstep.ranks import mark
 
 dist.init_process_group("gloo")
-ddp = DDP(torch.nn.Linear(10, 5, bias=False))
+ddp = DDP(torch.nn.Linear(1, 1, bias=False))
+x = torch.ones(1, 1) * (dist.get_rank() + 1)
 mark("first batch, in no_sync()")
 with ddp.no_sync():
-    ddp(torch.randn(8, 10)).sum().backward()
+    ddp(x).sum().backward()
+print("first:", ddp.module.weight.grad.item(), end="  ")
 mark("second batch")
-ddp(torch.randn(8, 10)).sum().backward()
+ddp(10 * x).sum().backward()
+print("second:", ddp.module.weight.grad.item())
 
 # %%
 story(accumulated)
 
 # %% [markdown]
-# One all-reduce of 200 bytes carries the sum of both batches' gradients.
+# One all-reduce averages the sums, 11 and 22. The *forward* has to be inside `no_sync()` too. For the mean of both
+# batches, divide each loss by two.
 #
 # ### A branch that a rank doesn't use
 #
-# With `find_unused_parameters=True` DDP follows your rule for missing gradients. Below, only rank 0 uses `side`, and no
-# rank uses `idle`.
+# With `find_unused_parameters=True`, DDP follows the rule of "A gradient that only some ranks have". Below, only rank 0
+# uses `side`, and no rank uses `idle`.
 
 # %%
 # %%ranks 2
@@ -919,8 +968,8 @@ for name, parameter in ddp.module.named_parameters():
 # %% [markdown]
 # ### The names in a checkpoint
 #
-# The wrapper contains your model as `module`, so every name in its state starts with `module.`. Save the model's own
-# state, which loads anywhere:
+# The wrapper contains your model as `module`, so every name in the wrapper's state starts with `module.`.
+# Save the model's own state, which loads anywhere:
 
 # %%
 # %%ranks 1
@@ -940,10 +989,8 @@ quiz("01_internals/copied")
 # ### Exercise: implement mini_ddp
 #
 # *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module,
-# bucket_cap_mb=25)`. The check compares it with PyTorch's DDP: the same gradients bit for bit, on models chosen to
-# break naive versions, and communication that starts as early.
-#
-# You have seen every part. Put them together in seven stages of at most 40 lines:
+# bucket_cap_mb=25)`. The check compares your class with PyTorch's DDP on two ranks: gradients must be equal bit for bit, and
+# communication must start before backward ends. Work in seven stages:
 #
 # 1. **Copy.** The constructor broadcasts parameters and buffers; `forward` calls the module; `state_dict` and
 #    `load_state_dict` are the module's own.
@@ -953,11 +1000,11 @@ quiz("01_internals/copied")
 # 4. **Wait after backward.** Launch with `async_op=True`; wait in `finish_gradient_synchronization`.
 # 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. The hook counts down
 #    the gradients that its bucket still needs, and launches at zero.
-# 6. **Launch what a rank lacks.** Every rank launches every bucket, in one order: `finish_gradient_synchronization`
-#    launches those that still lack a gradient.
-# 7. **Exchange nothing in `no_sync`.** Inside it, the hooks do nothing.
+# 6. **Launch what a rank lacks.** A missing gradient leaves its bucket incomplete. `finish_gradient_synchronization`
+#    launches incomplete buckets, so that every rank launches every bucket, in the same order.
+# 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing.
 #
-# Each stage has its own checks, and the report names the stage to write next.
+# The check's report names the stage to write next.
 
 # %%
 contract("mini_ddp", "MiniDDP")
@@ -966,12 +1013,11 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# The solution is `solutions/mini_ddp.py`. From stage 2 on, the next cells draw your class below PyTorch's DDP with
-# buckets of the same size. (PyTorch closes a bucket with the gradient that *reaches* the cap; yours holds *at most* the
-# cap.) **Predict** at every stage.
+# The next cells draw your class below PyTorch's DDP, as soon as you have stage 2. Run them again after each stage, and
+# **predict** first.
 
 # %%
-predicted = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+predicted = [None, None, None]  # all-reduces, bytes in total, launched early
 
 # %%
 # %%ranks 2 --timeline --into mine
@@ -990,12 +1036,9 @@ measured(mine, predicted)
 timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 
 # %% [markdown]
-# In both pictures five of six buckets are launched early. PyTorch waits for the last one inside backward; yours waits
-# in the grey part after it. (The reference solution sends 96 bytes more: for each of the 24 parameters, a number that
-# says whether its gradient exists.)
-#
-# Train something with your class: `torchrun --nproc-per-node=2 exercises/mini_ddp.py`. And now you can read PyTorch's,
-# `torch/csrc/distributed/c10d/reducer.cpp`:
+# PyTorch waits for the last bucket inside backward; your class waits after backward. (The reference solution sends 96
+# bytes more: one flag per parameter says whether its gradient exists.) Now you can read PyTorch's class, the `Reducer`
+# in `torch/csrc/distributed/c10d/reducer.cpp`:
 #
 # | your class | PyTorch's `Reducer` |
 # |---|---|
@@ -1010,11 +1053,12 @@ quiz("01_internals/built")
 # %% [markdown]
 # ## BatchNorm and buffers
 #
-# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of them in buffers.
-# Do the ranks drift apart? Train for twenty steps with very different data on two ranks:
+# BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of both in buffers.
+# Do the ranks drift apart? Train on very different data, with each rank on its own node. (**Nodes** are the machines of
+# a cluster.)
 
 # %%
-# %%ranks 2 --into run
+# %%ranks 2 --nodes 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from rank_spread import spread
@@ -1042,70 +1086,42 @@ assert apart["parameters"] == 0
 assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
-# The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
-# until the next forward overwrites them with rank 0's. Rank 1's data never reach the statistics that you save.
+# The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ, until
+# the next forward overwrites them with rank 0's. So rank 1's data never reach the statistics that you save. (On one
+# node, the numbers are the same.)
 #
-# The same holds for several **nodes** (machines of a cluster):
-
-# %%
-# %%ranks 4 --nodes 2
-import os
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from rank_spread import spread
-
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)))
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-for _ in range(20):
-    optimizer.zero_grad()
-    ddp(torch.randn(8, 10) + dist.get_rank()).square().mean().backward()
-    optimizer.step()
-parameters, statistics = spread(ddp.parameters()), spread([ddp.module[1].running_mean])
-print("node", os.environ["GROUP_RANK"], f" parameters {parameters:.2f}  running mean {statistics:.2f}")
-
-# %% [markdown]
 # ### SyncBatchNorm
 #
-# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. The price is communication in every such
-# layer, forward and backward. Its source shows the collectives:
+# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. Its source names the price, a collective in
+# forward and one in backward:
 
 # %%
-import inspect
-from torch.nn import SyncBatchNorm
+import re
 from torch.nn.modules._functions import SyncBatchNorm as Function
 
 for method in (Function.forward, Function.backward):
-    for line in inspect.getsource(method).splitlines():
-        is_comment = line.strip().startswith("#")
-        if not is_comment and ("all_gather" in line or "all_reduce(" in line):
-            print(f"{method.__name__}: {line.strip()}")
+    calls = re.findall(r"dist\w*\.(all_\w+)\(", inspect.getsource(method))
+    print(f"{method.__name__}:", *sorted(set(calls)))
 
 # %% [markdown]
-# `convert_sync_batchnorm` replaces every BatchNorm layer, before or after `.to(device)`, but before `DDP(...)`.
-# (`meta`, a device without values, stands in for a GPU.) On a CPU, DDP refuses the result.
-
-# %%
-def small_net():
-    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-
-convert_then_move = SyncBatchNorm.convert_sync_batchnorm(small_net()).to("meta")
-move_then_convert = SyncBatchNorm.convert_sync_batchnorm(small_net().to("meta"))
-for model in (convert_then_move, move_then_convert):
-    print(type(model[1]).__name__, "on", model[1].weight.device)
+# (Which all-gather runs depends on the library.) `convert_sync_batchnorm` replaces every BatchNorm layer. Call it before
+# `DDP(...)`; the model may be on its GPU already or not. On a CPU, DDP refuses the converted model.
 
 # %%
 # %%ranks 1 --expect raised
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn import BatchNorm1d, Linear, Sequential, SyncBatchNorm
 
 dist.init_process_group("gloo")
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model))  # BUG: it runs on GPUs only
+convert = SyncBatchNorm.convert_sync_batchnorm
+convert_then_move = convert(Sequential(Linear(4, 4), BatchNorm1d(4))).to("meta")  # plays a GPU
+move_then_convert = convert(Sequential(Linear(4, 4), BatchNorm1d(4)).to("meta"))
+print(convert_then_move[1], move_then_convert[1], sep="\n")
+DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is it worth the price? That depends on how well one batch estimates the mean:
+# Is it worth it? That depends on how well one rank's batch estimates the mean:
 
 # %%
 torch.manual_seed(0)
@@ -1114,12 +1130,12 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples halve the error. How much is too much depends on your task.
+# Four times the samples halve the error. No batch size makes `SyncBatchNorm` suddenly unnecessary.
 #
 # ### Exactly when buffers are sent
 #
-# Not quite every forward sends rank 0's buffers. Before each forward below, rank 0 writes a 1 into its buffer and rank
-# 1 a 2. If rank 1 then prints 1, the buffer was sent.
+# *Skip this on a first reading.* Which forwards send rank 0's buffers? Before each forward below, rank 0 writes a 1 into
+# its buffer and rank 1 a 2. If rank 1 prints 1, the forward sent the buffer.
 
 # %%
 # %%ranks 2
@@ -1147,12 +1163,8 @@ forwards("train", 2)
 forwards("no_grad", 2)
 
 # %% [markdown]
-# A forward sends buffers unless the *previous* one ran under `no_sync` or `no_grad`. So rank 1 keeps its 2 in the
-# second `no_sync` forward, and in the training step after it. `eval()` makes no difference: this section's first cell
-# ended with a forward in evaluation mode, which sent the buffers.
-#
-# Two arguments switch this off; one is deprecated. Again rank 0 has a 1 and rank 1 a 2. What does rank 1 hold after the
-# constructor, and after a forward?
+# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`. Two arguments of DDP switch the
+# sending off. What does rank 1 hold after the constructor, and after a forward?
 
 # %%
 # %%ranks 2 --into run
@@ -1178,14 +1190,24 @@ for options, (made, later, warned) in run.ranks[1].observations.items():
     print(f"{options:<32} after DDP(): {made:.0f}  after a forward: {later:.0f}  warnings: {warned:.0f}")
 
 # %% [markdown]
-# `forward_sync_buffers=False` copies the buffers only at construction. The deprecated `broadcast_buffers=False` doesn't
-# copy them even then.
+# `forward_sync_buffers=False` copies the buffers only at construction. The deprecated `broadcast_buffers=False` never
+# copies them.
 #
-# Dropout has no buffers, so DDP sends nothing for it, and each rank draws its own mask:
+# Dropout has no buffers: each rank draws a mask from its own random numbers. What if all ranks have the same seed?
 
 # %%
-print("buffers of BatchNorm1d:", [name for name, _ in torch.nn.BatchNorm1d(5).named_buffers()])
-print("buffers of Dropout:    ", [name for name, _ in torch.nn.Dropout().named_buffers()])
+# %%ranks 2
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+dropout = torch.nn.Dropout()
+print("buffers of Dropout:", list(dropout.buffers()), end="  ")
+for name, seed in (("same seed", 0), ("own seed", dist.get_rank())):
+    torch.manual_seed(seed)
+    print(f"{name}:", *dropout(torch.ones(8)).int().tolist(), end="  ")
+
+# %% [markdown]
+# Then all ranks drop the same units. Give each rank its own seed.
 
 # %%
 quiz("01_internals/buffers")
@@ -1193,9 +1215,9 @@ quiz("01_internals/buffers")
 # %% [markdown]
 # ## Is it the gradient of the joined batch?
 #
-# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
-# *global batch*. Do they? `relative_error` compares the two gradients: |DDP − joined| / |joined|. **Predict** which of
-# six cases give 0.
+# N ranks with 16 samples each should take the same step as one process with all 16·N samples, which together are the
+# **joined batch** or *global batch*. Do they? `relative_error` returns |DDP − joined| / |joined|. **Predict** which of
+# seven cases give 0. (Rank 1's inputs are larger on purpose, to make errors large.)
 
 # %%
 # %%ranks 2 --into run
@@ -1204,23 +1226,24 @@ from torch.nn.functional import cross_entropy
 from joined_batch import relative_error
 from lockstep.ranks import observe
 
-def total(scores, y):
-    return cross_entropy(scores, y, reduction="sum")
+def compare(name, model, loss, y, sizes, weight=1):
+    observe(name, relative_error(model, loss, x, y, sizes, weight))
 
 dist.init_process_group("gloo")
 torch.manual_seed(0)  # the same data and models on both ranks
 x, y = torch.randn(32, 10) + torch.arange(32).view(32, 1) / 8, torch.randint(0, 5, (32,))
 plain = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5))
 normed = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
-padded = y.clone()
-padded[:12] = -100  # ignore_index: rank 0 has 4 valid targets, rank 1 has 16
-weight = [2 * 26 / 32, 2 * 6 / 32][dist.get_rank()]  # ranks × own samples / all samples
-observe("16 + 16, mean loss", relative_error(plain, cross_entropy, x, y, [16, 16]))
-observe("26 + 6, mean loss", relative_error(plain, cross_entropy, x, y, [26, 6]))
-observe("26 + 6, weighted", relative_error(plain, cross_entropy, x, y, [26, 6], weight))
-observe("16 + 16, sum loss", relative_error(plain, total, x, y, [16, 16]))
-observe("16 + 16, BatchNorm", relative_error(normed, cross_entropy, x, y, [16, 16]))
-observe("16 + 16, ignore_index", relative_error(plain, cross_entropy, x, padded, [16, 16]))
+padded = torch.where(torch.arange(32) < 12, -100, y)  # rank 0 has 4 valid targets, rank 1 has 16
+by_samples = [2 * 26 / 32, 2 * 6 / 32][dist.get_rank()]  # ranks × own samples / all samples
+by_targets = [2 * 4 / 20, 2 * 16 / 20][dist.get_rank()]  # ranks × own valid targets / all valid targets
+compare("16 + 16, mean loss", plain, cross_entropy, y, [16, 16])
+compare("26 + 6, mean loss", plain, cross_entropy, y, [26, 6])
+compare("26 + 6, weighted", plain, cross_entropy, y, [26, 6], by_samples)
+compare("16 + 16, sum loss", plain, lambda s, y: cross_entropy(s, y, reduction="sum"), y, [16, 16])
+compare("16 + 16, BatchNorm", normed, cross_entropy, y, [16, 16])
+compare("16 + 16, ignore_index", plain, cross_entropy, padded, [16, 16])
+compare("the same, weighted", plain, cross_entropy, padded, [16, 16], by_targets)
 
 # %%
 for name, error in run.ranks[0].observations.items():
@@ -1230,11 +1253,11 @@ for name, error in run.ranks[0].observations.items():
 # Four cases are wrong, without an error message.
 #
 # - **26 + 6**: the mean of two means isn't the mean of all samples. Multiply each rank's loss by *ranks × own samples /
-#   all samples*, as in the third row.
+#   all samples*.
 # - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
 # - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
-# - **`ignore_index`**: the mean is over *valid* targets, 4 on rank 0 and 16 on rank 1. Weight by valid targets. Padding
-#   in language models and class weights cause the same problem.
+# - **`ignore_index`**: each rank's mean is over its *valid* targets, 4 or 16. Weight by valid targets. Padding in a
+#   language model is such a case.
 
 # %%
 quiz("01_internals/joined_batch")
@@ -1242,8 +1265,8 @@ quiz("01_internals/joined_batch")
 # %% [markdown]
 # ## What DDP never notices
 #
-# DDP acts in its constructor, in forward, and in its hooks. Code that bypasses these isn't synchronized, usually
-# without an error. The `spread` of the gradients below should be 0.
+# DDP acts in its constructor, in forward, and in its hooks. Gradients that bypass these aren't averaged, usually without
+# an error. Each `spread` of gradients below should be 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1273,8 +1296,8 @@ def verdict(run):
 verdict(run)
 
 # %% [markdown]
-# `ddp.module` is the plain model: if you call it, each rank trains alone. `torch.autograd.grad` never writes `.grad`,
-# so no hook runs. Next, a model that changes *after* it was wrapped:
+# `ddp.module` is the plain model: if you call it, each rank trains on its own. `torch.autograd.grad` never writes
+# `.grad`, so no hook runs. Next, change a model *after* you wrapped it:
 
 # %%
 # %%ranks 2 --into run
@@ -1300,9 +1323,9 @@ observe("added after wrapping: the new layer", spread(p.grad for p in ddp.module
 verdict(run)
 
 # %% [markdown]
-# DDP's hooks sit on **accumulators**, autograd's objects that write `.grad`. A cast creates new accumulators, without
-# hooks; an added layer never had hooks. If you *replace* a layer, DDP doesn't know the new one and still waits for the
-# old one. It notices one step late:
+# DDP's hooks sit on **accumulators**, the autograd nodes that write `.grad`. A cast creates new accumulators, without
+# hooks; an added layer never had hooks. If you *replace* a layer, DDP still waits for the old layer's gradients, and
+# notices one step late:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1316,24 +1339,44 @@ for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# Freezing a layer after wrapping raises the same error, also one step late:
+# The message recommends `find_unused_parameters=True`. Does that help? And what if you *freeze* a layer?
 
 # %%
-# %%ranks 2 --expect raised --quiet
+# %%ranks 2 --into run
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from rank_spread import spread
+from lockstep.ranks import observe
+
+def replaced_after_wrapping(model):
+    model[1] = torch.nn.Linear(10, 3)
+def frozen_after_wrapping(model):
+    model[0].requires_grad_(False)
 
 dist.init_process_group("gloo")
-ddp = DDP(torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3)))
-ddp.module[0].requires_grad_(False)  # BUG: frozen after wrapping
-for _ in range(2):
-    ddp(torch.randn(4, 10)).sum().backward()
+torch.manual_seed(dist.get_rank())
+for find_unused in (False, True):
+    for change in (replaced_after_wrapping, frozen_after_wrapping):
+        model = torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Linear(10, 3))
+        ddp = DDP(model, find_unused_parameters=find_unused)
+        change(model)
+        try:
+            for _ in range(2):
+                ddp(torch.randn(4, 10)).sum().backward()
+            outcome = f"spread {spread(p.grad for p in model.parameters() if p.requires_grad):.1f}"
+        except RuntimeError:
+            outcome = "RuntimeError in the second step"
+        observe(f"{change.__name__}, find_unused={find_unused}", outcome)
+
+# %%
+for name, outcome in run.ranks[0].observations.items():
+    print(f"{name:<43} {outcome}")
 
 # %% [markdown]
-# Both messages recommend `find_unused_parameters=True`, which only silences them: the new layer still isn't averaged.
-# Change the model first, wrap it last.
+# A frozen layer raises the same error, and the argument fixes it. For a replaced layer the argument only removes the
+# error: the new layer isn't averaged. Change the model first, wrap it last.
 #
-# The last bypass doesn't change the model. It is two forwards followed by two backwards:
+# The last bypass is two forwards followed by two backwards:
 
 # %%
 # %%ranks 2 --into run
@@ -1349,20 +1392,20 @@ ddp = DDP(torch.nn.Linear(10, 3))
 (ddp(x).square().sum() + ddp(x + 1).square().sum()).backward()
 observe("forward, forward, backward", spread(p.grad for p in ddp.parameters()))
 ddp = DDP(torch.nn.Linear(10, 3))
-first, second = ddp(x).square().sum(), ddp(x + 1).square().sum()
-first.backward()
-second.backward()  # BUG: DDP prepared one backward
+for loss in [ddp(x).square().sum(), ddp(x + 1).square().sum()]:
+    loss.backward()  # BUG: DDP prepared one backward
 observe("forward, forward, backward, backward", spread(p.grad for p in ddp.parameters()))
+torch.optim.SGD(ddp.parameters(), lr=0.1).step()
+observe("its parameters after optimizer.step", spread(ddp.parameters()))
 
 # %%
 verdict(run)
 assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
-# A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones.
-#
-# One test finds all of these: every hundred steps, call `spread(model.parameters())` on every rank and stop if it isn't
-# 0.
+# A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones, and
+# the optimizer carries the difference into the parameters. So one test finds every silent mistake of this section:
+# every hundred steps, call `spread(model.parameters())` on every rank, and stop if it isn't 0.
 
 # %%
 quiz("01_internals/bypass")
@@ -1370,8 +1413,8 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# PyTorch's older wrapper, `DataParallel`, uses **one process, with a thread for each GPU**. Its `forward` does this in
-# every step:
+# PyTorch's older wrapper, `DataParallel`, uses **one process, with a thread for each GPU**. Each forward runs four lines,
+# and the documentation recommends a different class:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1379,38 +1422,17 @@ for line in inspect.getsource(torch.nn.DataParallel.forward).splitlines():
     if any(call in line for call in calls):
         print(line.strip())
 assert "threading.Thread(" in inspect.getsource(torch.nn.parallel.parallel_apply)
+print(*[line.strip() for line in torch.nn.DataParallel.__doc__.splitlines() if "is recommended" in line])
 
 # %% [markdown]
 # | property | `DataParallel` | `DistributedDataParallel` |
 # |---|---|---|
-# | processes | one, with a thread for each GPU | one for each GPU |
-# | Python's interpreter lock | shared by all threads | one for each process |
+# | Python's interpreter lock (one thread runs at a time) | shared by all threads | one for each process |
 # | the model | copied to all GPUs in every forward | copied once |
-# | outputs | gathered on the first GPU | stay where they are |
 # | several nodes | no | yes |
-# | GPU 0 | holds more than the others | like the others, if each rank selects its device first |
+# | GPU 0 | holds more than the others | like the others, if each rank calls `torch.cuda.set_device` first |
 #
-# The documentation advises against `DataParallel`, but constructing one gives no warning. How much faster DDP is
-# depends on model, machine and batch: measure yours (chapter 4).
-
-# %%
-import warnings
-
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    torch.nn.DataParallel(torch.nn.Linear(2, 1))
-print("warnings:", len(caught))
-
-# %% [markdown]
-# DDP accepts only one device for each process:
-
-# %%
-# %%ranks 1 --expect raised
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-DDP(torch.nn.Linear(2, 1), device_ids=[0, 1])  # BUG: one process, two GPUs
+# DDP's advantage in speed depends on model, machine and batch: measure it (chapter 4).
 
 # %%
 quiz("01_internals/dp_or_ddp")
@@ -1418,8 +1440,9 @@ quiz("01_internals/dp_or_ddp")
 # %% [markdown]
 # ### Memory
 #
-# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the bytes
-# for Adam and eight parameter tensors. `gradient_as_bucket_view=True` makes each gradient a view into its bucket.
+# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the bytes,
+# and the blocks of memory that hold eight gradients. `gradient_as_bucket_view=True` makes each gradient a view into its
+# bucket.
 
 # %%
 # %%ranks 2 --into run
@@ -1451,9 +1474,9 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default the eight gradients are eight blocks of memory, besides the bucket; as views they all lie in the bucket's
-# block. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
-# are views. The *activations*, which forward keeps for backward, come on top.
+# By default, each of the eight gradients has its own block, and the bucket is a ninth. As views, all gradients lie in the
+# bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
+# are views. The *activations*, which forward keeps for backward, need memory too.
 #
 # More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
 # data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).
@@ -1467,24 +1490,22 @@ quiz("01_internals/fsdp_or_ddp")
 # %% [markdown]
 # ## Take it with you
 #
-# - Every rank must issue the same collectives in the same order: calls are paired by order alone.
+# - Every rank must issue the same collectives in the same order.
 # - DDP sends **parameters once**, at construction; **buffers** in forward; **gradients** in backward, as a mean.
 #   `optimizer.step()` sends nothing.
-# - Many small messages pay latency; one large message can't overlap. Buckets are the compromise, and the last is always
-#   exposed.
-# - Multiply by 1/N first, then sum. The mean is the joined batch's gradient if the counts are equal, the loss is a
-#   mean, and there is no BatchNorm.
-# - DDP never checks that parameters stay equal. You can, with `spread`.
+# - Many small messages pay latency; one large message can't overlap. Buckets are the compromise, and the last bucket is
+#   always exposed.
+# - The mean equals the joined batch's gradient if every rank has the same number of samples, the loss is a mean over
+#   them, and no layer mixes samples.
+# - DDP never checks that parameters stay equal. Call `spread`.
 #
-# In an interview, expect "why is the last bucket special?" and "when does averaging gradients give the wrong
-# gradient?".
+# In an interview, expect "why is the last bucket special?".
 #
 # ## What to read next
 #
-# Chapter 2 sets up training: launchers, process groups, samplers. PyTorch describes DDP's hooks and buckets at
-# `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al., "PyTorch Distributed: Experiences on Accelerating
-# Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-# clusters of workstations" (2009).
+# Chapter 2 sets up training. PyTorch describes DDP at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al.,
+# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and
+# Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
 # %%
 from lockstep.notebook.course_map import course_map

@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# You speed up one training step of a small GPT on two ranks: measure it, read its trace, work out how fast it could be,
-# and then try one lever after another. At the end you compare prediction with measurement.
+# In this chapter you speed up one training step of a small GPT on two ranks. You measure the step, read its trace, work
+# out how fast it could be, and then change one thing after another. At the end you compare what you predicted with what
+# you measured.
 #
 # After this chapter you can
 #
@@ -20,13 +21,13 @@
 # - **predict** whether the network or the processor limits a step;
 # - **choose** bucket sizes, and **accumulate** gradients;
 # - **train** in mixed precision with scaling and clipping in the right order;
-# - **compress** gradients and compensate for what the cast loses;
+# - **compress** gradients, and compensate for the rounding;
 # - **decide** when DDP is no longer enough.
 #
 # About 125 minutes: 50 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
 # **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Times differ from run
-# to run, so pictures show one run, and text output shows only order, counts and bytes.
+# to run, so you find them only in pictures, each of one run.
 
 # %%
 # %load_ext lockstep
@@ -47,7 +48,7 @@ if missing:
 # ## One step
 #
 # The model is a GPT with four transformer layers and 0.9 million parameters. It reads 128 characters and predicts the
-# next one. The data are random, which doesn't change the time.
+# next one. The data are random.
 
 # %%
 # %%writefile gpt.py
@@ -106,11 +107,11 @@ def plain_step(model, optimizer, batch):
 # - **MFU**, *model FLOPs utilization*: useful operations per second, divided by the hardware's peak. A transformer
 #   needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
 # - **memory**: the most bytes that a rank holds at once;
-# - **exposed communication**: how much longer the step is than the same step under `no_sync()`, which turns DDP's
-#   communication off.
+# - **exposed communication**: the time that communication adds to the step. The rest is **hidden**: it runs while
+#   backward computes. Compare the step with the same step under `no_sync()`, which turns DDP's communication off.
 #
-# `measure` alternates the two kinds of step and keeps the fastest of each, because other programs can only slow a step
-# down.
+# The function `measure` below runs steps with and without communication in turn. It keeps the fastest of each kind,
+# because other programs can only slow a step down.
 
 # %%
 # %%writefile measuring.py
@@ -133,8 +134,9 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. For a CPU, `measure` times a large matrix
-# product. For memory on GPUs, use `torch.cuda.max_memory_allocated()`.
+# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. A CPU has no such number, so `measure` times
+# a large matrix product instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
+# `torch.cuda.max_memory_allocated()`.
 
 # %%
 # %%writefile --append measuring.py
@@ -178,7 +180,7 @@ table = StepTable()
 table.add("DDP's defaults", run)
 
 # %% [markdown]
-# Each rank sends 3.5 MB of gradients in two all-reduces, most of it exposed.
+# Each rank sends 3.5 MB of gradients in two all-reduces, and most of that time is exposed.
 
 # %%
 quiz("04_optimization/one_step")
@@ -186,7 +188,8 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready and each bucket left and arrived.
+# Where does the time go? The timeline shows when each gradient was ready, and when each bucket's all-reduce started and
+# ended.
 
 # %%
 # %%writefile gpt_trace.py
@@ -222,8 +225,8 @@ traced()
 timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
-# The first bucket, of 1 MiB, leaves early. The second holds the rest and leaves when backward is over, so nothing hides
-# it.
+# The first bucket, of 1 MiB, leaves during backward, so its all-reduce is partly hidden. The second bucket holds all
+# other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
 #
 # `torch.profiler` records every operation, on CPUs and GPUs. Here it records only the third step:
 
@@ -253,10 +256,10 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # With NCCL, look for `nccl:all_reduce`. Sort events by `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
 # *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed
-# communication from all ranks' traces. `measure` finds more, because hidden communication slows backward down too:
-# NCCL's kernels use some of the GPU's cores and memory bandwidth.
+# communication from all ranks' traces. Our `measure` would report more than HTA, because hidden communication isn't
+# free: NCCL's kernels use some of the GPU's cores and memory bandwidth, which slows backward.
 #
-# ### An all-reduce contains waiting
+# ### An all-reduce includes waiting
 #
 # Rank 1 is half a second late. How long does rank 0's all-reduce take?
 
@@ -276,12 +279,13 @@ if dist.get_rank() == 0:
     print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles; the slowest rank waits least.
+# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles. The rank with the *shortest*
+# all-reduce is the one that the others wait for.
 #
 # ### Timing on a GPU
 #
-# *GPU.* A CUDA call returns when its kernel is queued, so a clock around a step measures the *launch*. Either wait for
-# the GPU before you read the clock, or let the GPU record the times:
+# *GPU.* A CUDA call returns as soon as its **kernel** (the program that runs on the GPU) is queued. A clock around the
+# step measures only this *launch*. Either wait for the GPU before you read the clock, or let the GPU record the times:
 #
 # ```
 # torch.cuda.synchronize()                  # before both readings of time.perf_counter()
@@ -293,13 +297,13 @@ if dist.get_rank() == 0:
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
-# `work.wait()` makes the *current stream* wait, not the CPU. With gloo, `wait()` blocks the CPU.
+# Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward. With
+# `async_op=True` you get a handle; with NCCL its `wait()` makes the stream of your computation wait, while the CPU continues. With gloo, `wait()` blocks the CPU.
 #
-# ### Leave out the start
+# ### Skip the first steps
 #
-# Never count the first steps. A process's first `DDP()` imports PyTorch's compiler, which takes seconds, and DDP
-# rebuilds its buckets after the first step.
+# Never count the first steps. DDP rebuilds its buckets after the first one, and a process's first `DDP()` imports
+# PyTorch's compiler, which takes seconds:
 
 # %%
 program = """
@@ -319,9 +323,10 @@ quiz("04_optimization/long_all_reduce")
 # %% [markdown]
 # ## The roofline
 #
-# How fast could the step be? With *P* parameters and *T* tokens per rank, it needs 6·*P*·*T* operations. Each of *N*
-# ranks sends 2(*N* − 1)/*N* times its gradients (chapter 1). Divide the operations by the processor's speed, and the
-# bytes by the link's. The step takes at least the longer of the two times, and at most about their sum.
+# How fast could the step be? A **roofline** compares two times. With *P* parameters and *T* tokens per rank, a step
+# needs 6·*P*·*T* operations: divide them by the processor's speed. Each of *N* ranks sends 2(*N* − 1)/*N* times its
+# gradients (chapter 1): divide the bytes by the link's speed. The step takes at least the longer of the two times, and
+# at most about their sum.
 #
 # First check the factor 6:
 
@@ -341,9 +346,9 @@ print(f"our GPT, per token:        {operations(GPT(), torch.randint(256, (2, 128
 print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, padding=1), image):8.1f}")
 
 # %% [markdown]
-# The GPT needs 5.6, because embeddings are looked up, not multiplied, and the counter leaves out attention. A
-# convolution uses each weight at every position of the image, here 56 × 56. So the 6 holds for a transformer's tokens,
-# not for images: ResNet-50 needs about 24 billion operations per image, 160 times what 6 per parameter would give.
+# The GPT needs 5.6 instead of 6: embeddings are looked up, not multiplied, and on CPUs the counter leaves out
+# attention. A convolution uses each weight at every position of the image, here 56 × 56. So count a convolutional
+# network's operations; 6 per parameter holds only for a transformer's tokens.
 #
 # Links differ by a factor of thousands (bytes per second in one direction, from data sheets):
 
@@ -355,8 +360,8 @@ for name, link in links.items():
     print(f"{name:24}{2 * 7 / 8 * 4e9 / link * 1e3:10.0f} ms")
 
 # %% [markdown]
-# In practice you get 70 to 90 % of that. Measure it as **bus bandwidth**, as NVIDIA's `nccl-tests` do: the tensor's
-# bytes per second times 2(*N* − 1)/*N*. On our link:
+# Real jobs reach less than the data sheet says. Measure your link's **bus bandwidth**, as NVIDIA's `nccl-tests` do: the
+# tensor's bytes, divided by the time of its all-reduce, times 2(*N* − 1)/*N*. On our link:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -379,10 +384,10 @@ observe("bandwidth", found)
 bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
 
 # %% [markdown]
-# Large tensors approach 62 MB/s, half of 125 MB/s for each rank. Small tensors mostly wait for latency, which is why
-# DDP sends buckets.
+# Large tensors approach 62 MB/s. The link carries 125 MB/s, and two ranks share it, so each has half. Small tensors
+# mostly wait for latency, which is why DDP sends buckets.
 #
-# Here are both times for GPUs that reach 400 TFLOP/s, linked by InfiniBand:
+# Here are the times to compute and to send, for GPUs that reach 400 TFLOP/s, linked by InfiniBand:
 
 # %%
 def roofline(parameters, tokens, ranks, flops=4e14, link=50e9):
@@ -402,14 +407,29 @@ for count in (8, 32, 128):
     print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
 
 # %% [markdown]
-# The last column is sending divided by computing. Below 1, overlap can hide nearly everything. Above 1, you have to
-# send less, or less often.
+# The last column is sending divided by computing. Only backward, two thirds of the computing, can hide sending. So
+# below 0.67, overlap can hide nearly everything. Above that, you have to send less, or less often.
 #
-# - **Tokens per rank decide.** Fewer parameters shrink both times equally.
-# - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8, but
-#   computes 16 times less.
+# - **Tokens per rank decide.** A smaller model shrinks both times equally.
+# - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8 ranks,
+#   but has 1/16 of the computing.
 #
-# Our step needs 1.3 billion operations per rank. Sending takes 56 ms: 3.5 MB from each rank, through one link.
+# And our step? It needs 6 · 875,264 · 256 = 1.3 billion operations per rank, and both ranks send 3.5 MB through one
+# link of 125 MB/s, which takes 56 ms. MFU times the step's time is the time that the operations would take at this
+# CPU's peak:
+
+# %% tags=["needs-bandwidth"]
+if table.rows:
+    row = table.rows["DDP's defaults"]
+    times = {
+        "computing at this CPU's peak": row["MFU"] * row["step"], "computing, measured": row["alone"],
+        "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}
+    picture = bars(times, unit="ms", title="DDP's defaults")
+picture if table.rows else None
+
+# %% [markdown]
+# Sending takes several times as long as computing, even at the speed that this CPU really reaches. So no overlap can
+# hide it all: you have to send less, or less often.
 
 # %%
 quiz("04_optimization/roofline")
@@ -417,13 +437,13 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
-# Only what is sent after backward makes the step much longer.
+# You can still hide a part. Communication makes a step much longer only if it runs after backward:
 #
-# ![A step without overlap takes 53 % longer, with overlap 13 %, and 57 % over a link half as fast](pictures/exposed.svg)
+# ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #
-# **Lever 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes smaller
-# ones. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready? Replace
-# each `None`.
+# **Change 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes
+# smaller buckets. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready?
+# Replace each `None`.
 
 # %%
 guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -451,14 +471,15 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# Every bucket but the last now leaves during backward. But sending takes longer than backward, so the later ones queue.
+# Every bucket but the last now leaves during backward. But the link needs longer to send the buckets than backward
+# needs to fill them, so the later ones queue.
 #
 # Each bucket also costs latency (chapter 1, "What it costs"), and on a fast link there is little to gain.
 #
 # ### The default
 #
-# `bucket_cap_mb=None` means 25 MiB with a *first* bucket of 1 MiB. If you pass 25 yourself, you lose the small first
-# bucket:
+# With `bucket_cap_mb=None`, the first bucket holds 1 MiB and each later one 25 MiB. If you pass 25 yourself, you lose
+# the small first bucket:
 
 # %%
 # %%ranks 2
@@ -487,8 +508,8 @@ quiz("04_optimization/bucket_size")
 # %% [markdown]
 # ## Accumulation
 #
-# **Lever 2: send less often.** Add up the gradients of several micro-batches and synchronize once. DDP averages in
-# *every* backward:
+# **Change 2: send less often.** Split a step's batch into **micro-batches**, add up their gradients, and synchronize
+# once. By default, DDP averages in *every* backward:
 
 # %%
 # %%writefile accumulated.py
@@ -529,8 +550,8 @@ def reductions(run):
 print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
-# DDP communicates in `backward`, not in `optimizer.step()`, so accumulating without `no_sync` saves no traffic. With
-# `no_sync` or without, divide each loss by the number of micro-batches. Then the gradient equals that of one big batch:
+# DDP communicates in `backward`, not in `optimizer.step()`, so accumulating without `no_sync` saves no traffic. In both
+# cases, divide each loss by the number of micro-batches. Then the gradient equals that of one big batch:
 
 # %%
 # %%ranks 2
@@ -551,7 +572,7 @@ for way, gradient in gradients.items():
 # %% [markdown]
 # Two mistakes are common.
 #
-# **The forward is outside `no_sync`.** DDP decides in forward whether the coming backward communicates:
+# **Forward runs outside `no_sync`.** DDP decides in forward whether the coming backward communicates:
 
 # %%
 # %%ranks 2 --into late --quiet
@@ -588,8 +609,9 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. A
-# step with the two leftovers is worse. They were never synchronized, so the replicas diverge:
+# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. If
+# you take one more step for the two leftovers, it gets worse: their gradients were never averaged, so the replicas
+# diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -606,8 +628,8 @@ for i, x in enumerate(micro_batches):
         optimizer.zero_grad()
 
 # %% [markdown]
-# That step is also too small: two micro-batches, divided by four. Always synchronize the last micro-batch, and divide
-# by the group's number of *samples*. Now the GPT, with four micro-batches per step:
+# That step is also too small: two micro-batches, divided by four. So always synchronize the last micro-batch of a step,
+# and divide by the number of *samples* in the step. Now the GPT, with four micro-batches per step:
 
 # %%
 # %%writefile accumulating.py
@@ -633,8 +655,9 @@ measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
 table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
-# Four times the tokens for the same bytes. The exposed time per *step* hardly falls, because only the last backward
-# hides communication. And a larger global batch changes the training ("Batch and learning rate").
+# A step now trains on four times the tokens for the same bytes. The exposed time per *step* doesn't fall, because only
+# the last backward hides communication. And a larger **global batch** (all ranks' samples in a step) changes the
+# training: see "Batch and learning rate".
 
 # %%
 quiz("04_optimization/accumulate")
@@ -668,7 +691,7 @@ contract("accumulate", "train_step")
 #
 # ## Mixed precision
 #
-# **Lever 3: compute in fewer bits.** Under **autocast**, matrix products run in half precision; the rest stays in
+# **Change 3: compute in fewer bits.** Under **autocast**, matrix products run in half precision; the rest stays in
 # float32. Does that shrink communication too?
 
 # %%
@@ -692,8 +715,8 @@ print("on the wire:", sent[0].tensor, "=", sent[0].nbytes, "bytes")
 assert sent[0].nbytes == 4 * (64 * 64 + 64)
 
 # %% [markdown]
-# No. The output is bfloat16, but parameters, gradients and what DDP sends stay float32. **Autocast saves time and
-# memory, not communication.**
+# No. The output is bfloat16, but parameters, gradients and what DDP sends stay float32. **Autocast can save time and
+# memory, but not communication.**
 #
 # | property | float16 | bfloat16 |
 # |---|---|---|
@@ -721,8 +744,8 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory, but gets slower: this CPU has no matrix units for bfloat16. So you drop this lever. *GPU:*
-# with tensor cores it is the strongest of all.
+# The step needs less memory, but gets slower, because this CPU has no units for matrix products in bfloat16. So undo
+# this change. *GPU:* with **tensor cores**, which are such units, it gains more than any other.
 #
 # ### Scaling and clipping
 #
@@ -757,7 +780,7 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# No error appears, and the weights hardly move.
+# No error appears, and the weights hardly move. (Adam would hide it, because it divides by the size of the gradients.)
 #
 # ### One scaler per rank
 #
@@ -782,8 +805,8 @@ print("weight moved by", model.module.weight.item() - before, "  scale now", sca
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# All three skip the step and halve their scale. Ranks disagree if one decides alone (chapter 3, "Mismatches"), or if a
-# backward was never synchronized:
+# All three skip the step and halve their scale. The ranks disagree if one rank decides alone to skip a step (chapter 3,
+# "Mismatches"), or if no backward was synchronized:
 
 # %%
 # %%ranks 2
@@ -802,15 +825,16 @@ scaler.update()
 print("scale now", scaler.get_scale())
 
 # %% [markdown]
-# With FSDP ("Beyond DDP") no rank sees all gradients. Use `ShardedGradScaler`, which asks the other ranks.
+# Under FSDP2 ("Beyond DDP"), each rank holds only a part of the gradients. The same `GradScaler` works there: if one
+# rank's part overflows, all ranks skip.
 #
 # ### Other ways to compute less
 #
-# - *GPU.* **TF32** rounds the inputs of float32 matrix products to 10 mantissa bits, so that tensor cores can compute
-#   them: `torch.set_float32_matmul_precision("high")`. By default only cuDNN's convolutions use it.
-# - **`torch.compile`** fuses the model's own operations ("Compiling", in the appendix).
-# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Our GPT, with 52
-#   parameter tensors, has used it all along:
+# - *GPU.* **TF32** rounds the inputs of float32 matrix products to 11 significant bits, so that tensor cores can
+#   compute them: `torch.set_float32_matmul_precision("high")`. By default only cuDNN's convolutions use it.
+# - **`torch.compile`** joins several operations of the model in one kernel ("Compiling", in the appendix).
+# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Our GPT has 52
+#   parameter tensors, and its optimizer is fused:
 
 # %%
 from step_table import count_operations
@@ -867,9 +891,9 @@ contract("mixed_precision", "train_step")
 #
 # ## Compression
 #
-# **Lever 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes it each full bucket, and
-# the hook returns a future (a result that arrives later) with the averaged gradients. PyTorch has one that casts to
-# float16:
+# **Change 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes each bucket to the hook
+# when the bucket is full, and the hook returns a future (a result that arrives later) with the averaged gradients.
+# PyTorch has one that casts to float16:
 
 # %%
 # %%ranks 2 --into compressed --quiet
@@ -898,17 +922,18 @@ model.register_comm_hook(None, default_hooks.fp16_compress_hook)  # +
 measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 
 # %% tags=["needs-bandwidth"]
-table.add("the same, float16 on the wire", run)
+table.add("4 micro-batches, float16 sent", run)
 
 # %% [markdown]
-# The bytes are halved. Casting takes time, so compress only if you wait for the network.
+# The bytes are halved. Casting takes time, so compress only if communication is exposed.
 #
 # ### Writing a hook
 #
-# Three things to know before you write one:
+# Know three things before you write a hook:
 #
 # - **The bucket isn't divided yet.** Taking the mean is your job.
-# - **Divide before you cast.** Two ranks' 40000 add up to 80000, and float16 ends at 65504.
+# - **Divide before the sum, and better before the cast.** The largest float16 is 65504. If each of two ranks has 40000,
+#   their sum overflows; a gradient of 80000 overflows in the cast.
 # - **The second argument must be named `bucket`.** DDP checks the name:
 
 # %%
@@ -923,7 +948,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's bfloat16 hook requires NCCL. Yours won't:
+# PyTorch's own bfloat16 hook refuses gloo; the one that you write will run on both:
 
 # %%
 # %%ranks 1 --expect raised
@@ -973,8 +998,8 @@ contract("compress_gradients", "compress_hook", "register")
 #
 # ## Memory
 #
-# **Lever 5: make room for a larger batch.** More tokens per rank mean more computing for the same bytes sent, and more
-# memory for **activations**, which forward keeps for backward:
+# **Change 5: make room for a larger batch.** With more tokens per rank, a step computes more for the same bytes sent.
+# But it also needs more memory for **activations**, the tensors that forward keeps for backward:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -997,8 +1022,9 @@ print(f"autocast to bfloat16                {training(16, half=True):6.1f} MB")
 print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} MB")
 
 # %% [markdown]
-# The last line is **activation checkpointing**. It keeps only each layer's input and computes the layer again in backward, about a third
-# more computing. Always pass `use_reentrant=False` (the appendix shows why):
+# The last line is **activation checkpointing**: forward keeps only each layer's input, and backward computes the layer
+# again. That is about a third more computing. Always pass `use_reentrant=False`; the appendix shows why. Here is its
+# step:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1014,9 +1040,9 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# Recomputing pays off only if you use the freed memory for a larger batch. Two savings are free:
-# `gradient_as_bucket_view=True` avoids a second copy of the gradients (chapter 1, "Memory"), and `zero_grad()` frees
-# them by setting them to `None`.
+# The step holds less and takes longer. So recomputing pays off only if you use the freed memory for a larger batch. One
+# saving is free: with `gradient_as_bucket_view=True`, DDP keeps the gradients in its buckets, without a second copy
+# (chapter 1, "Memory").
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
 # `pytorch.org/memory_viz` draws them.
@@ -1027,13 +1053,15 @@ quiz("04_optimization/memory")
 # %% [markdown]
 # ## Predict, then measure
 #
-# You can predict each row of the table. There are two limits:
+# Two numbers explain each row of the table: the time to compute alone, and the bytes to send. There are two limits:
 #
-# - **the processor**: a step takes its computing time, plus the time to send the last bucket;
-# - **the link**: a step computes until the first bucket is full, then takes the time to send everything.
+# - **the processor**: all buckets but the last are hidden. The step takes its computing time, plus the time to send the
+#   last bucket;
+# - **the link**: it sends without a pause from the first full bucket on. The step takes the time until the first bucket
+#   is full, plus the time to send all bytes.
 #
-# The prediction is the longer of the two. Backward is two thirds of a step. If a step has several micro-batches, only
-# the last backward hides communication.
+# The prediction is the longer of the two. Backward is about two thirds of a step's computing. If a step has several
+# micro-batches, only the last backward hides communication.
 
 # %%
 def predicted(row, micro_batches):
@@ -1055,9 +1083,12 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# How close are they? The model leaves out latency and casting, and assumes equal buckets and free sending. Here gloo's
-# threads share two cores with backward. In the exercise `measure_step` you write a fuller model;
-# `benchmarks/predict_step.py` tests it on a slow link.
+# The measured steps are somewhat longer. The prediction leaves out latency and casting, and it assumes that sending
+# costs the processor nothing, while gloo's threads share two cores with backward. In the exercise `measure_step` you
+# write a fuller prediction; `benchmarks/predict_step.py` tests it on a slow link. Now compare the table's first row
+# with the others. In the stored run, accumulation doubled the tokens per second, and float16 added another quarter:
+# both send fewer bytes per token, as the roofline advised. Smaller buckets alone gained nothing here, because the link
+# was busy all the time.
 
 # %%
 quiz("04_optimization/predict")
@@ -1065,21 +1096,20 @@ quiz("04_optimization/predict")
 # %% [markdown]
 # ## Scaling
 #
-# **Strong scaling** keeps the global batch: do more ranks finish it sooner? **Weak scaling** keeps the batch per rank:
-# does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative to the smallest run.
+# **Strong scaling** keeps the global batch fixed: do more ranks finish it sooner? **Weak scaling** keeps the batch per
+# rank fixed: does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative to the run
+# on the fewest ranks.
 #
-# | seconds a step | 1 rank | 4 ranks | efficiency |
+# | seconds per step | 1 rank | 4 ranks | efficiency |
 # |---|---|---|---|
-# | same global batch (strong) | 1.0 | 0.25 | 100 % |
 # | same global batch (strong) | 1.0 | 0.40 | 62 % |
-# | same batch per rank (weak) | 1.0 | 1.0 | 100 % |
 # | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
 #
 # **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints an efficiency of 25 %. The right
 # answer is 100 %. What does its formula leave out?
 
 # %%
-seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples a rank: perfect weak scaling
+seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples per rank: perfect weak scaling
 rate = {n: 100 * 32 * n / taken for n, taken in seconds.items()}  # samples per second
 print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
 print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
@@ -1109,8 +1139,8 @@ print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]
 
 # %% [markdown]
 # Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and the
-# smallest memory limits the batch. Give the slow device a smaller batch and weight the losses by samples, as in
-# `accumulate`. A separate group per kind of GPU doesn't help:
+# GPU with the least memory limits the batch. Give the slow device a smaller batch and weight the losses by samples, as
+# in `accumulate`. With a separate group for each kind of GPU, you would train two independent models:
 
 # %%
 # %%ranks 4
@@ -1122,9 +1152,6 @@ kinds = [dist.new_group(members) for members in ([0, 1], [2, 3])]  # every rank 
 ddp = DDP(torch.nn.Linear(1, 1, bias=False), process_group=kinds[dist.get_rank() // 2])
 ddp(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
 print("my gradient", dist.get_rank(), "  the mean of my group:", ddp.module.weight.grad.item())
-
-# %% [markdown]
-# You are now training two independent models.
 
 # %%
 quiz("04_optimization/efficiency")
@@ -1155,12 +1182,13 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # %% [markdown]
 # ## Data loading
 #
-# Often the loader is the bottleneck. Replace the model with one that returns zeros: does the step take as long as
-# before? With several ranks:
+# Often the loader is the bottleneck. Replace the model with one that returns zeros: if the step takes as long as
+# before, the loader limits you. With several ranks:
 #
-# - `num_workers` is **per rank**. Multiply before you compare with the number of cores.
+# - `num_workers` is **per rank**: with 4 ranks and 8 workers each, a node needs 32 cores.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
-# - *GPU.* `non_blocking=True` copies during the computation only with `pin_memory=True`.
+# - *GPU.* With `pin_memory=True` in the loader, `.to(device, non_blocking=True)` copies a batch while the GPU computes.
+#   Without it, the copy blocks.
 # - *GPU.* `torchrun --numa-binding` runs each rank on the CPU socket nearest its GPU.
 # - An `IterableDataset` has no sampler. Divide the stream over ranks *and* workers yourself, or every worker delivers
 #   everything:
@@ -1222,9 +1250,9 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four ranks take a quarter of the steps, and their loss stays high. Four times the learning rate brings it down: the
-# **linear scaling rule**. It holds up to some batch size, and needs a warm-up, because a large rate can ruin the first
-# steps. With Adam, scaling by the square root of N is common.
+# Four times the learning rate brings the loss down again: the **linear scaling rule**. The rule works up to some batch
+# size. Start with a small rate and raise it over the first steps (**warm-up**), because a large rate can ruin these.
+# With Adam, people usually multiply by the square root of N.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1233,7 +1261,7 @@ quiz("04_optimization/fewer_steps")
 # ## Beyond DDP
 #
 # If a copy of everything doesn't fit, each rank keeps only a **shard**. ZeRO (*zero redundancy optimizer*) defines
-# three stages. The last two are options of PyTorch's `fully_shard`, called FSDP2:
+# three stages. PyTorch has the first as an optimizer, and the other two in `fully_shard`, called FSDP2:
 #
 # | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1256,7 +1284,7 @@ model(torch.ones(2, 64)).sum().backward()
 optimizer.step()
 state = sum(t.numel() for one in optimizer.optim.state.values() for t in one.values() if t.numel() > 1)
 parameters = sum(p.numel() for p in model.parameters())
-print(f"parameters: {parameters}   Adam's state: {2 * parameters}, of it on this rank: {state}")
+print(f"parameters: {parameters}   Adam's state: {2 * parameters}, on this rank: {state}")
 
 # %% [markdown]
 # FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. For HSDP, a **device mesh**
@@ -1324,7 +1352,7 @@ for parameters in (1e8, 1e9, 7e9):
 # %% [markdown]
 # So: **DDP while it fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs (tensor
 # parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6 measures all
-# but pipelines.
+# of these except pipelines.
 
 # %%
 quiz("04_optimization/zero")
@@ -1336,8 +1364,9 @@ quiz("04_optimization/zero")
 #
 # ### Reentrant checkpointing
 #
-# `checkpoint(..., use_reentrant=True)` is the old form, and the default. If a checkpointed layer's input needs no
-# gradient, the layer's parameters get none, and DDP complains in the next step. First the new form, then the old:
+# `checkpoint(..., use_reentrant=True)` is the old form, and still the default, with a warning. If a checkpointed
+# layer's input needs no gradient, the layer's parameters get none, and DDP complains in the next step. First the new
+# form, then the old:
 
 # %%
 # %%writefile checkpointed.py
@@ -1420,7 +1449,8 @@ show(model)
 # ### A static graph
 #
 # **`static_graph=True`** promises DDP that every step uses the same parameters, and replaces `find_unused_parameters`.
-# In the order of events, numbers are gradients and brackets are all-reduces:
+# The next cells compare the two flags. They print a number when a gradient is ready, and brackets when an all-reduce
+# starts:
 
 # %%
 # %%ranks 2 --into orders --quiet
@@ -1456,12 +1486,12 @@ def show_order(events):
 show_order(in_order(orders.ranks[0]))
 
 # %% [markdown]
-# With `find_unused_parameters`, buckets leave early, but every step has an extra all-reduce. It adds up one int32 per
-# parameter: how many ranks used it. The buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
+# With `find_unused_parameters`, buckets leave early, but every step has an extra all-reduce, which counts for each
+# parameter how many ranks used it. The buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
 # the end of the first two steps, while it learns the graph; then it works like plain DDP.
 #
-# If a step uses a layer that was unused before, DDP raises an error. If a step skips a layer, DDP notices one step
-# late, and that step's gradients were not averaged.
+# If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
+# before, DDP raises only in the next step; the gradients of the step that skipped were not averaged.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1559,7 +1589,7 @@ for way in ("eager", "compile(DDP)", "DDP(compile)"):
 show_order(in_order(compiled.ranks[0]))
 
 # %% [markdown]
-# From the second step on, each bucket leaves as soon as it is full: compiled or not, in either order.
+# From the second step on, each bucket leaves as soon as it is full, compiled or not, and whichever comes first.
 #
 # `torch.compile`'s usual backend, `inductor`, writes C++ for CPUs and Triton for GPUs. Without a C++ compiler, the
 # *first call* fails, not `torch.compile` itself:
@@ -1580,20 +1610,19 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Is it faster here? Hardly, because matrix products dominate these layers. On two ranks with batches of 64, forward and
-# backward took 27 ms instead of 34 in one trial, and 39 instead of 40 in another. The first step took four to six
-# minutes, because other programs used the two cores. `benchmarks/compile_ddp.py` measures your machine.
+# Is it faster? That depends on the model: matrix products dominate these layers, and compiling cannot speed those up.
+# `benchmarks/compile_ddp.py` measures your machine.
 #
-# Each rank compiles its own copy, and again for each new shape, while the other ranks wait. So keep shapes constant, and
-# make the group's timeout longer than compiling takes.
+# Each rank compiles its own copy, and compiles again for each new input shape, while the other ranks wait. So keep
+# shapes constant, and make the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
 # **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`. With
 # gloo, use a single bucket; with several, it hung in our trials.
 #
-# **Local SGD** lets each rank train alone for a few steps, then averages the *parameters*: a different algorithm with
-# different results.
+# **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. That is a different
+# algorithm, with different results.
 
 # %%
 # %%ranks 2
@@ -1620,7 +1649,7 @@ for step in range(8):
 # %% [markdown]
 # ### New arguments
 #
-# In torch 2.13, `DDP` has new arguments:
+# Arguments of `DDP` that older tutorials don't know (torch 2.13):
 #
 # - `forward_sync_buffers` replaces `broadcast_buffers`;
 # - `batched_grad_copy` copies a bucket's gradients in one operation;
@@ -1660,11 +1689,11 @@ for event in in_order(skipped.ranks[0]):
         print(f" {event.nbytes} bytes", end="")
 
 # %% [markdown]
-# ### NCCL's levers
+# ### NCCL's variables
 #
-# *GPU.* You can rarely improve on NCCL's choices. Run `nccl-tests` first, then your step. Variables worth knowing:
-# `NCCL_SOCKET_IFNAME` (which network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (default 4 MiB a
-# channel), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
+# *GPU.* You can rarely improve on NCCL's choices. Run `nccl-tests` before you try, and measure your step afterwards.
+# These variables are worth knowing: `NCCL_SOCKET_IFNAME` (which network card), `NCCL_IB_HCA` (which InfiniBand
+# adapter), `NCCL_BUFFSIZE` (4 MiB per channel by default), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
 #
 # ### Older names
 #
@@ -1706,11 +1735,12 @@ quiz("04_optimization/reentrant")
 #
 # ## Take it with you
 #
-# - Find out what limits a step before you change anything. Tokens per rank decide it.
-# - A lever helps only with what limits you, and only if the hardware supports it.
+# - Find out what limits a step before you change anything. The number of tokens per rank decides whether that is the
+#   link or the processor.
+# - A change helps only with what limits you, and only if the hardware supports it.
 # - Autocast does not shrink what is sent. A hook does.
 # - Ranks skip the same steps because their gradients are equal. Never let one rank decide alone.
-# - Efficiency is samples per second per rank, relative to the smallest run.
+# - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
 # In an interview, expect: "Eight GPUs give you four times the speed. Why?" Say what you would measure first and what
 # each outcome tells you.

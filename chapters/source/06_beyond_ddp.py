@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Chapter 6. When the model does not fit
 #
-# DDP keeps a copy of everything on every rank. When that no longer fits, you divide it. You measure what fills a rank's
-# memory, shard the optimizer and a layer by hand, and let FSDP2 shard the rest, and you predict the bytes each time.
+# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no room
+# for them, you divide them among the ranks. In this chapter you measure what fills a rank's memory, shard the optimizer
+# and then a layer by hand, and let FSDP2 shard the rest. Each time, you predict the bytes first.
 #
 # After this chapter you can
 #
@@ -101,7 +102,7 @@ def forward(model, batch):
     return loss, sum(size for copy, size in extra if not copy), sum(size for copy, size in extra if copy)
 
 # %% [markdown]
-# You can reach the other kinds directly:
+# The other kinds can be read from the model and the optimizer:
 
 # %%
 # %%writefile --append kinds.py
@@ -182,9 +183,9 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # %% [markdown]
 # Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# Now the parameters are sent after the gradients. You can avoid this traffic: an all-reduce is a reduce-scatter and an
-# all-gather (chapter 1). Reduce-scatter the gradients to their owners, then all-gather the *parameters*. That sends as
-# many bytes as DDP.
+# The broadcasts add to the traffic of DDP's all-reduce, but they don't have to. An all-reduce is a reduce-scatter
+# followed by an all-gather (chapter 1). So reduce-scatter the gradients to their owners, and after the update
+# all-gather the *parameters*. Together, the two send as many bytes as DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -214,9 +215,10 @@ contract("shard_optimizer", "ShardedOptimizer")
 #
 # ## Shard the parameters
 #
-# **FSDP** also divides the parameters and gradients: each rank keeps its **shard**, some rows of each weight. But to
-# compute its output, a rank needs every row. So the ranks **all-gather** a layer's weight just before it computes, and
-# free it right afterwards. They gather it again for backward.
+# **FSDP** (fully sharded data parallel) also divides the parameters and gradients: each rank keeps its **shard**, some
+# rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks **all-gather** a layer's
+# weight just before the layer computes, and free the gathered copy right afterwards. For backward, they gather it
+# again.
 #
 # The smallest such layer multiplies each of four features by one weight. Each of two ranks keeps two weights. A
 # `torch.autograd.Function` says what is saved for backward and what backward computes:
@@ -247,7 +249,8 @@ class Scale(torch.autograd.Function):
 
 # %% [markdown]
 # The **reduce-scatter** leaves each rank the sum of all ranks' gradients for its shard. Divided by the number of ranks,
-# that is DDP's mean. Rank 0's inputs are all 1, rank 1's are all 3. **Predict** the gradient of each shard:
+# this sum is the mean that DDP computes. Rank 0's inputs are all 1, rank 1's are all 3. **Predict** the gradient of
+# each shard:
 
 # %%
 # %%ranks 2
@@ -300,9 +303,9 @@ contract("sharded_linear", "ShardedLinear")
 #
 # ## Shard everything: FSDP2
 #
-# PyTorch's `fully_shard` does the same for any module. It divides each parameter by rows, and the optimizer sees only
-# this rank's rows. Each call makes one unit that is gathered together. So call it on every layer, then on the model,
-# for the parameters outside the layers:
+# PyTorch's `fully_shard` shards any module in this way. It divides each parameter by rows, and the optimizer sees only
+# this rank's rows. Each call forms one unit, whose parameters are gathered together. So call it on every layer, and
+# then on the model, which takes the parameters outside the layers:
 
 # %%
 # %%writefile ways.py
@@ -332,7 +335,7 @@ def make(way):
     return model, torch.optim.AdamW(model.parameters())  # after fully_shard: it replaces them
 
 # %% [markdown]
-# Here are the collectives of one FSDP2 step on four ranks, in order:
+# Four ranks train for two steps in each of these ways. What does FSDP2 send in the second step?
 
 # %%
 # %%ranks 4 --into run --quiet
@@ -366,7 +369,8 @@ for kind, nbytes in calls_of("FSDP2"):
 # %% [markdown]
 # The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
 # gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. The model's own
-# parameters are gathered once: backward needs them first, so `fully_shard` does not free those of the outermost module.
+# parameters are gathered only once: backward needs them first, so `fully_shard` keeps the outermost module's parameters
+# after forward.
 #
 # **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
 # parameters. How much do ZeRO-1 and FSDP2 hold?
@@ -388,11 +392,11 @@ picture = stacked(held, unit="MB", title="each of four ranks")
 picture
 
 # %% [markdown]
-# ZeRO-1 needs 0.09 MB more than predicted, because it assigns whole parameters. The activations do not shrink: every
-# rank still has its own batch. In bfloat16 they are about half as large.
+# On this rank ZeRO-1 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
+# activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
 # **`reshard_after_forward=False`** keeps the gathered layers, a whole copy of the parameters, from forward to backward.
-# What do you get for it?
+# What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -427,8 +431,8 @@ quiz("06_beyond_ddp/traffic")
 # ## Shard within a node, replicate across
 #
 # Within a node, GPUs exchange hundreds of gigabytes per second; between nodes, often a tenth of that. FSDP2 on all
-# ranks gathers across nodes. **HSDP** (hybrid sharding) gathers within them: each node has a whole model, divided among
-# its ranks. Across nodes, only gradients are averaged, as with DDP.
+# ranks gathers across nodes. **HSDP** (hybrid sharding) gathers only within a node: each node has a whole model,
+# divided among its ranks. Between nodes, HSDP only averages gradients, as DDP does.
 #
 # A **DeviceMesh** arranges the ranks in a grid. `fully_shard` replicates over its first dimension and shards over the
 # second. Here ranks 0 and 1 are one node, and ranks 2 and 3 the other:
@@ -482,10 +486,10 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# FSDP2 sends less than predicted, because the outermost module is gathered once. HSDP sends less than half of that
-# between nodes, for twice the memory per rank. On two nodes of eight GPUs, it would be P instead of 2.8P; on many
-# nodes, 2P instead of 3P. FSDP2's layers also have to wait for their gathers across nodes. So use HSDP if a node has
-# room for the whole model.
+# Again, FSDP2 sends less than predicted, because the outermost module is gathered once. HSDP sends less than half as
+# much between nodes, and needs twice the memory per rank. On two nodes of eight GPUs, HSDP would send P and FSDP2 2.8P;
+# on many nodes, 2P and 3P. Under FSDP2 a layer also has to wait for a gather that crosses nodes. So use HSDP if one
+# node has room for the whole model.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -493,10 +497,10 @@ quiz("06_beyond_ddp/hybrid")
 # %% [markdown]
 # ## Divide a layer's computation
 #
-# FSDP2 still gathers one whole layer. If even that is too large, or if the activations of a single sample are, divide
-# the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
-# linear layers make a pair: the first is cut by outputs (`ColwiseParallel`), the second by inputs (`RowwiseParallel`).
-# Then the ranks only have to add up the pair's results.
+# FSDP2 still gathers one whole layer at a time. If a single layer is too large, or the activations of a single sample
+# are, divide the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the
+# weights. Two linear layers make a pair: the first is cut by outputs (`ColwiseParallel`), the second by inputs
+# (`RowwiseParallel`). Then the ranks only have to add up the pair's results.
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
 
@@ -532,8 +536,8 @@ for call in run.collectives[0]:
         print(f"{phase[-1]:9} {call.kind}  {call.nbytes} bytes, for 16 × 128 × 4 = {16 * 128 * 4}")
 
 # %% [markdown]
-# Both all-reduces, in forward and in backward, have the size of the *activations*; the weights are never sent. Each
-# rank has only half of the 512 values between the layers.
+# Forward has one all-reduce and backward another. Each has the size of the pair's *outputs or inputs*; the weights are
+# never sent. Between the two layers, each rank holds only half of the 512 values.
 #
 # But nothing can hide this traffic, because the next layer needs the sum. A transformer layer has two such pairs
 # (attention and MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**,
@@ -562,8 +566,8 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# `fully_shard` averages the ranks' gradients, as DDP does, even if the ranks have different numbers of samples. And for
-# clipping, a rank has only its rows of the gradient.
+# Two things go wrong easily. `fully_shard` averages the ranks' gradients, as DDP does, even if the ranks have different
+# numbers of samples. And a rank holds only its rows of the gradient, but has to clip by the norm of all rows.
 #
 # Here rank 0 has three samples, all 1, and rank 1 has one, a 9. The weight has two rows, one on each rank, and each
 # row's gradient is the mean of the samples. **Predict** both lines:
@@ -651,11 +655,13 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# Two ranks continue with the losses of four. The first loss needs only the weights, the next ones AdamW's moments.
+# The two ranks continue with the same losses as the four. The first of these losses depends only on the weights; the
+# other two also on AdamW's moments.
 #
 # With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
-# returns, and a thread writes them while the next steps run. The threads call collectives too, so give them a **process
-# group of their own**. In the default group, gloo would pair them with those of the training, and end the job:
+# returns, and a thread writes them while the next steps run. These threads call collectives too, so give them a
+# **process group of their own**. In the default group, gloo would pair their collectives with those of the training,
+# and the job would fail:
 
 # %%
 # %%ranks 4
@@ -684,8 +690,8 @@ quiz("06_beyond_ddp/resume")
 # %% [markdown]
 # ## Exercise: implement fsdp_train
 #
-# *Hard, 45 minutes.* Open [`exercises/fsdp_train.py`](../exercises/fsdp_train.py). Write a class that trains as one
-# process would with all batches joined, on a mesh of one or two dimensions, and resumes on a different number of ranks.
+# *Hard, 45 minutes.* Open [`exercises/fsdp_train.py`](../exercises/fsdp_train.py). Write a class that trains like one
+# process on the joined batch. It works on a mesh of one or two dimensions, and resumes on a different number of ranks.
 
 # %%
 contract("fsdp_train", "ShardedTraining")
@@ -695,7 +701,7 @@ contract("fsdp_train", "ShardedTraining")
 
 # %% [markdown]
 # <details><summary>No step changes the model</summary>
-# The optimizer was made before `fully_shard`, which replaces the parameters.
+# You made the optimizer before `fully_shard`, which replaces the parameters.
 # </details>
 #
 # <details><summary>"mat1 and mat2 must have the same dtype"</summary>
@@ -746,8 +752,8 @@ quiz("06_beyond_ddp/which")
 #
 # ## Take it with you
 #
-# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism does, for two all-reduces per
-#   pair of layers.
+# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides them, at the price of
+#   two all-reduces per pair of layers.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep import ranks
 from lockstep.grading import Failed, Play
@@ -55,3 +56,16 @@ def test_what_went_wrong_is_told_when_it_is_asked_for(grader: Any) -> None:
     assert grader.run("one")
     with pytest.raises(Failed, match=r"^$"):
         grader.run("three")
+
+
+def test_a_play_is_known_by_every_bit_of_what_it_is_given() -> None:
+    """Printed, these tensors look the same: torch shows four digits, and leaves out the middle of a long one."""
+    near = torch.full((2000,), 0.1)
+    other = near.clone()
+    other[1000] = torch.nextafter(near[1000], torch.tensor(1.0))
+    plays = [Play.of("one", given=given) for given in (near, near.clone(), other)]
+    assert repr(plays[0]) == repr(plays[2])
+    assert plays[0].key == plays[1].key != plays[2].key
+    apart = [Play.of("one", each=[{"given": given}, {"given": near}]).key for given in (near, other)]
+    assert apart[0] != apart[1]
+    assert Play.of("one", a=1).key != Play.of("one", a="1").key != Play.of("two", a="1").key

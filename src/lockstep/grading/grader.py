@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 from .. import ranks
 from ..course import Course, leaf
+from ..ranks.channel import encode
 from ..ranks.words import names
 from . import diagnose
 from .hypotheses import ROUNDING, Each, Hypothesis, Predicted, Tolerance, difference, fitting, on_ranks, wrong_ranks
@@ -93,6 +95,13 @@ class Play:
         ordered = dict(sorted(arguments.items()))
         return cls(scenario, world_size, launcher, nodes, network, environment or {}, tuple(each), ordered)
 
+    @functools.cached_property
+    def key(self) -> str:
+        """The same for the same play, and for no other: of a tensor every bit counts."""
+        trees, blobs = zip(*(encode(given) for given in (self.arguments, *self.each)), strict=True)
+        how = (self.scenario, self.world_size, self.launcher, self.nodes, self.network, self.environment, trees)
+        return hashlib.sha256(repr(how).encode() + b"".join(blobs)).hexdigest()
+
 
 @dataclass(eq=False)
 class Grader:
@@ -127,17 +136,17 @@ class Grader:
         once. A second check that needs a run which failed is *not run*, so that one mistake is told once.
         """
         play = Play.of(scenario, world_size, **how)
-        known = self._played.get(repr(play))
+        known = self._played.get(play.key)
         if isinstance(known, Diagnosis):
             raise CheckNotRun("needs a run that failed above")
         if known is not None:
             return known
         result = self._attempt(play)
         if result.cause is None:
-            self._played[repr(play)] = result
+            self._played[play.key] = result
             return result
         diagnosis = self.diagnose(result)
-        self._played[repr(play)] = diagnosis
+        self._played[play.key] = diagnosis
         if (diagnosis.id, diagnosis.line) in self._told:
             raise CheckNotRun("fails in the same place as above")
         self._told.add((diagnosis.id, diagnosis.line))
@@ -152,10 +161,10 @@ class Grader:
 
     def play_ahead(self, plays: Iterable[Play]) -> None:
         """Play these at the same time, as they wait more than they work; `run` and `attempt` take what came out."""
-        new = [play for play in plays if repr(play) not in self._played and repr(play) not in self._ahead]
+        new = [play for play in plays if play.key not in self._played and play.key not in self._ahead]
         if new and not self._endless:
             with ThreadPoolExecutor(len(new)) as threads:
-                self._ahead |= {repr(play): threads.submit(self._carry_out, play) for play in new}
+                self._ahead |= {play.key: threads.submit(self._carry_out, play) for play in new}
 
     def require(self, run: ranks.Run) -> ranks.Run:
         """The same run, which ended well; one that did not is a failed check, diagnosed from its cause."""
@@ -171,7 +180,7 @@ class Grader:
         if self._endless:
             raise CheckNotRun("the submission came to no end above")
         try:
-            played = self._ahead.pop(repr(play), None)
+            played = self._ahead.pop(play.key, None)
             result = played.result() if played is not None else self._carry_out(play)
         except ranks.NotRun as missing:
             raise Lacking(str(missing)) from None
@@ -189,7 +198,7 @@ class Grader:
         target = ranks.Function("lockstep.grading.on_rank", "play", given, each)
         for last in (False, True):
             # Another at the second try: what the first has given out may have been kept somewhere.
-            secret = hashlib.sha256(f"{self.seed}/{self.submission.name}/{play!r}/{last}".encode()).hexdigest()
+            secret = hashlib.sha256(f"{self.seed}/{self.submission.name}/{play.key}/{last}".encode()).hexdigest()
             try:
                 return ranks.run(
                     target, play.world_size, device=self.device, launcher=play.launcher, nodes=play.nodes,

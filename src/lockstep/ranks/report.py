@@ -7,9 +7,10 @@ run shows it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
@@ -79,7 +80,7 @@ class Topic(Enum):
     FAILURES = "failures"
 
 
-_allowed: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
+_allowed: ContextVar[Callable[[str], bool] | None] = ContextVar("allowed", default=None)
 
 
 @contextlib.contextmanager
@@ -88,22 +89,26 @@ def only_places_below(folders: Iterable[str] | None) -> Iterator[None]:
 
     Whoever shows a place reads its line. A rank that is not trusted could have any file read to it, or a pipe without end.
     """
-    token = _allowed.set(None if folders is None else tuple(os.path.realpath(folder) for folder in folders))
+    real = None if folders is None else tuple(os.path.realpath(folder) + os.sep for folder in folders)
+    # A run tells of thousands of places in a few files: the file system is asked once for each.
+    token = _allowed.set(None if real is None else functools.lru_cache(1000)(functools.partial(_is_below, real)))
     try:
         yield
     finally:
         _allowed.reset(token)
 
 
-def _is_allowed(file: str) -> bool:
-    folders = _allowed.get()
-    if folders is None:
-        return True
+def _is_below(folders: tuple[str, ...], file: str) -> bool:
     try:
         real = os.path.realpath(file)
-        return os.path.isfile(real) and any(real.startswith(folder + os.sep) for folder in folders)
+        return os.path.isfile(real) and real.startswith(folders)
     except (OSError, ValueError):
         return False
+
+
+def _is_allowed(file: str) -> bool:
+    allowed = _allowed.get()
+    return allowed is None or allowed(file)
 
 
 @dataclass(frozen=True)

@@ -405,7 +405,8 @@ class Supervisor:
         """The bytes that have crossed between the ranks, of a job that wants them; in a network of its own they can't be seen."""
         if not self.job.count_bytes or self.job.network is not None:
             return None
-        return wire.between([[member.pid, *processes.descendants(member.pid)] for member in self.run.ranks])
+        known = processes.parents()
+        return wire.between([[member.pid, *processes.descendants(member.pid, known)] for member in self.run.ranks])
 
     def _wait_for_explanation(self, node_zero: NodeZero) -> None:
         """Until node 0 has said what it has found: when every other node has ended its ranks, too."""
