@@ -240,7 +240,7 @@ def judge_traffic(grader: Grader, played: Played, number: int, rank: int) -> Non
         if "ddp" not in seen:
             said += " The model ran, and never through the DDP wrapper."
             grader.fail("bypasses-ddp", said, of=everybody, at=r"\.module || " + FORWARD)
-        grader.fail("never-synchronises", said, of=everybody, at=SYNC)
+        grader.fail("never-synchronizes", said, of=everybody, at=SYNC)
     if total < 1.5 * PAYLOAD:
         return
     what = f"{held} put {total} bytes into {len(sent)} gradient collectives; its gradients have {PAYLOAD} bytes."

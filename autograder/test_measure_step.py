@@ -49,7 +49,7 @@ SCALING = r"def scaling_efficiency"
 PREDICT = r"def predict_step"
 
 CLOSE = Tolerance(1e-3, 1e-6)
-WITH = {"step": "with synchronisation", "alone": "without"}
+WITH = {"step": "with synchronization", "alone": "without"}
 
 
 def milliseconds(seconds: float) -> str:
@@ -114,7 +114,7 @@ def judge_times(grader: Grader, measured: Measured) -> None:
         return
     got = seen[wrong[0]]
     what = (
-        f"Rank {wrong[0]} returned {milliseconds(got['step'])} for a step with synchronisation and {milliseconds(got['alone'])} "
+        f"Rank {wrong[0]} returned {milliseconds(got['step'])} for a step with synchronization and {milliseconds(got['alone'])} "
         f"for one without; by the clock it was given, these are {milliseconds(right['step'])} and {milliseconds(right['alone'])}."
     )
     if not measured.run.observed("reads")[wrong[0]]:
@@ -149,7 +149,7 @@ def test_minimum(grader: Grader) -> None:
 
 @pytest.mark.needs("test_repeats")
 def test_alternates(grader: Grader) -> None:
-    """steps with and without synchronisation alternate"""
+    """steps with and without synchronization alternate"""
     for rank, report in enumerate(noisy(grader).run.ranks):
         kinds = [mark.name for mark in sorted(report.marks, key=lambda mark: mark.number) if mark.name in KINDS]
         counted = kinds[-2 * REPEATS :]
@@ -211,10 +211,10 @@ def test_leaves_no_trace(grader: Grader) -> None:
     """the model is as it was before"""
     run = quiet(grader).run
     for rank in range(WORLD):
-        if not run.observed("synchronises")[rank]:
+        if not run.observed("synchronizes")[rank]:
             grader.fail(
                 "leaves-sync-off",
-                f"On rank {rank} the model no longer synchronises: every step after the measurement would train it alone.",
+                f"On rank {rank} the model no longer synchronizes: every step after the measurement would train it alone.",
                 of=[rank],
                 at=r"require_backward_grad_sync || no_sync || " + MEASURE,
             )

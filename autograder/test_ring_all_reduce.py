@@ -96,7 +96,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     if run.world_size == 1 and cause.error is not None and cause.error.type != "NotImplementedError":
         return grader.diagnosis(
             "talks-to-itself",
-            f"On a single rank it raised {cause.error}: the neighbour is the rank itself.",
+            f"On a single rank it raised {cause.error}: the neighbor is the rank itself.",
             of=[0],
             at=cause.error.frame,
         )
@@ -113,7 +113,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
         if cause.kind in ("crashed", "hang", "mismatch") or unequal:
             return grader.diagnosis(
                 "wrong-chunk-length",
-                f"{headline}, {length}: one rank sends a different length from what its neighbour expects.",
+                f"{headline}, {length}: one rank sends a different length from what its neighbor expects.",
                 evidence=table,
                 of=cause.ranks,
                 at=CUT,
@@ -260,7 +260,7 @@ def judge_bytes(grader: Grader, run: Run) -> None:
 
 @pytest.mark.needs("test_point_to_point")
 def test_traffic(grader: Grader) -> None:
-    """each rank sends 2(N-1)/N of the tensor, in 2(N-1) steps, to one neighbour"""
+    """each rank sends 2(N-1)/N of the tensor, in 2(N-1) steps, to one neighbor"""
     run, _ = main_run(grader)
     judge_traffic(grader, run, "tensor", 4 * LENGTH)
     judge_traffic(grader, short_run(grader), SHORT, 2 * SHORT_LENGTH)
@@ -305,7 +305,7 @@ def judge_traffic(grader: Grader, run: Run, name: str, size: int) -> None:
         if len(peers) > 1:
             grader.fail(
                 "not-a-ring",
-                f"Rank {rank} sent to {names(peers)}. In a ring each rank sends to one neighbour only.",
+                f"Rank {rank} sent to {names(peers)}. In a ring each rank sends to one neighbor only.",
                 of=[rank],
                 at=SEND,
             )

@@ -173,7 +173,7 @@ def test_alone(grader: Grader) -> None:
 
 @pytest.mark.needs("test_can_be_repeated")
 def test_refuses_a_wrong_rank(grader: Grader) -> None:
-    """refuses a rank that the world does not have, or that contradicts the launcher, and a missing address"""
+    """refuses a rank outside the world, a rank that contradicts the launcher, and a missing address"""
     run = play(grader, "limits", 2)
     for label, (expected, call) in REFUSED.items():
         errors = [refused[label] for refused in run.observed("refused")]

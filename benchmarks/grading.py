@@ -7,7 +7,7 @@ Four parts, each printed when it is done:
    sixth hanging, a sixth hostile, all from `tests/submissions`. The naive way beside it, in the same run: for every run
    of ranks that a check needs, new processes that import torch (as `mp.spawn` starts them), no result shared between
    checks, no check held back because an earlier one failed, no hang found; a run ends by itself or after 30 s. (The
-   ranks that a submission spawns itself are still forked for it, which favours the naive way.) It takes hours for a class, so it is measured on a sample of single checks, drawn for each kind of submission, and its mean is
+   ranks that a submission spawns itself are still forked for it, which favors the naive way.) It takes hours for a class, so it is measured on a sample of single checks, drawn for each kind of submission, and its mean is
    multiplied by the number of checks. What was measured and what was multiplied is printed.
 3. `memory`: resident memory of the engine, of its worker and of the process that forks ranks, while one small submission
    after the other is graded by the same worker.

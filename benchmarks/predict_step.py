@@ -1,7 +1,7 @@
 """How far `predict_step` of the course is from what a step then takes, on a link of known bandwidth.
 
 Two ranks train a 25 MB model over a throttled link, with one bucket and with several, at some rates. For each of these
-`exposed_communication` measures a step with synchronisation and one without, in turn within one run; the latter, the
+`exposed_communication` measures a step with synchronization and one without, in turn within one run; the latter, the
 bandwidth and the latency of an empty all-reduce are all that `predict_step` is told. Printed are the measured and the
 predicted step and the error. Needs what a slow link needs: see `./lockstep doctor`.
 

@@ -98,7 +98,7 @@ class Setting:
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each added to what came in; normalised first, as in GPT-2."""
+    """Attention and two linear layers, each added to what came in; normalized first, as in GPT-2."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Exercise accumulate: one optimizer step from many micro-batches, with one synchronisation.
+"""Exercise accumulate: one optimizer step from many micro-batches, with one synchronization.
 
 Chapter 4, "Accumulation". To see it at work on two ranks:
 
@@ -48,7 +48,7 @@ def train_step(
     Raises:
         ValueError: `micro_batches` is empty. The parameters don't change.
     """
-    raise NotImplementedError("accumulate: one step from many micro-batches, with one synchronisation")
+    raise NotImplementedError("accumulate: one step from many micro-batches, with one synchronization")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for gradi
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of a step: `step` with the synchronisation of gradients, `alone` without."""
+    """Seconds of a step: `step` with the synchronization of gradients, `alone` without."""
 
     step: float
     alone: float
@@ -63,7 +63,7 @@ def exposed_communication(
     Returns:
         The seconds that a step of each kind takes.
     """
-    raise NotImplementedError("measure_step: measure a step with synchronisation and without")
+    raise NotImplementedError("measure_step: measure a step with synchronization and without")
 
 
 def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Exercise ring_all_reduce: build an all-reduce from messages between neighbours.
+"""Exercise ring_all_reduce: build an all-reduce from messages between neighbors.
 
 Chapter 1, "All-reduce by hand". To see it at work on four ranks:
 
@@ -16,7 +16,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
     """Replace `tensor` by its sum over all ranks, in place. Every rank passes the same shape and dtype.
 
     The process group already exists. Use only point-to-point calls (`send`, `recv`, `isend`, `irecv`,
-    `batch_isend_irecv`). Each rank sends to one neighbour and receives from the other, so the messages travel around a
+    `batch_isend_irecv`). Each rank sends to one neighbor and receives from the other, so the messages travel around a
     ring. With N ranks, cut the tensor into N chunks that are as equal as possible:
 
     - reduce-scatter, N - 1 steps: each rank passes a chunk on and adds the chunk that it receives to its own.

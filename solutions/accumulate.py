@@ -1,4 +1,4 @@
-"""Exercise accumulate: one optimizer step from many micro-batches, with one synchronisation.
+"""Exercise accumulate: one optimizer step from many micro-batches, with one synchronization.
 
 Chapter 4, "Accumulation". To see it at work on two ranks:
 
@@ -48,7 +48,7 @@ def train_step(
     Raises:
         ValueError: `micro_batches` is empty. The parameters don't change.
     """
-    # --- solution: one step from many micro-batches, with one synchronisation ---
+    # --- solution: one step from many micro-batches, with one synchronization ---
     batches = list(micro_batches)  # inputs only: small beside the activations, of which one micro-batch's are held
     if not batches:
         raise ValueError("micro_batches is empty: a step needs at least one micro-batch on every rank")
@@ -59,7 +59,7 @@ def train_step(
     optimizer.zero_grad()
     total = torch.zeros_like(samples)
     for number, (x, y) in enumerate(batches, 1):
-        # DDP decides in forward whether the backward after it will synchronise, so both are inside. The last one
+        # DDP decides in forward whether the backward after it will synchronize, so both are inside. The last one
         # sends everything that has been added up in `grad`.
         with nullcontext() if number == len(batches) else ddp_model.no_sync():
             loss = loss_fn(ddp_model(x), y)

@@ -25,7 +25,7 @@ BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for gradi
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of a step: `step` with the synchronisation of gradients, `alone` without."""
+    """Seconds of a step: `step` with the synchronization of gradients, `alone` without."""
 
     step: float
     alone: float
@@ -63,7 +63,7 @@ def exposed_communication(
     Returns:
         The seconds that a step of each kind takes.
     """
-    # --- solution: measure a step with synchronisation and without ---
+    # --- solution: measure a step with synchronization and without ---
     parameters = list(ddp_model.parameters())
     gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
     buffers = [buffer.clone() for buffer in ddp_model.buffers()]
@@ -85,8 +85,8 @@ def exposed_communication(
         parameter.grad = gradient
     for buffer, old in zip(ddp_model.buffers(), buffers, strict=True):
         buffer.copy_(old)
-    with_synchronisation, alone = seconds[WARM_UP:].amin(0).tolist()
-    return Measurement(with_synchronisation, alone)
+    with_synchronization, alone = seconds[WARM_UP:].amin(0).tolist()
+    return Measurement(with_synchronization, alone)
     # --- end ---
 
 

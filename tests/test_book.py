@@ -334,7 +334,7 @@ def test_long_lines_of_source_go_on_under_their_beginning_and_letters_stand_at_t
     start = min(left for lefts, _ in lines for left in lefts)
     for lefts, indent in wrapped:
         assert all(left > start + 5 * indent for left in lefts[1:]), "not at the edge"
-    assert page.locator(".source .k, .source .kn").count() > 5, "coloured"
+    assert page.locator(".source .k, .source .kn").count() > 5, "colored"
     off = page.evaluate("""() => [...document.querySelectorAll(".quiz li")].filter((item) => item.offsetHeight > 50).map((item) => {
       const button = item.querySelector("button"), range = document.createRange(); range.selectNodeContents(button);
       return getComputedStyle(item).alignItems === "baseline" && button.offsetTop - item.offsetTop < 3 })""")

@@ -37,7 +37,7 @@ def shown(card: Card) -> BeautifulSoup:
 
 @pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Rank 2 took another way than the others. The notebook is a chapter's neighbour."""
+    """Rank 2 took another way than the others. The notebook is a chapter's neighbor."""
     monkeypatch.chdir(ROOT / "chapters")
     file = tmp_path / "train.py"
     file.write_text(SCRIPT)

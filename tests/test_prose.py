@@ -83,7 +83,7 @@ def test_no_text_has_this_tic(tic: Tic) -> None:
 
 
 @pytest.mark.parametrize("tic", TICS, ids=lambda tic: tic.instead)
-def test_a_tic_is_found_and_its_neighbour_is_not(tic: Tic) -> None:
+def test_a_tic_is_found_and_its_neighbor_is_not(tic: Tic) -> None:
     pattern = re.compile(tic.pattern, re.IGNORECASE)
     assert pattern.search(plain(tic.example))
     assert not pattern.search(plain(tic.fine))

@@ -1,4 +1,4 @@
-"""What a terminal shows: as wide as it is, never broken in a word, coloured where it is one; and a stub in one line."""
+"""What a terminal shows: as wide as it is, never broken in a word, colored where it is one; and a stub in one line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path) -> None:
     words = {word for word in call("run", "-n", "3", "train.py", cwd=hanging.parent).stderr.split() if word.isalpha()}
     assert words >= {word for word in said.split() if word.isalpha()} - {"rank"}, "no word is broken"
     assert "HANG after" in said and ("rank 2 ←  waits in barrier #1" in said) is (columns < 100)
-    assert "\x1b[1;31mHANG after" in shown and re.search(r"\x1b\[33m *(rank )?2 ←", shown), "what matters is coloured"
+    assert "\x1b[1;31mHANG after" in shown and re.search(r"\x1b\[33m *(rank )?2 ←", shown), "what matters is colored"
 
 
 def test_a_check_is_as_wide_as_the_terminal() -> None:
@@ -83,7 +83,7 @@ def test_a_command_is_never_broken() -> None:
 
 
 def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
-    """At a terminal a line counts the checks; in a pipe, even a coloured one, there is none."""
+    """At a terminal a line counts the checks; in a pipe, even a colored one, there is none."""
     course = make_course(tmp_path)
     where = {"LOCKSTEP_COURSE": str(course.root)}
     arguments = ("check", "add", "--submission", str(course.solutions))
@@ -95,8 +95,8 @@ def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) 
     seconds = re.compile(r"\d+\.\d s")
     assert seconds.sub("", screen(said)).strip() == seconds.sub("", piped).strip()
     assert "\x1b[?25h" in said, "the cursor is back"
-    coloured = call(*arguments, **where, FORCE_COLOR="1", NO_COLOR="").stdout
-    assert "Ctrl-C" not in coloured and "\r" not in coloured and "\x1b[32m" in coloured
+    colored = call(*arguments, **where, FORCE_COLOR="1", NO_COLOR="").stdout
+    assert "Ctrl-C" not in colored and "\r" not in colored and "\x1b[32m" in colored
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 96])
@@ -145,10 +145,10 @@ def test_the_marks_of_a_traceback_go_with_the_line_that_they_mark() -> None:
     assert text.fit("    a + b\n    ~~^~~", 60) == "    a + b\n    ~~^~~"
 
 
-# Colour ---------------------------------------------------------------------------------------------------------------
+# Color ---------------------------------------------------------------------------------------------------------------
 
 
-def test_there_is_no_colour_in_a_pipe_nor_with_no_color(hanging: Path) -> None:
+def test_there_is_no_color_in_a_pipe_nor_with_no_color(hanging: Path) -> None:
     piped = call("run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="", FORCE_COLOR="")
     assert "HANG after" in piped.stderr and "\x1b" not in piped.stdout + piped.stderr
     assert "\x1b" not in at_terminal(80, "run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="1")

@@ -16,7 +16,7 @@ REFUTED = {
     "same-data-everywhere": "Each rank reads the records of its own site.",
     "wrapper-bypassed": "Every forward goes through the DDP model, and the parameters are equal on all ranks.",
     "metric-of-one-rank": "No metric is reported. What the service compares with is part of the saved model.",
-    "missed-synchronisation": "The gradients of every step are averaged; what the service looks at has no gradient.",
+    "missed-synchronization": "The gradients of every step are averaged; what the service looks at has no gradient.",
 }
 
 

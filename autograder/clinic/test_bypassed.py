@@ -11,7 +11,7 @@ CASE = cases()["bypassed"]
 FORWARD = r"\.module\. || \.module\( || loss = || DDP\("
 REFUTED = {
     "same-data-everywhere": "The sampler gives each rank other records, and the printed losses differ for that reason alone.",
-    "missed-synchronisation": "There is no no_sync in the file; and not some steps go without an all-reduce, but all.",
+    "missed-synchronization": "There is no no_sync in the file; and not some steps go without an all-reduce, but all.",
     "different-settings": "Both ranks were given the same learning rate; compare what they sent each other in a step instead.",
 }
 

@@ -13,7 +13,7 @@ WORLD, STEPS = 3, 4
 WRAPPING = r"DDP\( || \.to\( || \.double\("
 REFUTED = {
     "wrapper-bypassed": "Every forward of the loop goes through the DDP model, and in float32 that was enough.",
-    "missed-synchronisation": "There is no no_sync in the file; and not some steps go without an all-reduce, but all.",
+    "missed-synchronization": "There is no no_sync in the file; and not some steps go without an all-reduce, but all.",
     "same-data-everywhere": "The sampler gives each rank other records. What was made of them never met.",
     "different-settings": "Both ranks train with SGD and lr 0.1; compare what they sent each other in a step instead.",
 }

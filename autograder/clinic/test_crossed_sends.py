@@ -1,4 +1,4 @@
-"""Case `crossed_sends`: neighbours take turns, and one host's settings give it the turn of its neighbours."""
+"""Case `crossed_sends`: neighbors take turns, and one host's settings give it the turn of its neighbors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASE = cases()["crossed_sends"]
 EXCHANGE = r"if \w*first || dist\.send\( || dist\.recv\( || isend || def exchange || def main"
 LENGTH, STEPS = 6, 5
 REFUTED = {
-    "different-settings": "The settings do differ, and have to: one of two neighbours speaks first. Ask what two neighbours wait in.",
+    "different-settings": "The settings do differ, and have to: one of two neighbors speaks first. Ask what two neighbors wait in.",
     "collective-on-some-ranks": "There is no collective before the barrier: sends and receives are between two ranks.",
     "network-fault": "Every connection is alive; a rank that waits says in which call.",
     "failing-rank": "No rank fails: all wait.",
@@ -21,7 +21,7 @@ REFUTED = {
 
 
 def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
-    """Still waiting: two neighbours in the same call."""
+    """Still waiting: two neighbors in the same call."""
     assert run.cause is not None
     if run.cause.kind not in ("hang", "mismatch", "exited"):
         return None
@@ -77,9 +77,7 @@ def _rod(grader: Grader, run: Run) -> None:
                 at=r"return || def main",
             )
         alone = apart[rank * LENGTH : (rank + 1) * LENGTH]
-        how = (
-            "as if it had no neighbours" if torch.allclose(piece, alone, atol=1e-5) else "not what the whole rod gives"
-        )
+        how = "as if it had no neighbors" if torch.allclose(piece, alone, atol=1e-5) else "not what the whole rod gives"
         off = (piece - right).abs()
         cell = int(off.argmax())
         grader.fail(

@@ -94,7 +94,7 @@ def test_statistics(grader: Grader) -> None:
         grader.fail(
             "symptom-hidden",
             f"It ends because DDP copies the running statistics at {copied} of {STEPS} forwards now{option}: "
-            "each rank normalises by its own, and the accuracy depends on which host measures it.",
+            "each rank normalizes by its own, and the accuracy depends on which host measures it.",
             at=r"broadcast_buffers || forward_sync_buffers || DDP\( || model\.module",
         )
     states = [(result or {}).get("model") or {} for result in run.observed("result")]

@@ -15,7 +15,7 @@ LOSS = r"cross_entropy || loss = || backward"
 REFUTED = {
     "uneven-data": "Every rank has 4 batches and takes 4 steps; no rank waits for another.",
     "different-settings": "All ranks have the same learning rate; by what is a rank's loss divided?",
-    "missed-synchronisation": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
+    "missed-synchronization": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
     "different-shapes": "What the ranks send each other is gradients, and these have the model's shapes everywhere.",
 }
 

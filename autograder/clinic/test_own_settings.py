@@ -14,7 +14,7 @@ LR, USUAL, ODD = 0.1, 0.01, 0.1
 STEPS = 4
 WHERE = r"clinic_data\.settings || SGD || settings"
 REFUTED = {
-    "missed-synchronisation": "DDP averages the gradients in every step: all ranks have the same ones before optimizer.step().",
+    "missed-synchronization": "DDP averages the gradients in every step: all ranks have the same ones before optimizer.step().",
     "wrapper-bypassed": "Every forward goes through the DDP model, and all ranks have the same gradients before optimizer.step().",
     "loaded-after-wrapping": "Nothing is loaded, and the replicas are equal before the first step.",
     "same-data-everywhere": "The sampler gives each rank other records. And from the same records no drift would come.",

@@ -23,7 +23,7 @@ REFUTED = {
     "unused-parameters": "forward uses every layer, and without the recomputing every layer gets its gradients. Read the warning above the error.",
     "failing-rank": "All ranks fail, in the same line of the same step, and each for itself.",
     "changed-after-wrapping": "Nothing touches the model between DDP() and the first step.",
-    "missed-synchronisation": "There is no no_sync in the file. DDP waits for gradients in every step, and some never come.",
+    "missed-synchronization": "There is no no_sync in the file. DDP waits for gradients in every step, and some never come.",
 }
 
 

@@ -15,7 +15,7 @@ REFUTED = {
     "different-settings": "A settings file does differ, and no number in it: learning rate and all the rest are equal. What is done with the list that differs?",
     "loaded-after-wrapping": "Nothing is loaded. What DDP() itself did when it made all ranks equal is worth a look.",
     "different-order": "All ranks call the same collectives in the same order; what is in them is another matter.",
-    "missed-synchronisation": "The gradients are averaged in every step, each with the one in the same place.",
+    "missed-synchronization": "The gradients are averaged in every step, each with the one in the same place.",
 }
 
 

@@ -15,7 +15,7 @@ SEEDING = r"manual_seed || [Ss]eed || Generator || Dropout"
 REFUTED = {
     "same-data-everywhere": "The sampler gives each rank other records, and their losses differ.",
     "stale-shuffle": "set_epoch is called, and the order changes from epoch to epoch.",
-    "missed-synchronisation": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
+    "missed-synchronization": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
     "different-settings": "All ranks have the same settings, all the way down: look for one that they should not share.",
 }
 

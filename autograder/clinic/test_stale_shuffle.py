@@ -14,7 +14,7 @@ REFUTED = {
     "same-data-everywhere": "The ranks share the records: no index is read by both in one epoch.",
     "same-randomness": "All ranks have to shuffle in the same way, to take different parts of one order. Compare one rank's epochs instead.",
     "different-settings": "The ranks have the same settings, and the replicas are equal.",
-    "missed-synchronisation": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
+    "missed-synchronization": "The gradients are averaged in every step, and the replicas are equal bit for bit.",
 }
 
 

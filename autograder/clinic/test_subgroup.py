@@ -1,4 +1,4 @@
-"""Case `subgroup`: groups of neighbouring ranks are made, and every rank then picks one by another rule."""
+"""Case `subgroup`: groups of neighboring ranks are made, and every rank then picks one by another rule."""
 
 from __future__ import annotations
 

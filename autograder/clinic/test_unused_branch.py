@@ -19,7 +19,7 @@ REFUTED = {
     "failing-rank": "All ranks fail, in the same line of the same step, and each for itself.",
     "reentrant-checkpoint": "Nothing is recomputed here: the file does not use torch.utils.checkpoint.",
     "changed-after-wrapping": "Nothing touches the model between DDP() and the first step; the parameters that are missed were there from the start.",
-    "missed-synchronisation": "There is no no_sync in the file. DDP waits for gradients in every step, and some never come.",
+    "missed-synchronization": "There is no no_sync in the file. DDP waits for gradients in every step, and some never come.",
 }
 
 

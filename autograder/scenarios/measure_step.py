@@ -66,7 +66,7 @@ def measures(
 ) -> None:
     """Call `exposed_communication` with steps that take scripted times.
 
-    `times[rank]["step"]` are the seconds of the steps with synchronisation, in turn, and when they are used up again
+    `times[rank]["step"]` are the seconds of the steps with synchronization, in turn, and when they are used up again
     from the first; `times[rank]["alone"]` are those without. `warm[rank]` come before them. `options` has `repeats`, or
     leaves it out.
     """
@@ -100,7 +100,7 @@ def measures(
     observe("dirty", dirty)
     observe("gradients", {name: p.grad for name, p in model.named_parameters()})
     observe("buffers", dict(model.named_buffers()))
-    observe("synchronises", bool(ddp_model.require_backward_grad_sync))
+    observe("synchronizes", bool(ddp_model.require_backward_grad_sync))
 
 
 def scales(submission, runs: list[list[list[float]]], modes: list[str]) -> None:

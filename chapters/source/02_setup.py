@@ -11,18 +11,19 @@
 # %% [markdown]
 # # Chapter 2. Setting up: from one process to many
 #
-# You start with a program that trains a small network on handwritten digits in one process, and change it line by line
-# until it trains on four ranks. For every line that you add, you see what goes wrong without it. Afterwards you can
+# You start with a program that trains a small network in one process, and change it line by line until it trains on
+# four ranks. Most new lines come with the mistake that they prevent. After this chapter you can
 #
-# - **start** a program on N ranks, and tell which rank is which and where it runs;
-# - **connect** the ranks with the right backend for their devices;
-# - **shard** a data set, so that each sample goes to one rank, in a new order every epoch;
+# - **start** a program on N ranks, and tell which rank is which;
+# - **connect** the ranks with the right backend;
+# - **shard** a data set, in a new order every epoch;
 # - **report** the loss over all ranks;
 # - **leave** the process group, whether training succeeds or fails;
 # - **launch** ranks from Python, and on several nodes.
 #
-# About 95 minutes: 40 to read and run, 55 for three exercises. You need chapter 1, but no GPU: gloo connects ranks on
-# your CPU. What the text says about GPUs and NCCL comes from PyTorch's documentation and was not run here.
+# About 95 minutes: 40 to read and run, 55 for three exercises; take a break before "Global metrics". You need chapter
+# 1, but no GPU: gloo connects ranks on your CPU. What the text says about GPUs and NCCL comes from PyTorch's
+# documentation and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -35,8 +36,8 @@ from lockstep.notebook.quiz import quiz
 # %% [markdown]
 # ## Where we start
 #
-# The data are scikit-learn's digits: 1797 images of 8×8 pixels. Write them to a file once, before any rank starts, or
-# every rank will download them.
+# The data are scikit-learn's digits: 1797 images of 8×8 pixels. Write them to a file once, before any rank starts.
+# Otherwise every rank prepares them again.
 
 # %%
 import numpy
@@ -48,7 +49,7 @@ print(images.shape, labels[:10])
 
 # %% [markdown]
 # `digits.py` holds the data, the network and one epoch. **None of its lines will change.** Note that `train_epoch`
-# returns a sum and a count, not a mean.
+# returns a sum and a count.
 
 # %%
 print(Path("digits.py").read_text())
@@ -77,8 +78,8 @@ quiz("02_setup/sum_and_count")
 # %% [markdown]
 # ## Launchers and the environment
 #
-# A distributed program is one file, started N times by a **launcher**. All copies are the same, except for a few
-# environment variables that the launcher sets. PyTorch's launcher is `torchrun`:
+# A distributed program is one file, started N times by a **launcher**. The copies differ only in a few environment
+# variables, which the launcher sets. PyTorch's launcher is `torchrun`:
 #
 # ```
 # torchrun --nproc-per-node=4 train.py
@@ -102,23 +103,10 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # | `LOCAL_RANK` | this process's number on its node; use it as the number of its GPU |
 # | `LOCAL_WORLD_SIZE` | the number of ranks on this node |
 # | `GROUP_RANK` | this node's number |
-# | `MASTER_ADDR`, `MASTER_PORT` | where to find the **store**, through which the ranks find each other |
-# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher hosts the store; otherwise rank 0 does |
-# | `TORCHELASTIC_RESTART_COUNT` | how often the launcher has restarted this job (chapter 5) |
+# | `MASTER_ADDR`, `MASTER_PORT` | the address of the **store**, a small key-value server through which the ranks find each other |
+# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher hosts the store; otherwise rank 0 hosts it |
 #
-# If a node runs several processes, torchrun also sets `OMP_NUM_THREADS=1`; otherwise each would start a thread for
-# every core. This is the condition in its source:
-
-# %%
-import inspect
-from torch.distributed.run import config_from_args
-
-for line in inspect.getsource(config_from_args).splitlines():
-    if line.strip().startswith('if "OMP_NUM_THREADS"'):
-        print(line.strip())
-
-# %% [markdown]
-# On one node `RANK` and `LOCAL_RANK` are equal. On two nodes they differ:
+# On one node, `RANK` and `LOCAL_RANK` are equal. On two nodes they differ:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -127,8 +115,8 @@ rank, local_rank, node = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "G
 print(f"RANK {rank} is LOCAL_RANK {local_rank} on node {node}")
 
 # %% [markdown]
-# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for
-# that node's third GPU, and it may have only two.
+# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for a
+# third GPU, which that node may not have.
 
 # %%
 quiz("02_setup/local_rank")
@@ -136,7 +124,8 @@ quiz("02_setup/local_rank")
 # %% [markdown]
 # ### Without a launcher
 #
-# Plain `python` sets none of these variables. The error names the first one that is missing:
+# Plain `python` sets none of these variables. The error names the first missing variable. (A *rendezvous* is the step
+# in which the processes find each other.)
 
 # %%
 # %%ranks 2 --expect raised
@@ -148,7 +137,8 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. A default value only hides the error:
+# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Don't read a variable with a default
+# value. Here `LOCAL_RANK` is missing, and the default hides that:
 
 # %%
 # %%ranks 4
@@ -159,12 +149,12 @@ local_rank = int(os.environ.get("LOCAL_RANK", 0))  # BUG: the default hides that
 print(f"my device is cuda:{local_rank}")
 
 # %% [markdown]
-# All four ranks chose GPU 0. On GPUs the job would fail later and elsewhere: it would run out of memory, or NCCL would
-# refuse two ranks on one device. `os.environ["LOCAL_RANK"]` fails on the line at fault.
+# All four ranks chose GPU 0. On GPUs the job would fail later, when GPU 0 runs out of memory or NCCL refuses two ranks
+# on one GPU. `os.environ["LOCAL_RANK"]` would raise an error at once.
 #
 # ### When the numbers are wrong
 #
-# Here are three mistakes. **Predict**: does any of them raise an error?
+# Here are three mistakes. **Predict**: which of them raise an error?
 
 # %%
 # %%ranks 2 --expect hang
@@ -192,13 +182,16 @@ os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# All three hang. If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a rank that never
-# arrived, or two ranks with the same number. Print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
+# All three hang. The notebook ends a cell as soon as no rank can continue. PyTorch alone would wait for 30 minutes and
+# then raise an error.
+#
+# If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a missing rank, or two ranks with the
+# same number. Print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
 #
 # ### Never overwrite what the launcher set
 #
-# Programs that start their own ranks set `MASTER_ADDR` and `MASTER_PORT` ("Launching from Python"). Under torchrun, the
-# same two lines break a program:
+# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT`. If torchrun starts the ranks, a program
+# that sets these variables hangs:
 
 # %%
 # %%ranks 2 --expect hang
@@ -210,8 +203,8 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Nothing listens at port 12355: torchrun hosts its store elsewhere, and `TORCHELASTIC_USE_AGENT_STORE` keeps rank 0
-# from opening one.
+# torchrun's store is at a different port, so nothing listens at port 12355. Rank 0 opens no store there, because
+# torchrun has set `TORCHELASTIC_USE_AGENT_STORE`.
 
 # %%
 quiz("02_setup/environment")
@@ -219,8 +212,8 @@ quiz("02_setup/environment")
 # %% [markdown]
 # ## The process group
 #
-# `init_process_group` returns when all ranks have joined. They find each other through the store, a small key-value
-# server at `MASTER_ADDR:MASTER_PORT`. You can use it yourself:
+# `init_process_group` returns when all ranks have joined. The ranks find each other through the store. You can use the
+# store yourself:
 
 # %%
 # %%ranks 3
@@ -233,9 +226,8 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo exchanges addresses through the store: each rank writes its own, reads the others', and connects to them. After
-# that, tensors go directly from rank to rank. `init_process_group` does all this in one line, from the environment
-# variables (PyTorch calls that `env://`):
+# gloo exchanges addresses through the store: each rank writes its own address and reads the others' addresses. After that,
+# tensors go directly from rank to rank. `init_process_group` does all this in one line:
 
 # %%
 # %%ranks 4
@@ -249,40 +241,43 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# The assert is a good first test of a new cluster: every rank is there, has the right number, and can reach the others.
+# The assert is a good first test of a new cluster: all ranks have joined, and a collective works.
 #
 # ### Without the variables
 #
-# Rank and size can be arguments: `init_process_group("gloo", rank=rank, world_size=size)`. Then only the address comes
-# from the environment. A single rank doesn't even need that; give it a store in memory:
+# You can pass rank and size as arguments: `init_process_group("gloo", rank=rank, world_size=size)`. They override
+# `RANK` and `WORLD_SIZE`. A single rank needs no address if you give it a `HashStore`, a store in its own memory:
 
 # %%
 # %%ranks 1
 import os
 import torch.distributed as dist
 
-for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     del os.environ[name]
+os.environ["RANK"] = "7"  # contradicts rank=0
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print("rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# If the variables contradict the arguments, raise an error: two parts of your program disagree about which rank this
-# is.
+# PyTorch ignored `RANK=7`. In your own code, raise an error if a variable contradicts an argument.
 #
 # ### How long it waits
 #
 # The timeout applies to `init_process_group` and to each collective. The default is 30 minutes with gloo and 10 with
-# NCCL:
+# NCCL. You set the timeout in `init_process_group`, not in `DDP`:
 
 # %%
+import inspect
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 print("gloo:", dist.default_pg_timeout)
 assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split())
+assert "timeout" not in inspect.signature(DDP).parameters
 
 # %% [markdown]
-# Shorten it while you try things out. Here it is 300 ms, and ranks 0 and 1 wait for a rank 2 that doesn't exist:
+# Shorten the timeout while you try things out. Here ranks 0 and 1 wait 300 ms for a rank 2 that doesn't exist:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -295,48 +290,17 @@ dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
 # The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The ranks that joined
-# raise; the missing one says nothing.
+# raise the error; the missing rank says nothing. Lengthen the timeout if rank 0 works alone for long.
 #
-# Use a long timeout if rank 0 works alone for twenty minutes while the others wait. It is an argument of
-# `init_process_group`, not of `DDP`:
-
-# %%
-# %%ranks 1 --expect raised
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo")
-DDP(torch.nn.Linear(2, 1), timeout=60)  # BUG: not DDP's argument
 
 # %%
 quiz("02_setup/missing_rank")
 
 # %% [markdown]
-# ### Groups within the group
-#
-# `new_group` makes a group of some of the ranks, with its own timeout. **Every** rank must call it, in the same order,
-# even ranks that won't be members. Here four ranks make two groups of two:
-
-# %%
-# %%ranks 4
-from datetime import timedelta
-import torch, torch.distributed as dist
-
-dist.init_process_group("cpu:gloo")
-halves = [dist.new_group(members, timeout=timedelta(seconds=20)) for members in ([0, 1], [2, 3])]
-mine = halves[dist.get_rank() // 2]
-t = torch.tensor(dist.get_rank())
-dist.all_reduce(t, group=mine)
-print(f"rank {dist.get_rank()}: number {dist.get_rank(mine)} of its half, whose ranks sum to {t}")
-
-# %% [markdown]
-# (`cpu:gloo` means gloo for CPU tensors, and nothing else.)
-#
 # ### Four programs side by side
 #
-# Now run the first program on four ranks, each with its own seed. Lines marked `+` are new. **Predict**: on how many
-# samples does each rank train?
+# Now run the first program on four ranks, each with its own seed. Lines marked `+` are new. **Predict**: how many
+# samples does each rank train on?
 
 # %%
 # %%ranks 4
@@ -357,7 +321,7 @@ for epoch in range(2):
 
 # %% [markdown]
 # These are four separate training runs. A process group alone synchronizes nothing: each rank still has to take its
-# part of the data ("Sharding"), and DDP has to average the gradients ("Wrapping").
+# part of the data, and DDP has to average the gradients.
 #
 # ## Backends and devices
 #
@@ -369,8 +333,8 @@ for epoch in range(2):
 # | `nccl` | no | yes, from GPU to GPU |
 # | `cpu:gloo,cuda:nccl` | gloo | nccl |
 #
-# `dist.get_backend()` names a group's backend, and `dist.is_nccl_available()` says whether this PyTorch has nccl. A
-# build without GPU support doesn't:
+# `dist.get_backend()` names a group's backend. A PyTorch without GPU support has no nccl, and
+# `dist.is_nccl_available()` is false:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -379,15 +343,16 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# Two ranks of one group on the same GPU are an error with nccl. `device.py` therefore checks that every rank of this
-# node has its own GPU:
+# With nccl, two ranks of one group on the same GPU are an error. `device.py` therefore counts this node's GPUs:
 
 # %%
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# To see both of its answers without GPUs, the next cell pretends that each of two nodes has two GPUs, and replaces
-# `set_device` by a function that only reports:
+# If a node has too few GPUs, this function warns and uses the CPU, so that the course runs on a laptop. On a cluster,
+# raise an error: a node with one broken GPU would choose gloo, and the other nodes nccl.
+#
+# The next cell shows both results. It pretends that each of two nodes has two GPUs, and `set_device` only prints:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -404,23 +369,17 @@ def report(index):
 print("here:", *local_device())
 torch.cuda.device_count = two
 torch.cuda.set_device = report
-print("with two GPUs a node:", *local_device())
+print("with two GPUs per node:", *local_device())
 
 # %% [markdown]
 # Ranks 2 and 3 take GPUs 0 and 1 of their own node. Three rules for GPUs:
 #
 # - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
-#   GPU 0, on every rank. The other order often works, since nccl connects at the first collective only, but any GPU
-#   work in between makes every rank occupy memory on GPU 0.
+#   GPU 0, on every rank. The other order often works, since nccl connects only at the first collective. But any GPU
+#   work before `set_device` makes every rank occupy memory on GPU 0.
 # - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
-#   once, and tells calls without a tensor, such as `barrier`, which device to use. You still need `set_device`.
-# - **Move inputs and targets too**, as `train_epoch` does. Move a loss function only if it holds tensors:
-
-# %%
-plain, weighted = torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(weight=torch.ones(10))
-print("CrossEntropyLoss():           ", [name for name, _ in plain.named_buffers()])
-print("CrossEntropyLoss(weight=...): ", [name for name, _ in weighted.named_buffers()])
-assert not list(plain.parameters()) and not list(plain.buffers())  # nothing that .to(device) could move
+#   once. Calls without a tensor, such as `barrier`, then use this device. You still need `set_device`.
+# - **Move inputs and targets too**, as `train_epoch` does.
 
 # %%
 quiz("02_setup/device_of")
@@ -430,9 +389,12 @@ quiz("02_setup/device_of")
 #
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
-# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group; not every
-# launcher sets every variable, so check which ones are set. `cleanup_ddp` leaves the group with
-# `dist.destroy_process_group()`, which raises if there is none: ask `dist.is_initialized()` first.
+# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
+# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. Unlike `device.py`, `setup_ddp` lets ranks
+# share GPUs when a node has too few.
+#
+# `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
+# `dist.is_initialized()` first.
 
 # %%
 contract("setup_ddp", "setup_ddp", "cleanup_ddp")
@@ -445,8 +407,8 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the sample indices to the ranks like cards.
-# If you pass rank and size, it needs no process group, so you can try it in one process:
+# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. If you pass rank
+# and size, the sampler needs no process group:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -465,9 +427,9 @@ def together(dealt):
 deal(10, 4, shuffle=False)
 
 # %% [markdown]
-# Rank r gets r, r + 4, r + 8. But 4 doesn't divide 10, and all ranks must take the same number of steps, or some would
-# wait forever in an all-reduce. So the sampler **pads**: samples 0 and 1 are dealt twice. That matters in evaluation
-# ("Global metrics"), and rarely in training. `drop_last=True` leaves samples out instead:
+# Rank r gets r, r + 4, r + 8. All ranks must take the same number of steps, but 4 doesn't divide 10. So the sampler
+# **pads**: samples 0 and 1 are dealt twice. Padding matters in evaluation, and rarely in training. `drop_last=True`
+# leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
@@ -478,8 +440,8 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# If the samples divide evenly, each goes to exactly one rank. The loader's own `drop_last` is unrelated: it only
-# discards each rank's short final batch.
+# With three samples, `drop_last=True` leaves nothing for any rank. If the samples divide evenly, each goes to exactly
+# one rank. The loader's own `drop_last` only discards a rank's short final batch:
 
 # %%
 from torch.utils.data import DataLoader
@@ -494,18 +456,16 @@ for drop_last in (False, True):
 # %% [markdown]
 # ### Shuffling, and set_epoch
 #
-# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so no
-# messages are needed. The sampler doesn't count epochs; you tell it. Below, the left column uses `set_epoch(0)` in
-# every epoch, the right one `set_epoch(epoch)`:
+# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so
+# the ranks send no messages. You tell the sampler the epoch with `set_epoch`; in the left column, the epoch is always
+# 0:
 
 # %%
 for epoch in range(3):
     print(f"epoch {epoch}:  set_epoch(0) {deal(10, 2)[0]}   set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
 
 # %% [markdown]
-# The same for eight samples and both ranks:
-#
-# ![With set_epoch(epoch) the ranks get other samples in each epoch; without it, the same batches three times](pictures/set_epoch.svg)
+# ![Three epochs on two ranks: new batches with set_epoch(epoch), the same batches without](pictures/set_epoch.svg)
 #
 # What does it cost to forget `set_epoch`? **Predict** whether the loss still falls in every epoch.
 
@@ -539,8 +499,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# It does, and to two digits both runs are equal. Without `set_epoch` you lose only the reshuffling. If your loss stops
-# falling, the cause is elsewhere.
+# The loss falls in both runs, with the same rounded numbers. So the loss doesn't reveal a missing `set_epoch`. To
+# notice the mistake, print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -548,7 +508,7 @@ quiz("02_setup/set_epoch")
 # %% [markdown]
 # ### Three ways to get it wrong
 #
-# **Unequal seeds.** `seed + rank` is right for dropout but wrong for the sampler:
+# **Unequal seeds.** If the samplers have different seeds, their shards don't fit together:
 
 # %%
 dealt = [list(DistributedSampler(range(10), 2, r, seed=r)) for r in range(2)]  # BUG: two seeds
@@ -557,7 +517,7 @@ print("dealt twice:", sorted(set(dealt[0]) & set(dealt[1])))
 print("never dealt:", sorted(set(range(10)) - set(together(dealt))))
 
 # %% [markdown]
-# **Both sampler and shuffle.** This one raises an error:
+# **Both sampler and shuffle.** This mistake raises an error:
 
 # %%
 try:
@@ -575,29 +535,23 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 dist.init_process_group("gloo")
 data = range(8)
-for seed in (0, dist.get_rank()):
+for name, seed in {"equal seeds": 0, "own seeds  ": dist.get_rank()}.items():
     torch.manual_seed(seed)
-    loader = DataLoader(data, batch_size=4, shuffle=True)  # BUG: every rank walks all of it
-    print(f"seed {seed}: {[batch.tolist() for batch in loader]}")
+    loader = DataLoader(data, batch_size=4, shuffle=True)  # BUG: every rank gets all samples
+    print(f"{name}: {[batch.tolist() for batch in loader]}")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-print("sampler:", [batch.tolist() for batch in loader])
+print("sampler    :", [batch.tolist() for batch in loader])
 
 # %% [markdown]
-# With equal seeds both ranks compute the same gradient: twice the work for the result of one. With different seeds the
-# batches differ, but an "epoch" is two passes over the data. Neither mistake raises an error, but `len(loader)` gives
-# both away: on N ranks it should be 1/N of its value on one.
+# With equal seeds both ranks compute the same gradient: twice the work for one result. With different seeds, an
+# "epoch" is two passes over the data. Neither mistake raises an error, but `len(loader)` reveals both: on N ranks it
+# should be 1/N of its value on one rank.
 #
-# With `num_workers`, each rank starts its own workers: four ranks with four each are twenty processes. By default Linux
-# *forks* a worker from its rank, with copies of the rank's open connections. gloo over TCP tolerates that; DDP's
-# documentation warns about NCCL and about gloo over InfiniBand:
-
-# %%
-words = " ".join(torch.nn.parallel.DistributedDataParallel.__doc__.split())
-start, end = words.index("Unfortunately Gloo"), words.index(" not fork safe")
-print(words[start:end] + " not fork safe …")
-
-# %% [markdown]
-# If data loaders hang in a job on GPUs, start the workers with `forkserver`, and keep them for all epochs:
+# ### Worker processes
+#
+# With `num_workers=4`, four ranks start 16 workers. Up to Python 3.13, Linux *forks* a worker from its rank, and DDP's
+# documentation warns that NCCL isn't safe to fork. If loaders hang on GPUs, fork the workers from a clean process
+# (`forkserver`), and keep them for all epochs:
 
 # %%
 # %%ranks 2
@@ -637,7 +591,7 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# Each rank has 375 samples and 12 steps, instead of 1500 and 47. But there are still four models.
+# Each rank takes 12 steps per epoch instead of 47, so the loss falls more slowly. There are still four models.
 #
 # ## Wrapping
 #
@@ -658,8 +612,8 @@ print("after: ", [round(w, 3) for w in model.weight.flatten().tolist()])
 assert ddp.module is model  # wrapped, not copied: the same parameters
 
 # %% [markdown]
-# What must not differ is the *architecture*: the parameters, their shapes, and the order in which they are registered.
-# DDP compares their number and shapes:
+# But the *architecture* must be the same: the parameters, their shapes, and the order in which they are registered.
+# DDP compares shapes:
 
 # %%
 # %%ranks 2 --expect raised
@@ -667,11 +621,11 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
-labels = [4, 5][dist.get_rank()]  # BUG: the number of classes, counted in this rank's own shard
+labels = [4, 5][dist.get_rank()]  # BUG: each rank counted the classes in its own shard
 DDP(torch.nn.Linear(4, labels))
 
 # %% [markdown]
-# It doesn't compare names. **Predict** what rank 1 prints if two parameters of the same shape are registered in a
+# DDP doesn't compare names. **Predict** what rank 1 prints if it registers two parameters of the same shape in a
 # different order:
 
 # %%
@@ -680,7 +634,7 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
-names = ["a", "b"] if dist.get_rank() == 0 else ["b", "a"]  # BUG: such as a set's order
+names = ["a", "b"] if dist.get_rank() == 0 else ["b", "a"]  # BUG: for example, the names came from a set
 model = torch.nn.Module()
 for number, name in enumerate(names):
     model.register_parameter(name, torch.nn.Parameter(torch.tensor([1.0 + number])))
@@ -688,10 +642,10 @@ DDP(model)
 print({name: parameter.item() for name, parameter in sorted(model.named_parameters())})
 
 # %% [markdown]
-# On rank 1 the two weights are swapped, without an error.
+# On rank 1 the two weights are swapped, and DDP raised no error.
 
 # %%
-quiz("02_setup/when_synchronised")
+quiz("02_setup/when_synchronized")
 
 # %% [markdown]
 # ### The program, wrapped
@@ -724,14 +678,15 @@ assert all(torch.equal(one, weights[0]) for one in weights)  # exactly equal, no
 print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
-# One line turns four models into one. The losses still differ, because each rank computes its own, over its own
-# samples.
+# One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
+# the loss over its own samples. They fall as slowly as before, because 12 steps per epoch are few. "The whole program"
+# makes the steps larger.
 #
 # ### Move first, wrap last
 #
-# A cast after wrapping silently removes DDP's hooks (chapter 1, "What DDP never notices"), and so does a move to a
-# different device. So move, cast, convert and freeze first, and wrap last. If you moved only part of the model, DDP
-# refuses:
+# DDP attaches its hooks when you wrap the model. A later cast or move to another device silently removes them (chapter
+# 1, "What DDP never notices"). If you freeze a parameter later, DDP still expects its gradient and raises an error. So
+# change the model first, and wrap last. DDP refuses a model that is only partly moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -744,8 +699,8 @@ model[1].to("meta")  # BUG: half of the model moved ("meta" stands in for a GPU)
 DDP(model)
 
 # %% [markdown]
-# On a GPU you may add `device_ids=[local_rank]`. With it, DDP also moves the inputs of `forward` there. You still move
-# the targets, which never pass through DDP. On a CPU, leave it out:
+# On a GPU you may add `device_ids=[local_rank]`. Then DDP also moves the inputs of `forward` to that GPU, but not the
+# targets, which never pass through DDP. On a CPU, leave `device_ids` out:
 
 # %%
 # %%ranks 2 --expect raised
@@ -756,7 +711,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 
 # %% [markdown]
-# Older programs also pass `output_device`, which DDP's forward no longer reads:
+# Older programs also pass `output_device`. DDP's forward no longer reads it:
 
 # %%
 import inspect
@@ -770,7 +725,7 @@ for name in ("device_ids", "output_device"):
 # %% [markdown]
 # ### Seeds
 #
-# Equal seeds aren't needed. Are they harmless? Look at dropout:
+# DDP doesn't need equal seeds. Are equal seeds harmless? Look at dropout:
 
 # %%
 # %%ranks 2
@@ -784,8 +739,8 @@ torch.manual_seed(0 + dist.get_rank())
 print("seed + rank:", dropout(x).int().tolist())
 
 # %% [markdown]
-# All ranks drop the same units, and augmentation makes the same choices on all of them. Use `torch.manual_seed(seed +
-# rank)`. Only the sampler's seed, an argument of the sampler, must be equal on all ranks.
+# With equal seeds, all ranks drop the same units and augment their samples in the same way. Use `seed + rank` in
+# `torch.manual_seed`. Only the sampler's `seed` must be equal on all ranks.
 
 # %%
 quiz("02_setup/same_seed")
@@ -793,8 +748,8 @@ quiz("02_setup/same_seed")
 # %% [markdown]
 # ## Global metrics
 #
-# Each rank prints its own loss. How far can rank 0's be from the loss over all ranks? Here four ranks evaluate one
-# model on data that are sorted by class, as files often are:
+# How far can rank 0's loss be from the loss over all ranks? Here four ranks evaluate one model on data sorted by
+# class, as files often are. The last rank has most of the samples:
 
 # %%
 # %%ranks 4
@@ -808,42 +763,41 @@ torch.manual_seed(0)  # the same model on all ranks
 (train, test), model = load(), net()
 train_epoch(model, DataLoader(train, 32), torch.optim.SGD(model.parameters(), 0.2))
 x, y = test.tensors
-mine = y.argsort(stable=True).chunk(4)[dist.get_rank()]  # rank 0: the smallest digits
+mine = y.argsort(stable=True).tensor_split([10, 20, 30])[dist.get_rank()]  # rank 0: the smallest digits
 losses = cross_entropy(model(x[mine]), y[mine], reduction="none").detach()
-total = torch.tensor([losses.sum(), len(losses)])
-print(f"mine {losses.mean():.2f} over {len(losses)}", end="   ")
+total = torch.tensor([losses.sum(), len(losses), losses.mean()])
+print(f"mine {losses.mean():.2f} over {len(losses):3}", end="   ")
 dist.all_reduce(total)
-print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}")
+print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}   mean of means {total[2] / 4:.2f}")
 torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())
 
 # %% [markdown]
-# Rank 0 saw only the smallest digits. So **reduce the sum and the count, and divide at the end.** (The cell's last line
-# compares that with one pass over all data.) The mean of the ranks' means is right only if all ranks have the same
-# number of samples; here the last has fewer. That is why `train_epoch` returns a sum and a count.
+# Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the weight of 267. So **reduce
+# the sum and the count, and divide at the end.**
 #
-# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th sample
-# instead:
+# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th
+# sample:
 
 # %%
 # %%ranks 4
 import torch, torch.distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, Subset
 from digits import load
 
 dist.init_process_group("gloo")
 test = load()[1]
-mine = range(dist.get_rank(), len(test), dist.get_world_size())
+mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # goes into DataLoader
 counts = torch.tensor([len(mine), len(DistributedSampler(test))])
 dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# Ranks may now have different numbers of samples, because their only collective comes at the end. Keep it that way:
-# evaluate `ddp.module`, not `ddp`. If the model has buffers, a forward of the wrapper is a collective too (chapter 1).
+# Ranks may have different numbers of samples, because they call only one collective, at the end. So evaluate
+# `ddp.module`, not `ddp`: if the model has buffers, a forward of `ddp` is a collective too (chapter 1).
 #
 # ### Every rank calls, rank 0 prints
 #
-# It is easy to put both calls, the all-reduce and the print, under one `if`:
+# It is easy to put both the all-reduce and the print under one `if`:
 
 # %%
 # %%ranks 3 --expect hang
@@ -857,8 +811,8 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# Rank 0 waits in an all-reduce, the others in a barrier. It gets worse if the others' next call is an all-reduce of the
-# same size, for instance a gradient's. **Predict** what rank 1 prints:
+# It is worse if the other ranks' next call is an all-reduce of the same size, for example of a gradient. **Predict**
+# what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect hang
@@ -873,8 +827,9 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient: gloo pairs calls by their order, and these two have the same size. Only afterwards does
-# the job hang, at the gradient's line.
+# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 hangs in
+# its next all-reduce. (Under torchrun, rank 1's process would end, and rank 0 would raise "Connection closed by
+# peer".)
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -904,10 +859,10 @@ dist.barrier()  # BUG: after the end
 # Three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
-# - The learning rate is multiplied by the number of ranks: a step now learns from 4 × 32 samples, so it may be larger.
-#   (A rule of thumb; chapter 4 measures it.)
+# - A step now learns from 4 × 32 samples, so the learning rate is multiplied by the number of ranks. (Chapter 4
+#   measures this rule of thumb.)
 # - Rank 0 alone saves the weights, which are equal everywhere; several writers could corrupt the file. It saves
-#   `model.module`, whose names lack the `module.` prefix.
+#   `model.module`: in the wrapper's state dict, every name starts with `module.`
 #
 # `--save` writes the cell to a file.
 
@@ -945,15 +900,15 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# Now start it with torchrun, as a cluster would. (The command runs it through `quiet_exit.py`, which avoids a bug of
-# gloo: see the box below.) The launch takes a few seconds, since four processes import torch. The numbers are the same:
+# Now start the file with torchrun, as a cluster would. `quiet_exit.py` runs it and avoids a bug in gloo at its end
+# (see the box below):
 
 # %%
 def terminal(*arguments):
-    """Run `python arguments ...` as a terminal would, and print what it says."""
+    """Run `python arguments ...` as a terminal would, and print its output."""
     job = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200)
     print(job.stdout, end="")
-    return job
+    return job  # with the errors in job.stderr
 
 TORCHRUN = ("-m", "torch.distributed.run")  # what the command torchrun does
 job = terminal(*TORCHRUN, "--nproc-per-node=4", "quiet_exit.py", "train.py")
@@ -969,14 +924,54 @@ x, y = load()[1].tensors
 print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digits it has not seen")
 
 # %% [markdown]
+# On one node, torchrun picks a free port, so two jobs don't clash. (Older versions need `--standalone`.) And with
+# several processes it sets `OMP_NUM_THREADS=1`, or each of them would start a thread for every core:
+
+# %%
+# %%writefile which_port.py
+import os, sys
+sys.stdout.write(f"{os.environ['MASTER_PORT']} {os.environ.get('OMP_NUM_THREADS')}\n")
+
+# %%
+environment = dict(os.environ)
+environment.pop("OMP_NUM_THREADS", None)  # as on a fresh machine
+streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+jobs = []
+for size in (1, 2):
+    command = [sys.executable, *TORCHRUN, f"--nproc-per-node={size}", "which_port.py"]
+    jobs.append(subprocess.Popen(command, env=environment, **streams))
+(one, alone, *_), (two, shared, *_) = [job.communicate(timeout=200)[0].split() for job in jobs]
+print("two jobs, different ports:", one != two)
+print("OMP_NUM_THREADS:", alone, "for one process,", shared, "for two")
+
+# %% [markdown]
 # ### When a rank fails
 #
-# In a **program**, do nothing: the exception ends the process with a traceback and status 1, and the launcher ends the
-# other ranks. Don't call `destroy_process_group` in a `finally`. With NCCL it can wait for GPU work that needs the
-# failed rank, and you see the traceback only after that wait.
+# | what fails | what to do |
+# |---|---|
+# | a **program** under a launcher | nothing: the exception ends its process, and the launcher ends the other ranks |
+# | a **function** in a notebook or a test | leave the group in a `finally`; otherwise the next call finds the old group |
 #
-# A **function whose process lives on**, in a notebook or a test, must leave the group even if it fails, or its next
-# call finds the old group. Use `finally`:
+# First the program:
+
+# %%
+# %%writefile fails.py
+import os, time
+
+if os.environ["RANK"] == "1":
+    raise ValueError("bad data")  # BUG, on purpose
+time.sleep(600)
+
+# %%
+job = terminal(*TORCHRUN, "--nproc-per-node=2", "fails.py")
+for line in job.stderr.splitlines():
+    if line.startswith(("ValueError", "Root Cause", "  rank", "  exitcode")):
+        print(line.partition(" (pid")[0])
+
+# %% [markdown]
+# torchrun names the rank that failed first, and ends rank 0 with SIGTERM (−15). In such a program, don't call
+# `destroy_process_group` in a `finally`: with NCCL, this call can wait for GPU work that needs the failed rank, and
+# you see no traceback meanwhile. In a function, use `finally`:
 
 # %%
 # %%ranks 2
@@ -1003,20 +998,17 @@ print("still in a group:", dist.is_initialized())
 # %% [markdown]
 # ### Box: gloo at the exit
 #
-# > Two bugs of gloo in torch 2.13 strike at random, in correct programs, so no cell can show them.
+# > Two bugs in gloo (torch 2.13) appear at random, so no cell shows them.
 # >
-# > **A wrapper that outlives its group can hang the process.** No timeout ends that hang: the wrapper's destructor holds
-# > Python's interpreter lock while it waits for gloo's threads, and one of them may wait for that lock. Delete the
-# > wrapper first, as above, or make it a local variable of a function that returns, as in `train.py`. An exception's
-# > traceback keeps it alive too; `traceback.clear_frames(error.__traceback__)` releases it.
+# > **A wrapper that outlives its group can hang the process.** No timeout ends this hang. Delete the wrapper before
+# > you leave the group, as above, or make it a local variable of a function that returns before that, as `train.py`
+# > does. An exception's traceback keeps the wrapper alive too; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
-# > **A process that used gloo sometimes aborts at its very end**, when everything is saved, because a thread of gloo
-# > still needs the interpreter. You see `terminate called without an active exception` and exit status −6, and torchrun
-# > reports a failed job. `destroy_process_group` makes this rarer. The only reliable fix is to skip the interpreter's
-# > shutdown: flush the output, then call `os._exit(0)`. `quiet_exit.py` does that for any program.
-# >
-# > `os._exit` also skips `atexit` handlers and kills threads, so close loggers and wait for background saves first.
-# > NCCL doesn't need it.
+# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved (PyTorch's
+# > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291) describes the crash). You see `terminate called without an active exception` and
+# > exit status −6, and torchrun reports a failed job. The only reliable fix is to flush the output and call
+# > `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit` handlers, so close loggers and wait for background
+# > saves first:
 
 # %%
 job = terminal("-c", """
@@ -1034,8 +1026,9 @@ quiz("02_setup/exit_status")
 #
 # *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
 #
-# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. The check looks at which
-# samples each rank sees in which epoch, which collectives it calls, and what it prints.
+# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. If there are GPUs,
+# `torch.cuda.current_device()` is the one that `setup_ddp` selected. The check looks at each rank's samples,
+# collectives and output.
 
 # %%
 contract("train_ddp")
@@ -1048,9 +1041,8 @@ contract("train_ddp")
 #
 # ## Launching from Python
 #
-# torchrun starts the ranks, hosts the store, ends all ranks when one fails, and can restart them. A library or a test
-# may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Address, port and results are then
-# your job.
+# A library or a test may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then you choose
+# address and port and collect the results yourself:
 
 # %%
 # %%writefile spawn_digits.py
@@ -1079,10 +1071,11 @@ if __name__ == "__main__":
 job = terminal("spawn_digits.py")
 
 # %% [markdown]
-# **It returns `None`.** A rank's results are lost with its process unless it sends them, here through a file.
+# **`mp.spawn` returns `None`.** A rank's results are lost with its process unless the rank sends them, here through a
+# file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
-# to find the function. Without the guard it would launch again:
+# to find the function. Without the guard, this process would launch again:
 
 # %%
 # %%writefile spawn_unguarded.py
@@ -1113,25 +1106,13 @@ except dist.DistNetworkError as error:
     print(type(error).__name__, "with EADDRINUSE")
 
 # %% [markdown]
-# The parent opens the store and keeps it open, so no other program can take the port in between. In `work`,
-# `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to join that store like the others. On one node torchrun also picks a free
-# port, so two jobs don't clash:
-
-# %%
-# %%writefile which_port.py
-import os, sys
-sys.stdout.write(os.environ["MASTER_PORT"] + "\n")
-
-# %%
-command = [sys.executable, *TORCHRUN, "--nproc-per-node=1", "which_port.py"]
-jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-ports = [job.communicate(timeout=200)[0].split()[-1] for job in jobs]
-print("two jobs, different ports:", len(set(ports)))
-
-# %% [markdown]
-# **A rank that raises ends the launch.** The parent's exception contains the rank's traceback. (If a rank calls
-# `sys.exit(3)` or is killed, there is no traceback: `mp.spawn` raises `ProcessExitedException` with its status.) Here
-# rank 0 would sleep for ten minutes; the parent doesn't wait for it:
+# The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
+# to join that store. `work` sets variables because your `setup_ddp` reads them. Without `setup_ddp`, you can pass
+# `store=dist.TCPStore("127.0.0.1", port, is_master=False)` to `init_process_group`.
+#
+# **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. (For a rank
+# that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) The parent doesn't wait for rank 0,
+# which sleeps:
 
 # %%
 # %%writefile spawn_error.py
@@ -1170,12 +1151,12 @@ contract("launch_distributed")
 # %check launch_distributed
 
 # %% [markdown]
-# If it works but reports exit status −6 once in a while, see the box in "Cleanup": call `os._exit` on the rank once its
+# If it works but sometimes reports exit status −6, see the box in "Cleanup": call `os._exit` on each rank after its
 # result is saved. The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
-# The program doesn't change. You start torchrun once on each node; that process is called the node's *agent*:
+# The program doesn't change. You start torchrun once on each node. This torchrun process is the node's *agent*:
 #
 # ![Two nodes, a launcher and two ranks on each, and one store](pictures/two_nodes.svg)
 #
@@ -1185,13 +1166,14 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# Here you number the nodes. With a *rendezvous* the agents number themselves, and the command is the same everywhere:
+# Here you number the nodes. With the rendezvous `c10d`, the agents number themselves, and the command is the same
+# everywhere:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
 # ```
 #
-# Try the picture's two agents on one machine, with the first command:
+# Try the picture's two agents on one machine, numbered by `--node-rank`:
 
 # %%
 # %%writefile nodes.py
@@ -1203,7 +1185,7 @@ t = torch.tensor(dist.get_rank())
 dist.all_reduce(t)
 names = ("GROUP_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 line = "  ".join(f"{name}={os.environ[name]}" for name in names) + f"  sum of the ranks: {t}"
-sys.stdout.write(line + "\n")  # one write a rank, so that lines do not mix
+sys.stdout.write(line + "\n")  # one write per rank, so that lines do not mix
 dist.destroy_process_group()
 
 # %%
@@ -1226,48 +1208,52 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. If you compute it from the number of GPUs, it is wrong on a node with fewer
-# ranks than GPUs, and it fails here:
+# Read the node's number from `GROUP_RANK`. If you compute the number from the GPUs, GPUs without a rank make it wrong:
 
 # %%
-# %%ranks 4 --nodes 2 --expect raised
+# %%ranks 4 --nodes 2
 import os
-import torch
 
-print("GROUP_RANK:", os.environ["GROUP_RANK"])
-print("computed:", int(os.environ["RANK"]) // torch.cuda.device_count())  # BUG: these ranks have no GPU
+gpus = 4  # on each node, but each node has only two ranks
+computed = int(os.environ["RANK"]) // gpus  # BUG: counts GPUs, not ranks
+print("GROUP_RANK:", os.environ["GROUP_RANK"], "  computed:", computed)
 
 # %%
 quiz("02_setup/node_rank")
 
 # %% [markdown]
-# ### When the nodes do not meet
+# ### When nodes can't reach each other
 #
-# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. Test the port while the store is running; at
-# any other time the node refuses, firewall or not:
+# Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. While the job starts, call `reach` on each
+# node, with your job's values:
 
 # %%
-def reach(port):
-    with socket.socket() as probe:
-        return "connected" if probe.connect_ex(("127.0.0.1", port)) == 0 else "refused"
+def reach(host, port):
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except TimeoutError:
+        return "no answer"
+    return "connected"
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 port = store.port
-print("while the store is up:", reach(port))
+print("while the store is up:", reach("127.0.0.1", port))
 del store
-print("when it is gone:      ", reach(port))
+print("when it is gone:      ", reach("127.0.0.1", port))
 
 # %% [markdown]
-# One open port isn't enough: the ranks also connect to each other, at ports that the system chooses, and the firewall
-# must let these through too. If a machine has several networks, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the
-# interface to use.
+# "Refused" usually means that nothing listens at this port. "No answer" points to a firewall or a wrong route. One
+# open port isn't enough: the ranks also connect to each other, at ports that the system chooses. If a machine has
+# several network interfaces, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` select one.
 #
 # ### Under SLURM
 #
-# SLURM's `srun` starts tasks and sets its own variables. The simple way is one task for each node, which runs torchrun
-# (chapter 5). If you start one task for each rank, translate the variables:
+# SLURM's `srun` starts tasks and sets its own variables. The simple way is one task per node, which runs torchrun
+# (chapter 5). With one task per rank, translate the variables:
 #
-# | torchrun sets | from SLURM, with one task for each rank |
+# | torchrun sets | from SLURM, with one task per rank |
 # |---|---|
 # | `RANK` | `SLURM_PROCID` |
 # | `LOCAL_RANK` | `SLURM_LOCALID` |
@@ -1275,45 +1261,39 @@ print("when it is gone:      ", reach(port))
 # | `LOCAL_WORLD_SIZE` | `SLURM_NTASKS_PER_NODE`, if `--ntasks-per-node` was given |
 # | `GROUP_RANK` | `SLURM_NODEID` |
 # | `MASTER_ADDR` | the first name in `scontrol show hostnames $SLURM_JOB_NODELIST` |
-# | `MASTER_PORT` | any, the same for all, such as 10000 + `SLURM_JOB_ID` % 20000 |
+# | `MASTER_PORT` | any free port, the same for all ranks, such as 10000 + `SLURM_JOB_ID` % 20000 |
 #
-# This way `TORCHELASTIC_USE_AGENT_STORE` stays unset, so rank 0 hosts the store.
+# SLURM doesn't set `TORCHELASTIC_USE_AGENT_STORE`, so rank 0 hosts the store.
 #
 # ## Checklist
 #
 # In the order of the program:
 #
-# - **Before the group.** Start with torchrun, even a single process. Read its variables; never write to them. Download
-#   and unpack before the launch, or on one rank of each node while the others wait.
-# - **The group.** `set_device` by `LOCAL_RANK`, then `init_process_group`: nccl if every rank of the node has its own
-#   GPU, otherwise gloo. Check once that the sum of the ranks is right.
-# - **The model.** Build, load, convert, cast, move; wrap last. `device_ids=[local_rank]` only on a GPU.
-# - **Seeds.** `seed + rank` for training, one seed for all samplers.
-# - **The data.** `DistributedSampler`, no `shuffle` in the loader, `set_epoch` at the top of each epoch. Compare
-#   `len(loader)` with one process.
-# - **The loop.** `model.train()`; for each batch `zero_grad`, forward, `backward`, `step`. Call the wrapper, not its
-#   `.module`. Move inputs and targets. No collective under `if rank == 0`.
+# - **Before the group.** Start even a single process with torchrun. Prepare the data before the launch.
+# - **The group.** Call `set_device` with `LOCAL_RANK`, then `init_process_group`. Check the sum of the ranks once.
+# - **The model.** Build, load, convert, cast, move; wrap last. Pass `device_ids` only on a GPU.
+# - **Seeds.** Use `seed + rank` for training, and one seed for all samplers.
+# - **The data.** Use `DistributedSampler`, no `shuffle` in the loader, and `set_epoch` in each epoch.
+# - **The loop.** Call `model.train()`; for each batch `zero_grad`, forward, `backward`, `step`. Call the wrapper, not
+#   its `.module`. Move inputs and targets. Call no collective under `if rank == 0`.
 # - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
-# - **Files.** Rank 0 writes `model.module.state_dict()`. If other ranks read it in the same job, call `barrier` first
-#   (chapter 5).
-# - **The end.** Delete the wrapper, then `destroy_process_group`: on success in a program, always in a function that
-#   returns to its caller.
+# - **Files.** Rank 0 writes `model.module.state_dict()`. Before other ranks read the file, call `barrier` (chapter 5).
+# - **The end.** Delete the wrapper, then call `destroy_process_group`; in a function, use `finally`.
 #
 # ## Take it with you
 #
-# - A rank is a process plus a few variables, which the launcher sets and the program only reads.
-# - If one rank is missing, the others wait. The key in their error ends in its number.
-# - The device depends on the *local* rank, the shard on the *global* rank.
-# - DDP copies the weights once, so change the model before you wrap it.
-# - Most setup mistakes are silent. Three numbers expose them: `len(loader)`, the all-reduces in a step, and the spread
-#   of the weights.
+# - The launcher sets a rank's variables; the program reads them.
+# - If one rank is missing, the others wait.
+# - The *local* rank selects the device, the *global* rank the shard.
+# - DDP attaches its hooks once, so wrap last.
+# - Some mistakes are silent: compare `len(loader)` with one process, and the weights of all ranks.
 #
 # In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" (Nothing: chapter 1.)
 #
 # ## What to read next
 #
-# Chapter 3 takes broken jobs apart. PyTorch's notes on DDP (`pytorch.org/docs/stable/notes/ddp.html`) describe hooks
-# and buckets; its page on torchrun (`pytorch.org/docs/stable/elastic/run.html`) lists the options.
+# Chapter 3 diagnoses broken jobs. PyTorch's pages describe DDP (`pytorch.org/docs/stable/notes/ddp.html`) and
+# torchrun's options (`pytorch.org/docs/stable/elastic/run.html`).
 
 # %%
 from lockstep.notebook.course_map import course_map

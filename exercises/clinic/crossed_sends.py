@@ -1,6 +1,6 @@
-"""Case: neighbours who do not speak.
+"""Case: neighbors who do not speak.
 
-“A rod in pieces, one a rank, and each piece needs the edges of its neighbours. It ran until a host was replaced; its
+“A rod in pieces, one a rank, and each piece needs the edges of its neighbors. It ran until a host was replaced; its
 settings came from the host beside it.”
 
     ./lockstep run -n 4 exercises/clinic/crossed_sends.py
@@ -21,15 +21,15 @@ RANK = "?"  # its number, or "all"
 LENGTH, STEPS = 6, 5
 
 
-def exchange(mine: torch.Tensor, neighbour: int, speaks_first: bool) -> torch.Tensor:
-    """Give the neighbour my edge, a tensor of one value, and return its edge."""
+def exchange(mine: torch.Tensor, neighbor: int, speaks_first: bool) -> torch.Tensor:
+    """Give the neighbor my edge, a tensor of one value, and return its edge."""
     theirs = torch.empty_like(mine)
     if speaks_first:
-        dist.send(mine, neighbour)
-        dist.recv(theirs, neighbour)
+        dist.send(mine, neighbor)
+        dist.recv(theirs, neighbor)
     else:
-        dist.recv(theirs, neighbour)
-        dist.send(mine, neighbour)
+        dist.recv(theirs, neighbor)
+        dist.send(mine, neighbor)
     return theirs
 
 

@@ -32,7 +32,7 @@ def shared_folder() -> Path:
 
 
 def words(rank: int) -> list[str]:
-    """The words of this rank's texts. Some of them are in the neighbour's texts too."""
+    """The words of this rank's texts. Some of them are in the neighbor's texts too."""
     return [f"word{number}" for number in range(5 * rank, 5 * rank + 8)]
 
 

@@ -1,7 +1,7 @@
 """What the broken jobs of the clinic share: data, settings, and your ticket. Nothing in here is broken.
 
 Your ticket is a number in `ticket.txt` beside this file, drawn when the first job runs. It decides which rank is the
-guilty one in your jobs, so a neighbour's answers are not yours. Hand it in together with them.
+guilty one in your jobs, so a neighbor's answers are not yours. Hand it in together with them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
 # --- mended: the diagnosis, for ticket 1 ---
-CAUSE = "missed-synchronisation"
+CAUSE = "missed-synchronization"
 RANK = "all"
 # --- was ---
 # CAUSE = "?"

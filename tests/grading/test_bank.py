@@ -84,7 +84,7 @@ def check_passed(report: Report, without_script: bool = False) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stub_is_recognised(name: str, worker: Worker, course: Course, tmp_path: Path) -> None:
+def test_stub_is_recognized(name: str, worker: Worker, course: Course, tmp_path: Path) -> None:
     """The untouched stub fails as such, once; its other checks are not run, and no point is given."""
     stub = tmp_path / f"{name}.py"
     stub.parent.mkdir(exist_ok=True)

@@ -365,34 +365,34 @@ def test_in_a_browser_nothing_runs_nothing_is_fetched_and_it_fits(
     assert said == []
 
 
-def brightness(colour: str) -> float:
+def brightness(color: str) -> float:
     """Relative luminance (WCAG 2.2) of `rgb(r, g, b)`."""
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of two colours (WCAG 2.2)."""
+    """The ratio of two colors (WCAG 2.2)."""
     dark, light = sorted((brightness(one), brightness(other)))
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_every_text_colour_can_be_read_on_what_it_stands_on() -> None:
+def test_every_text_color_can_be_read_on_what_it_stands_on() -> None:
     """WCAG's AA: 4.5 for text, in both schemes."""
     style = re.search(r"<style>(.*?)</style>", html_report(learner()), re.DOTALL)
     assert style
     light, dark = re.findall(r":root \{(.*?)\}", style[1], re.DOTALL)[:2]
     for scheme in (light, dark):
-        colours = {
+        colors = {
             key: f"rgb({int(h[:2], 16)}, {int(h[2:4], 16)}, {int(h[4:], 16)})"
             for key, h in re.findall(r"--([\w-]+): #([0-9a-f]{6})", scheme)
         }
         for ground in ("paper", "card", "well"):
             for ink in ("ink", "soft", "pass", "fail", "skip", "accent"):
-                assert contrast(colours[ground], colours[ink]) >= 4.5, (ink, ground)
-        assert contrast(colours["fail-wash"], colours["fail"]) >= 4.5
+                assert contrast(colors[ground], colors[ink]) >= 4.5, (ink, ground)
+        assert contrast(colors["fail-wash"], colors["fail"]) >= 4.5
         assert (
-            contrast(colours["warn-wash"], colours["ink"]) >= 4.5
-            and contrast(colours["warn-wash"], colours["accent"]) >= 4.5
+            contrast(colors["warn-wash"], colors["ink"]) >= 4.5
+            and contrast(colors["warn-wash"], colors["accent"]) >= 4.5
         )

@@ -51,7 +51,7 @@ def test_a_worker_exits() -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_worker_is_killed(size: int) -> None:
-    """What `mp.spawn` reports may be a neighbour's "Connection closed by peer"; the cause is who was killed."""
+    """What `mp.spawn` reports may be a neighbor's "Connection closed by peer"; the cause is who was killed."""
     run = launch("launch", mode="kill", size=size)
     assert run.cause is not None and run.cause.kind == "crashed" and run.cause.ranks == (1,), run.cause
     assert run.cause.headline == "rank 1 was killed by SIGKILL."

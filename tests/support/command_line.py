@@ -51,12 +51,12 @@ def at_terminal(columns: int, *arguments: str, cwd: Path = ROOT, **environment: 
 
 
 def plain(text: str) -> str:
-    """Without colours."""
+    """Without colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def screen(text: str) -> str:
-    """What is left on the terminal: without colours, and without the line that was erased and written again."""
+    """What is left on the terminal: without colors, and without the line that was erased and written again."""
     lines, row, fresh = [""], 0, False
     for part in re.split(r"(\n|\r|\x1b\[[0-9;?]*[A-Za-z])", text):
         if part == "\n":

@@ -35,7 +35,7 @@ LONG_ONES = {
     "calls of train_ddp": "train_ddp(" * (LONG // 10),
     "folders": "/a" * (LONG // 2),
     "run folders": "/lockstep-run-a" * (LONG // 15),
-    "colours": "\x1b[" * (LONG // 2),
+    "colors": "\x1b[" * (LONG // 2),
     "files": 'File "' * (LONG // 6),
     "blank": "\n" * LONG,
     "spaces": " " * LONG,

@@ -1,7 +1,7 @@
 """`lockstep book`: the chapters as pages that read well without Jupyter, without a network, on a phone and in print.
 
 nbconvert turns a notebook's cells into HTML with the template in `pages/notebook`. Around them come a table of
-contents, links to the neighbouring chapters, and a search whose index is a script, since a page opened from a file
+contents, links to the neighboring chapters, and a search whose index is a script, since a page opened from a file
 may fetch nothing. What needs no kernel is alive: the diagrams, the questions. Nothing is executed here: the outputs
 are the stored ones, which `pytest --nbval chapters` compares.
 """
@@ -97,7 +97,7 @@ def write_book(course: Course, out: Path) -> list[Path]:
     files["assets/search.js"] = _index(places)
     for asset in ("book.css", "book.js"):
         files[f"assets/{asset}"] = (PAGES / asset).read_text(encoding="utf-8")
-    files["assets/book.css"] += _code_colours()
+    files["assets/book.css"] += _code_colors()
     for name, text in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
@@ -176,12 +176,12 @@ def _exporter() -> TemplateExporter:
     exporter.register_filter("base64_text", lambda text: base64.b64encode(text.encode()).decode())
     exporter.register_filter("printed", printed)
     exporter.register_filter("ansi2html", lambda text: _tinted(ansi2html(text)))
-    coloured = Highlight2HTML(pygments_lexer="ipython3", parent=exporter)
-    exporter.register_filter("coloured", lambda source: _coloured(source, coloured))
+    colored = Highlight2HTML(pygments_lexer="ipython3", parent=exporter)
+    exporter.register_filter("colored", lambda source: _colored(source, colored))
     return exporter
 
 
-def _coloured(source: str, plain: Callable[[str], str]) -> str:
+def _colored(source: str, plain: Callable[[str], str]) -> str:
     """Pygments knows a notebook's Python, but treats what is under a `%%` line as plain text."""
     first, newline, rest = source.partition("\n")
     if not first.startswith("%%"):
@@ -192,16 +192,16 @@ def _coloured(source: str, plain: Callable[[str], str]) -> str:
 
 
 def printed(text: str, source: str) -> str:
-    """What a cell printed. Source code is coloured, and its long lines go on under their own beginning."""
+    """What a cell printed. Source code is colored, and its long lines go on under their own beginning."""
     file = SHOWN_FILE.match(source)
     if not (file or CONTRACT.match(text)):
         return f'<pre class="text">{_tinted(ansi2html(text))}</pre>'
     head, code = ("", text) if file else text.split("\n", 1)
     lexer = "bash" if file and file[1].endswith((".sh", ".sbatch")) else "python"
-    coloured = highlight(code, get_lexer_by_name(lexer, stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
+    colored = highlight(code, get_lexer_by_name(lexer, stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
     lines = [
         f'<span class="line" style="--in:{len(plain) - len(plain.lstrip())}">{line}\n</span>'
-        for plain, line in zip(code.rstrip("\n").split("\n"), coloured.split("\n"), strict=True)
+        for plain, line in zip(code.rstrip("\n").split("\n"), colored.split("\n"), strict=True)
     ]
     told = f'<span class="magic">{html.escape(head)}</span>\n' if head else ""
     return f'<div class="highlight"><pre class="text source">{told}{"".join(lines)}</pre></div>'
@@ -337,8 +337,8 @@ def _index(places: list[Place]) -> str:
     return f"window.lockstepSearch = {text};\n"
 
 
-def _code_colours() -> str:
-    """Pygments' colours for light and for dark."""
+def _code_colors() -> str:
+    """Pygments' colors for light and for dark."""
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
     keep = r"(?m)^\.highlight (\.\w+ \{.*)$"
     light_rules = [f".highlight {rule}" for rule in re.findall(keep, light)]

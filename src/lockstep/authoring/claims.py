@@ -7,7 +7,7 @@ so instead. Below the claims come facts that the course adds, what else the text
 checklists, quiz questions, …), and topics that they lack. Each has its places too.
 
     [claims.C57]
-    claim = "DDP synchronises in optimizer.step()"
+    claim = "DDP synchronizes in optimizer.step()"
     verdict = "false"
     places = [["04_optimization", "Accumulation", 'print("every backward:"']]
 """

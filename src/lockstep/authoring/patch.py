@@ -185,7 +185,7 @@ def _widened(old: list[str], first: int, end: int, least: int, most: int) -> tup
             span = first - above, end + more - above
             if span[1] <= most and span[0] < span[1] and len(list(_starts(old[slice(*span)], old))) == 1:
                 return span
-    return least, most  # touches its neighbours, and is merged with one
+    return least, most  # touches its neighbors, and is merged with one
 
 
 def _hunk(old: list[str], new: list[str], changes: list[Change], first: int, end: int) -> list[str]:

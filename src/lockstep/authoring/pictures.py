@@ -2,7 +2,7 @@
 
     python -m lockstep.authoring.pictures chapters/pictures
 
-They take their colours from the system, light or dark, and have their own ground, so they read in print as well.
+They take their colors from the system, light or dark, and have their own ground, so they read in print as well.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Slurm:
 
     Jobs run as this user, in this folder, with this environment, and see this machine's files. There are two partitions:
     `debug`, the default, and `urgent`, for which jobs in `debug` are signalled, get `grace` seconds and are requeued.
-    With `requeue` False a job goes back into the queue only if it has asked for it (`--requeue`), as many centres have it.
+    With `requeue` False a job goes back into the queue only if it has asked for it (`--requeue`), as many centers have it.
     Each node offers `cpus` processors, whatever the machine has. `slurm.nodes` are the hosts (`Nodes`), with their links
     and faults; a node whose `slurmd` was killed is DOWN after some 10 s and comes back by `boot`. `environment` is what
     commands need to find this cluster.

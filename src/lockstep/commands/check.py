@@ -87,7 +87,7 @@ class _Shower:
         self.spinner = Spinner("dots", style="cyan")
 
     def live(self) -> AbstractContextManager[object]:
-        """The line that moves; nothing in a pipe, even in one that takes colours."""
+        """The line that moves; nothing in a pipe, even in one that takes colors."""
         if not (sys.stdout.isatty() and self.console.is_interactive):
             return nullcontext()
         return Live(self, console=self.console, transient=True, refresh_per_second=8)

@@ -1,4 +1,4 @@
-"""The terminal: how wide it is, and what is coloured. rich does the work, and knows NO_COLOR and FORCE_COLOR."""
+"""The terminal: how wide it is, and what is colored. rich does the work, and knows NO_COLOR and FORCE_COLOR."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAINTED = (
         "bold red",
     ),
 )
-"""What is coloured in an explanation; the last that matches counts."""
+"""What is colored in an explanation; the last that matches counts."""
 
 
 class _Console(Console):
@@ -60,12 +60,12 @@ def width(stderr: bool = False) -> int:
 
 
 def show_text(text: str, stderr: bool = False) -> None:
-    """An explanation, with its headline, the odd rank and the places coloured."""
+    """An explanation, with its headline, the odd rank and the places colored."""
     console(stderr).print(painted(text))
 
 
 def painted(text: str) -> Text:
-    """The same text, coloured."""
+    """The same text, colored."""
     shown = Text(text)
     for pattern, style in PAINTED:
         shown.highlight_regex(pattern, style)

@@ -239,7 +239,7 @@ class Printer:
         """`shown` are the local ranks, of `per_node` on each node, that are shown; None is all."""
         self.all_to_stderr = all_to_stderr
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
-        self.coloured = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
+        self.colored = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
         self.lines: dict[tuple[int, str], _Line] = {}
         self.bar: tuple[int, str] | None = None
         """Whose bar is on the terminal's last line."""
@@ -295,7 +295,7 @@ class Printer:
     def _write(self, rank: int, stream: str, text: str, end: str, again: bool = False) -> None:
         out = _stream(stream)
         mark = f"[rank {rank}] " if self.prefix else ""
-        if mark and self.coloured[stream]:
+        if mark and self.colored[stream]:
             mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
         start = "" if not again else "\r\x1b[K" if out.isatty() else "\r"
         try:

@@ -24,7 +24,7 @@ STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOu
 
 
 def show_check(check: CheckResult, exercise: str, on: Console) -> None:
-    """One check, its mark and name coloured."""
+    """One check, its mark and name colored."""
     said = painted(check_text(check, exercise, min(width(), WIDTH)))
     end = len(said.plain) if is_unwritten(check) else (said.plain + "\n").index("\n")
     said.stylize(STYLES[check.outcome] if not is_unwritten(check) else "yellow", 0, end)
@@ -54,7 +54,7 @@ def show_markdown(text: str) -> None:
 
 
 def show_code(text: str, language: str = "python") -> None:
-    """A solution: coloured at a terminal, unchanged in a pipe."""
+    """A solution: colored at a terminal, unchanged in a pipe."""
     if console().is_terminal:
         console().print(Syntax(text, language, background_color="default"))
     else:

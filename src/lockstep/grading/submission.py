@@ -25,7 +25,7 @@ from .text import cut, harmless
 
 MAX_BYTES = 1 << 20
 LONGER = 4
-"""How much more of a text is read than is shown: paths and colours are taken out of it."""
+"""How much more of a text is read than is shown: paths and colors are taken out of it."""
 RUN_FOLDER = re.compile(r"/lockstep-run-[\w-]+/(work|tmp)/?")
 """The working folder of a run's ranks, which no learner has seen."""
 
@@ -80,7 +80,7 @@ class Submission:
 
     def to_original(self, text: str) -> str:
         """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
-        text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colours
+        text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colors
         scratch = re.escape(str(self.folder.parent) + os.sep)
         text = re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
         return without_path(text, RUN_FOLDER)

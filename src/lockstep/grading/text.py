@@ -1,4 +1,4 @@
-"""A grading as plain text; the terminal adds colour, a notebook cell shows it unchanged.
+"""A grading as plain text; the terminal adds color, a notebook cell shows it unchanged.
 
 A part that is still as it was handed out is named once, in one line; checks that wait for it are not listed.
 """

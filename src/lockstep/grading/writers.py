@@ -54,7 +54,7 @@ def remarks(learner: Learner) -> tuple[str, ...]:
 
 
 def write_csv(marked: Marked, folder: Path) -> list[Path]:
-    """`grades.csv`, with the mark by which spreadsheets recognise UTF-8."""
+    """`grades.csv`, with the mark by which spreadsheets recognize UTF-8."""
     graded = marked.graded
     rows = (Row(one.id, one.handed.shown, one.report, remarks(one), marked.grades[one.id]) for one in graded.learners)
     return _written(folder / "grades.csv", grades_csv(rows, graded.exercises).encode("utf-8-sig", "backslashreplace"))

@@ -76,19 +76,19 @@ class Stacked:
         height = ROW * (len(self.rows) + 2)
         lines = [f'<text x="0" y="16" font-weight="600" fill="currentColor">{html.escape(self.title)}</text>']
         left = 0.0
-        for part, colour in zip(self.parts, COLOURS, strict=False):
+        for part, color in zip(self.parts, COLOURS, strict=False):
             lines += [
-                f'<rect x="{left:.0f}" y="{ROW + 5}" width="12" height="12" rx="2" fill="{colour}"/>',
+                f'<rect x="{left:.0f}" y="{ROW + 5}" width="12" height="12" rx="2" fill="{color}"/>',
                 f'<text x="{left + 17:.0f}" y="{ROW + 16}" fill="currentColor">{html.escape(part)}</text>',
             ]
             left += 40 + 7.5 * len(part)
         for number, (name, parts) in enumerate(self.rows.items(), 2):
             top, left = ROW * number, float(LABEL)
             lines.append(f'<text x="0" y="{top + 16}" fill="currentColor">{html.escape(name)}</text>')
-            for part, colour in zip(self.parts, COLOURS, strict=False):
+            for part, color in zip(self.parts, COLOURS, strict=False):
                 length = (WIDTH - LABEL - VALUE) * parts.get(part, 0.0) / most
                 lines.append(
-                    f'<rect x="{left:.1f}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" fill="{colour}">'
+                    f'<rect x="{left:.1f}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" fill="{color}">'
                     f"<title>{html.escape(part)}: {parts.get(part, 0.0):.3g} {html.escape(self.unit)}</title></rect>"
                 )
                 left += length
@@ -107,7 +107,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str 
     if not picture.parts:
         raise ValueError("there is nothing to draw")
     if len(picture.parts) > len(COLOURS):
-        raise ValueError(f"{len(picture.parts)} parts, and only {len(COLOURS)} colours")
+        raise ValueError(f"{len(picture.parts)} parts, and only {len(COLOURS)} colors")
     if any(value < 0 for parts in picture.rows.values() for value in parts.values()):
         raise ValueError(f"a bar cannot be negative: {picture.rows}")
     return picture

@@ -1,7 +1,7 @@
 """What a run or a grading has to say, as a card in a notebook's output; a terminal and a comparison see its text.
 
 A card is HTML with its own style, without a script: it survives saving and reopening, needs no kernel, and takes
-JupyterLab's colours, VS Code's or the book's.
+JupyterLab's colors, VS Code's or the book's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`quiz("02_setup/set_epoch")`: one multiple-choice question in a cell.
 
-It is a box of plain ipywidgets, so that it works with the keyboard and takes JupyterLab's colours, light or dark.
+It is a box of plain ipywidgets, so that it works with the keyboard and takes JupyterLab's colors, light or dark.
 Without a kernel (the next day, GitHub, a page made by nbconvert), its stored form shows the question as text. Feedback
 goes into an HTML widget, never an output area, which nbval would compare.
 """
@@ -101,9 +101,9 @@ class Quiz(Stored):
     def _on_choice(self, _: Any) -> None:
         self._button.disabled = self._choices.value is None
         self._feedback.value = ""
-        self._colour("")
+        self._color("")
 
-    def _colour(self, verdict: str) -> None:
+    def _color(self, verdict: str) -> None:
         """Mark the choice as right or wrong; with "" as neither."""
         for one in ("right", "wrong"):
             (self.add_class if one == verdict else self.remove_class)(f"lockstep-chose-{one}")
@@ -113,7 +113,7 @@ class Quiz(Stored):
             return
         choice = self.question.choices[self._choices.value]
         verdict, style = ("Right.", "right") if choice.right else ("Not quite.", "wrong")
-        self._colour(style)
+        self._color(style)
         self._feedback.value = f'<div class="lockstep-{style}"><b>{verdict}</b> {rich(choice.why)}</div>'
         with progress.change() as known:
             if known.quizzes.get(self.question.key) != progress.RIGHT:

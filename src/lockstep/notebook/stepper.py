@@ -70,7 +70,7 @@ class Schedule:
 
 
 def ring(ranks: int) -> Schedule:
-    """Reduce-scatter, then all-gather: each rank sends one chunk a step to its right neighbour, 2(N−1) times."""
+    """Reduce-scatter, then all-gather: each rank sends one chunk a step to its right neighbor, 2(N−1) times."""
     right = [(rank + 1) % ranks for rank in range(ranks)]
     steps = []
     for step in range(ranks - 1):

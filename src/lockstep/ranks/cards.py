@@ -1,6 +1,6 @@
 """Why a run did not end well, as HTML: the same card in a page of its own (`--report`) and wherever else it is shown.
 
-A card has its own style and no script. It takes the colours of the page around it, or has its own, for light and dark.
+A card has its own style and no script. It takes the colors of the page around it, or has its own, for light and dark.
 """
 
 from __future__ import annotations

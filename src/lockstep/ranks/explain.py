@@ -1,6 +1,6 @@
 """From what the ranks did to why the run ended: the root cause first, its echoes after it.
 
-Pure functions over a finished `Run`. A peer's death makes its neighbours fail with "Connection closed by peer", so the
+Pure functions over a finished `Run`. A peer's death makes its neighbors fail with "Connection closed by peer", so the
 loudest error is seldom the cause; a hang has no error at all (`hangs`). What each rank had begun tells them apart.
 """
 

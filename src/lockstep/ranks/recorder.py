@@ -600,7 +600,7 @@ def keep_compilers_out() -> None:
 def _keep_groups(recorder: Recorder) -> None:
     """Hold every process group from its beginning.
 
-    A rank that destroys its group as soon as it has it would close the connections on which a slower neighbour is still
+    A rank that destroys its group as soon as it has it would close the connections on which a slower neighbor is still
     setting up its own: that one's init_process_group then fails with "Connection closed by peer", now and then.
     """
     make = getattr(c10d, "_new_process_group_helper", None)

@@ -1,7 +1,7 @@
 """The warm process from which every run is forked: it has imported torch, and has done nothing with it.
 
 `mp.spawn` starts each rank as a new interpreter that imports torch anew, seconds apiece. This process does it once.
-It stays single-threaded, initialises no accelerator and runs nobody's code, so that a fork of it is a clean start.
+It stays single-threaded, initializes no accelerator and runs nobody's code, so that a fork of it is a clean start.
 
 It reads orders from a socket, one file descriptor each: the end of a client's socket, which it hands to a supervisor
 forked for that run. It ends when its client does. Whatever a killed supervisor's ranks had detached falls to it, the
@@ -55,7 +55,7 @@ def warm_up() -> None:
 
 
 def never_ask_for_names() -> None:
-    """Keep torch, in this process and all that are forked from it, from asking a name server who its neighbours are.
+    """Keep torch, in this process and all that are forked from it, from asking a name server who its neighbors are.
 
     To name it in a message that is hardly ever printed, torch 2.13 looks up the name of each address that it connects
     to. For `::ffff:127.0.0.1` that goes to a name server, and where none answers, each rank stands still for 5 s and

@@ -34,17 +34,17 @@ class Stopwatch:
         for p, g in zip(self.model.parameters(), self.grads):
             p.grad = g
 
-    def run(self, synchronise):
+    def run(self, synchronize):
         for p in self.model.parameters():
             p.grad = None
-        self.model.require_backward_grad_sync = synchronise
+        self.model.require_backward_grad_sync = synchronize
         self.model.process_group.barrier().wait()
         start = self.clock()
         self.step()
         took = self.clock() - start
         everybody = [None] * dist.get_world_size()
         dist.all_gather_object(everybody, took)
-        self.seconds[synchronise].append(max(everybody))
+        self.seconds[synchronize].append(max(everybody))
 
 
 def exposed_communication(step, ddp_model, repeats=9, clock=time.perf_counter):

@@ -17,10 +17,10 @@ class Measurement:
         return self.step - self.alone
 
 
-def one(step, ddp_model, clock, synchronise):
+def one(step, ddp_model, clock, synchronize):
     ddp_model.zero_grad(set_to_none=False)
     with ExitStack() as stack:
-        if not synchronise:
+        if not synchronize:
             stack.enter_context(ddp_model.no_sync())
         meet = torch.zeros(1)
         dist.all_reduce(meet)

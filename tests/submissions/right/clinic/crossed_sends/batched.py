@@ -1,7 +1,7 @@
 # style: both operations are given to batch_isend_irecv together
-"""Case: neighbours who do not speak.
+"""Case: neighbors who do not speak.
 
-“A rod in pieces, one a rank, and each piece needs the edges of its neighbours. It ran until a host was replaced; its
+“A rod in pieces, one a rank, and each piece needs the edges of its neighbors. It ran until a host was replaced; its
 settings came from the host beside it.”
 
     ./lockstep run -n 4 exercises/clinic/crossed_sends.py
@@ -22,10 +22,10 @@ RANK = 0
 LENGTH, STEPS = 6, 5
 
 
-def exchange(mine: torch.Tensor, neighbour: int, speaks_first: bool) -> torch.Tensor:
-    """Give the neighbour my edge, a tensor of one value, and return its edge."""
+def exchange(mine: torch.Tensor, neighbor: int, speaks_first: bool) -> torch.Tensor:
+    """Give the neighbor my edge, a tensor of one value, and return its edge."""
     theirs = torch.empty_like(mine)
-    both = [dist.P2POp(dist.isend, mine, neighbour), dist.P2POp(dist.irecv, theirs, neighbour)]
+    both = [dist.P2POp(dist.isend, mine, neighbor), dist.P2POp(dist.irecv, theirs, neighbor)]
     for work in dist.batch_isend_irecv(both):
         work.wait()
     return theirs

@@ -33,7 +33,7 @@ def shared_folder() -> Path:
 
 
 def words(rank: int) -> list[str]:
-    """The words of this rank's texts. Some of them stand in the neighbour's too."""
+    """The words of this rank's texts. Some of them stand in the neighbor's too."""
     return [f"word{number}" for number in range(5 * rank, 5 * rank + 8)]
 
 

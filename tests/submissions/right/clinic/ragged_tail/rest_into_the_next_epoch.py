@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-CAUSE = "missed-synchronisation"
+CAUSE = "missed-synchronization"
 RANK = "all"
 GROUP = 5
 

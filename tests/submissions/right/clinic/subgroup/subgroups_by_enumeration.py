@@ -1,7 +1,7 @@
 # style: torch makes the groups and says which is one's own
 """Case: two teams, no result.
 
-“An ensemble: two teams, each of neighbouring ranks, train a model each. Half of the ranks come to the end. The others don't.”
+“An ensemble: two teams, each of neighboring ranks, train a model each. Half of the ranks come to the end. The others don't.”
 
     ./lockstep run -n 4 exercises/clinic/subgroup.py
 

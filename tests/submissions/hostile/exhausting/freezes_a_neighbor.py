@@ -3,7 +3,7 @@
 # verdict: timed-out
 # without: stub
 # protection: judge
-# why: rank 1 attaches to its neighbours as a debugger does, so that they stand still for ever
+# why: rank 1 attaches to its neighbors as a debugger does, so that they stand still for ever
 import ctypes
 import os
 import time
