@@ -1488,7 +1488,7 @@ quiz("01_internals/memory")
 quiz("01_internals/fsdp_or_ddp")
 
 # %% [markdown]
-# ## Take it with you
+# ## What to remember
 #
 # - Every rank must issue the same collectives in the same order.
 # - DDP sends **parameters once**, at construction; **buffers** in forward; **gradients** in backward, as a mean.

@@ -1280,7 +1280,7 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 # - **Files.** Rank 0 writes `model.module.state_dict()`. Before other ranks read the file, call `barrier` (chapter 5).
 # - **The end.** Delete the wrapper, then call `destroy_process_group`; in a function, use `finally`.
 #
-# ## Take it with you
+# ## What to remember
 #
 # - The launcher sets a rank's variables; the program reads them.
 # - If one rank is missing, the others wait.

@@ -1461,7 +1461,7 @@ del os.environ["CLINIC_TICKET"]  # from here on, yours again
 quiz("03_debugging/longer_timeout")
 
 # %% [markdown]
-# ## Take it with you
+# ## What to remember
 #
 # - **Before a long run**: run a preflight. Put `@record` on `main` and `faulthandler` in each step, and call
 #   `find_divergence` every few hundred steps.

@@ -1733,7 +1733,7 @@ quiz("04_optimization/reentrant")
 # - **Fit**: activation checkpointing, `gradient_as_bucket_view`, then ZeRO-1 or FSDP2.
 # - **Keep learning**: scale the learning rate with the global batch, and warm up.
 #
-# ## Take it with you
+# ## What to remember
 #
 # - Find out what limits a step before you change anything. The number of tokens per rank decides whether that is the
 #   link or the processor.

@@ -1666,7 +1666,7 @@ quiz("05_checkpointing/rehearsal")
 # - **Stopping**: a flag, an all-reduce with MAX, a save within the grace period.
 # - **Restarting**: `--max-restarts`, a store for each attempt, a short timeout; `--signal` and `--requeue`.
 #
-# ## Take it with you
+# ## What to remember
 #
 # - Forgetting a part of the state raises no error. Compare bits with an uninterrupted run.
 # - At every instant, a complete checkpoint must exist under its final name.

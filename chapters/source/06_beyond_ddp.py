@@ -18,7 +18,7 @@
 # After this chapter you can
 #
 # - **measure** a training step's memory by kind: parameters, gradients, optimizer state, activations;
-# - **write** an optimizer whose state is divided among the ranks (ZeRO stage 1);
+# - **write** an optimizer whose state is divided among the ranks (ZeRO, the *zero redundancy optimizer*, stage 1);
 # - **write** a layer whose weights are divided and gathered only while it computes (FSDP);
 # - **train** a model under `fully_shard` with the same result as one process;
 # - **predict** memory and traffic for N ranks, and check both against a run;
@@ -27,8 +27,8 @@
 #
 # About 140 minutes: 25 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
 #
-# **What a CPU shows here.** Everything below runs over gloo, with the bytes and collectives that NCCL would get. One
-# thing needs a GPU and was not run here: gathering the next layer while this one computes.
+# **What a CPU shows here.** Everything below runs over gloo, with the same collectives of the same sizes as under NCCL.
+# One thing needs a GPU and was not run here: to gather the next layer *while* a layer computes.
 
 # %%
 # %load_ext lockstep
@@ -74,8 +74,9 @@ def loss_of(model, batch):
 
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
-# **activations**, which forward keeps for backward. `saved_tensors_hooks` calls a function with each tensor that
-# forward keeps. FSDP2 will keep *gathered* copies of parameters as well, so they get a separate column.
+# **activations**, which forward keeps for backward. To measure the activations, `saved_tensors_hooks` calls a function
+# of yours with each tensor that forward keeps. Later in this chapter, forward will also keep copies of parameters,
+# gathered from other ranks, so these get a name of their own.
 
 # %%
 # %%writefile kinds.py
@@ -142,8 +143,8 @@ picture = stacked(alone, unit="MB", title="one process")
 picture
 
 # %% [markdown]
-# Parameters and gradients take 3.5 MB each, and AdamW's two moments 7: together 16 bytes per parameter. Only the
-# activations grow with the batch. Find out which kind is too large before you choose a remedy:
+# Parameters and gradients take 3.5 MB each, and AdamW's two moments take 7 MB. Together that is 16 bytes per parameter.
+# Only the activations grow with the batch. Find out which kind is too large before you choose a remedy:
 #
 # | too large | remedy |
 # |---|---|
@@ -194,7 +195,7 @@ quiz("06_beyond_ddp/zero_grad")
 # ## Exercise: implement shard_optimizer
 #
 # *Medium, 30 minutes.* Open [`exercises/shard_optimizer.py`](../exercises/shard_optimizer.py). Give each rank about the
-# same number of elements, not of parameters: an embedding can be larger than all biases together.
+# same number of *elements*, not of tensors: an embedding can be larger than all biases together.
 
 # %%
 contract("shard_optimizer", "ShardedOptimizer")
@@ -215,13 +216,14 @@ contract("shard_optimizer", "ShardedOptimizer")
 #
 # ## Shard the parameters
 #
-# **FSDP** (fully sharded data parallel) also divides the parameters and gradients: each rank keeps its **shard**, some
-# rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks **all-gather** a layer's
-# weight just before the layer computes, and free the gathered copy right afterwards. For backward, they gather it
-# again.
+# **FSDP** (fully sharded data parallel, ZeRO's stage 3) also divides the parameters and gradients: each rank keeps its
+# **shard**, some rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks
+# **all-gather** a layer's weight just before the layer computes, and free the gathered copy right afterwards. For
+# backward, they gather it again.
 #
-# The smallest such layer multiplies each of four features by one weight. Each of two ranks keeps two weights. A
-# `torch.autograd.Function` says what is saved for backward and what backward computes:
+# The smallest such layer has four features, and multiplies each by a weight of its own. Two ranks share the four
+# weights: rank 0 keeps the first two, rank 1 the others. A `torch.autograd.Function` says what is saved for backward
+# and what backward computes:
 
 # %%
 # %%writefile sharded_scale.py
@@ -269,7 +271,8 @@ print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist(
 # %% [markdown]
 # Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
 # Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would keep
-# the whole weight of every layer until backward.
+# the whole weight of every layer until backward, and the shard would get no gradient, because autograd doesn't follow
+# collectives.
 
 # %%
 quiz("06_beyond_ddp/shard_gradient")
@@ -368,12 +371,12 @@ for kind, nbytes in calls_of("FSDP2"):
 
 # %% [markdown]
 # The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
-# gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. The model's own
-# parameters are gathered only once: backward needs them first, so `fully_shard` keeps the outermost module's parameters
-# after forward.
+# gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always gathers one
+# layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The model's own parameters are
+# gathered only once: backward needs them first, so `fully_shard` keeps the outermost module's parameters after forward.
 #
 # **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
-# parameters. How much do ZeRO-1 and FSDP2 hold?
+# parameters. (The option `gradient_as_bucket_view` saves a fifth P.) How much do ZeRO-1 and FSDP2 hold?
 
 # %%
 def predicted(way, size, n):
@@ -395,8 +398,9 @@ picture
 # On this rank ZeRO-1 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
 # activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# **`reshard_after_forward=False`** keeps the gathered layers, a whole copy of the parameters, from forward to backward.
-# What do you gain?
+# **`reshard_after_forward=False`** ("FSDP2, kept") keeps the gathered layers, nearly a whole copy of the parameters,
+# from forward to backward. These bars show the moment between forward and backward; at its peak, a step also holds the
+# one or two layers that are gathered at that time. What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -404,11 +408,11 @@ quiz("06_beyond_ddp/reshard")
 # %% [markdown]
 # ## Count the traffic
 #
-# On N ranks, each rank sends (N−1)/N of the size for an all-gather, a reduce-scatter or a broadcast, and twice that for
-# an all-reduce. **Predict** for four ranks and size P:
+# On N ranks, each rank sends (N−1)/N of the whole tensor's size for an all-gather, a reduce-scatter or (on average) a
+# broadcast, and twice as much for an all-reduce. **Predict** for four ranks and size P:
 #
-# - DDP is one all-reduce, 2·¾·P; ZeRO-1 adds the broadcasts;
-# - FSDP2 is two all-gathers and a reduce-scatter, or one of each if it keeps the layers.
+# - DDP: an all-reduce, 2·¾·P. ZeRO-1 adds broadcasts, ¾·P.
+# - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If it keeps the layers, one all-gather is enough.
 
 # %%
 FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # it puts in a quarter
@@ -421,8 +425,8 @@ for way in WAYS:
 # %% [markdown]
 # FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it
 # sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model. In bfloat16
-# it is back at DDP's traffic: `param_dtype` halves the gathers, and `reduce_dtype` keeps the gradients' sums in
-# float32.
+# it sends as much as DDP again: `param_dtype` halves the gathers. The gradients are still summed in float32, as
+# `reduce_dtype` says.
 
 # %%
 quiz("06_beyond_ddp/traffic")
@@ -430,12 +434,12 @@ quiz("06_beyond_ddp/traffic")
 # %% [markdown]
 # ## Shard within a node, replicate across
 #
-# Within a node, GPUs exchange hundreds of gigabytes per second; between nodes, often a tenth of that. FSDP2 on all
-# ranks gathers across nodes. **HSDP** (hybrid sharding) gathers only within a node: each node has a whole model,
-# divided among its ranks. Between nodes, HSDP only averages gradients, as DDP does.
+# Within a node, GPUs exchange hundreds of gigabytes per second; between nodes, often a tenth of that. If FSDP2 shards
+# over all ranks, each gather crosses nodes. **HSDP** (hybrid sharding) gathers only within a node: each node has a
+# whole model, divided among its ranks. Between nodes, HSDP only averages gradients, as DDP does.
 #
-# A **DeviceMesh** arranges the ranks in a grid. `fully_shard` replicates over its first dimension and shards over the
-# second. Here ranks 0 and 1 are one node, and ranks 2 and 3 the other:
+# A **DeviceMesh** arranges the ranks in a grid. Given a grid with two dimensions, `fully_shard` replicates over the
+# first and shards over the second. Here ranks 0 and 1 are one node, and ranks 2 and 3 the other:
 
 # %%
 # %%ranks 4 --into run --quiet
@@ -469,7 +473,10 @@ def sent(way, across):
     total = 0
     for rank in (0, 1):
         at = {mark.name: mark.number for mark in run.ranks[rank].marks}
-        for call in run.collectives[rank][at[way]:at[f"{way}, end"] - 1]:
+        between = range(at[way], at[f"{way}, end"])
+        for call in run.collectives[rank]:
+            if call.number not in between:
+                continue
             n = len(call.members)
             next_rank = call.members[(call.members.index(rank) + 1) % n]
             kind = call.kind.replace("_into_tensor", "").replace("_tensor", "")
@@ -486,10 +493,9 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# Again, FSDP2 sends less than predicted, because the outermost module is gathered once. HSDP sends less than half as
-# much between nodes, and needs twice the memory per rank. On two nodes of eight GPUs, HSDP would send P and FSDP2 2.8P;
-# on many nodes, 2P and 3P. Under FSDP2 a layer also has to wait for a gather that crosses nodes. So use HSDP if one
-# node has room for the whole model.
+# HSDP sends less than half as much between nodes. In return it sends a third more within a node and needs twice the
+# memory per rank. On two nodes of eight GPUs each, a node would send P under HSDP and 2.8P under FSDP2; on many nodes,
+# 2P and 3P. So use HSDP if one node has room for the model, its gradients and its optimizer state.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -499,8 +505,8 @@ quiz("06_beyond_ddp/hybrid")
 #
 # FSDP2 still gathers one whole layer at a time. If a single layer is too large, or the activations of a single sample
 # are, divide the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the
-# weights. Two linear layers make a pair: the first is cut by outputs (`ColwiseParallel`), the second by inputs
-# (`RowwiseParallel`). Then the ranks only have to add up the pair's results.
+# weights. Two linear layers make a pair: the first is split along its outputs (`ColwiseParallel`), the second along its
+# inputs (`RowwiseParallel`). Then the ranks only have to add up the pair's results.
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
 
@@ -539,9 +545,9 @@ for call in run.collectives[0]:
 # Forward has one all-reduce and backward another. Each has the size of the pair's *outputs or inputs*; the weights are
 # never sent. Between the two layers, each rank holds only half of the 512 values.
 #
-# But nothing can hide this traffic, because the next layer needs the sum. A transformer layer has two such pairs
-# (attention and MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**,
-# over NVLink. Across nodes, combine it with FSDP2 on the mesh's other dimension:
+# This traffic is hard to hide, because the next layer needs the sum. A transformer layer has two such pairs (attention
+# and MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink.
+# Across nodes, combine it with FSDP2 on the mesh's other dimension:
 
 # %%
 # %%ranks 4
@@ -569,8 +575,8 @@ quiz("06_beyond_ddp/tensor")
 # Two things go wrong easily. `fully_shard` averages the ranks' gradients, as DDP does, even if the ranks have different
 # numbers of samples. And a rank holds only its rows of the gradient, but has to clip by the norm of all rows.
 #
-# Here rank 0 has three samples, all 1, and rank 1 has one, a 9. The weight has two rows, one on each rank, and each
-# row's gradient is the mean of the samples. **Predict** both lines:
+# Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
+# rank. The first row's gradient is the mean of the samples, the second row's is twice that. **Predict** both lines:
 
 # %%
 # %%ranks 2
@@ -583,21 +589,21 @@ world, samples = 2, 4
 
 for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / samples)):
     model = fully_shard(torch.nn.Linear(1, 2, bias=False))
-    (model(x).sum() * factor).backward()
+    ((model(x) * torch.tensor([1.0, 2.0])).sum() * factor).backward()
     row = model.weight.grad.to_local()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=100.0)
-    print(f"{way:17} row {row.item():.2f}  its norm {row.norm():.2f}", end="  ")
-    print(f"of all rows {norm.full_tensor():.2f}")
+    print(f"{way:17} my row {row.item():5.2f}", end="  ")
+    print(f"norm of all rows {norm.full_tensor():5.2f}")
 
 # %% [markdown]
 # The mean of all four samples is 3, but the mean of the two means is 5. So divide the sum of your losses by the number
 # of *all* samples, which costs an all-reduce of one number. Then multiply by the number of ranks, because `fully_shard`
 # divides by it.
 #
-# The norm of one row is 3, that of the whole gradient 3·√2. The gradients are **DTensors**: tensors that know how they
-# are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns the result into a plain
-# tensor. If each rank clipped by the norm of its own rows, the ranks would scale by different factors, without an
-# error.
+# Rank 0's row has the norm 3, rank 1's row 6, and the whole gradient 3·√5 = 6.71. The gradients are **DTensors**:
+# tensors that know how they are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns
+# the result into a plain tensor. If each rank clipped by the norm of its own row, rank 1 would scale its row down twice
+# as much as rank 0, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -642,11 +648,23 @@ before = [train(model, optimizer) for step in range(2)]
 dcp.save(state_of(model, optimizer), checkpoint_id="saved/beyond")
 print("losses:", *before, " saved ", *[train(model, optimizer) for step in range(3)])
 
+# %% [markdown]
+# Until now, every rank built the whole model before it kept its shard. A model that doesn't fit has to be built on the
+# **meta device**, which knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's
+# rows, and the checkpoint fills them. Here two ranks load what four have saved:
+
 # %%
 # %%ranks 2
 from resumable import *
 
-model, optimizer = start()
+dist.init_process_group("gloo")
+with torch.device("meta"):  # +
+    model = GPT()
+for module in (*model.layers, model):
+    fully_shard(module)
+model.to_empty(device="cpu")  # +
+optimizer = torch.optim.AdamW(model.parameters())
+
 state = state_of(model, optimizer)
 dcp.load(state, checkpoint_id="saved/beyond")  # each rank reads the slices that it owns now
 set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
@@ -655,8 +673,8 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# The two ranks continue with the same losses as the four. The first of these losses depends only on the weights; the
-# other two also on AdamW's moments.
+# The two ranks continue with the same losses as the four ranks. The first of these losses depends only on the weights;
+# the other two also on AdamW's moments.
 #
 # With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
 # returns, and a thread writes them while the next steps run. These threads call collectives too, so give them a
@@ -730,12 +748,13 @@ for parameters in (125e6, 1.5e9, 13e9):
 # Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
 # ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is the simplest, and in float32 none of the others sends less.
+# - **DDP** while it fits. It is the simplest, and in float32 none of the others sends fewer bytes in all.
 # - **ZeRO-1** if only the optimizer's state is too large.
 # - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
-# - **HSDP** if FSDP2's shards fit one node and the network between nodes is slow.
+# - **HSDP** if the shards fit in one node and the network between nodes is slow.
 # - **Tensor parallelism**, within a node, if one layer is too large for a GPU.
-# - **Pipelines**, which give each node some of the layers, if the model spans several nodes.
+# - **Pipelines**, which give each node some of the layers and send only activations between nodes, if even FSDP2's
+#   traffic is too much.
 
 # %%
 quiz("06_beyond_ddp/which")
@@ -750,14 +769,14 @@ quiz("06_beyond_ddp/which")
 # - **Call forward, step and save on every rank.** If one rank skips a call, the others hang.
 # - **Save with DCP**, and test once that a different number of ranks can load it.
 #
-# ## Take it with you
+# ## What to remember
 #
-# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides them, at the price of
-#   two all-reduces per pair of layers.
+# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides those within a pair
+#   of layers, at the price of two all-reduces.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
-# - Traffic that nothing can hide stays within a node. Traffic that overlaps or is small may go across.
+# - Keep the traffic that is hard to hide within a node.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
 # which kind of memory it is, and say what your choice sends.

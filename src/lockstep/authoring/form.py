@@ -17,7 +17,7 @@ from ..course.quizzes import quiz_file, read
 from . import claims
 from .chapters import ROOT, length, read_source
 
-NO_QUIZ = ("Exercise:", "Capstone:", "Checklist", "Take it with you", "What to read next")
+NO_QUIZ = ("Exercise:", "Capstone:", "Checklist", "What to remember", "What to read next")
 """Sections without a question at the end: they are tasks or lists themselves."""
 GOALS, EXERCISES, KEPT = 5, 3, 5
 MINUTES_OFF = 8
@@ -72,12 +72,12 @@ def _sections(name: str, notebook: NotebookNode, root: Path) -> Iterator[str]:
     tasks = [body for body in sections.values() if "%check " in body and "minutes" in body]
     if len(tasks) < EXERCISES:
         yield f"it has {len(tasks)} exercises with a check and their minutes, and {EXERCISES} are needed"
-    if list(sections)[-2:] != ["Take it with you", "What to read next"]:
-        yield "it does not end with “Take it with you” and “What to read next”"
+    if list(sections)[-2:] != ["What to remember", "What to read next"]:
+        yield "it does not end with “What to remember” and “What to read next”"
         return
-    kept = sections["Take it with you"]
+    kept = sections["What to remember"]
     if kept.count("\n- ") < KEPT or "In an interview" not in kept:
-        yield f"“Take it with you” needs {KEPT} points or more, and what to expect “In an interview”"
+        yield f"“What to remember” needs {KEPT} points or more, and what to expect “In an interview”"
     if "pytorch.org" not in sections["What to read next"]:
         yield "“What to read next” does not lead to PyTorch's own pages"
 
