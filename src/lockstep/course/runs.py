@@ -9,7 +9,11 @@ from .toml import CourseError
 
 PRELOADED = ("sklearn.datasets", "lockstep.cluster")
 """Modules that exercises and chapters want on their ranks."""
-READ_ON: ReadOn = {Topic.HANGS: 'chapter 3, "Hangs"', Topic.FAILURES: 'chapter 3, "Reading failures"'}
+READ_ON: ReadOn = {
+    Topic.HANGS: 'chapter 3, "Hangs"',
+    Topic.MISMATCHES: 'chapter 3, "Mismatches"',
+    Topic.FAILURES: 'chapter 3, "Reading failures"',
+}
 
 
 def read_on() -> ReadOn:

@@ -112,4 +112,4 @@ def mismatch_cause(found: dict[int, Collective], ranks: Sequence[RankReport], od
         notes.append("gloo cannot match them and ends the process: no Python error, exit by SIGABRT.")
     rows, frame = mismatch_rows(found, odd), found[odd[0]].frame if odd else two_sides(found)[0].frame
     at_fault = tuple(odd or sorted(found))
-    return Cause(Kind.MISMATCH, f"{say_mismatch(found)}.", at_fault, frame, rows, tuple(notes), topic=Topic.HANGS)
+    return Cause(Kind.MISMATCH, f"{say_mismatch(found)}.", at_fault, frame, rows, tuple(notes), topic=Topic.MISMATCHES)

@@ -77,6 +77,7 @@ class Topic(Enum):
     """What to read about to understand how a run ended. Where, says the one who shows it (`text.describe`)."""
 
     HANGS = "hangs"
+    MISMATCHES = "mismatches"
     FAILURES = "failures"
 
 
