@@ -76,7 +76,7 @@ def loss_of(model, batch):
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
 # **activations**, which forward keeps for backward. To measure the activations, `saved_tensors_hooks` calls a function
 # of yours with each tensor that forward keeps. Later in this chapter, forward will also keep copies of parameters,
-# gathered from other ranks, so these get a name of their own.
+# gathered from other ranks, so these get a separate name.
 
 # %%
 # %%writefile kinds.py
@@ -221,7 +221,7 @@ contract("shard_optimizer", "ShardedOptimizer")
 # **all-gather** a layer's weight just before the layer computes, and free the gathered copy right afterwards. For
 # backward, they gather it again.
 #
-# The smallest such layer has four features, and multiplies each by a weight of its own. Two ranks share the four
+# The smallest such layer has four features, and multiplies each by its own weight. Two ranks share the four
 # weights: rank 0 keeps the first two, rank 1 the others. A `torch.autograd.Function` says what is saved for backward
 # and what backward computes:
 
