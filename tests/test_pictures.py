@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,17 @@ def test_the_trace_is_what_perfetto_reads(run: ranks.Run, tmp_path: Path) -> Non
     }  # fmt: skip
     assert sum(event["name"] == "all_reduce" for event in events) == 2 * 2 * 3
     assert sum(event["name"].startswith("ready ") for event in events) == 2 * 2 * 2 * 24
+
+
+def test_a_collective_that_lasts_into_the_next_step_has_a_line_for_itself(run: ranks.Run) -> None:
+    """Under load, the end of a step's last all-reduce is noticed after the next step's first collective has begun."""
+    panel = timeline(run).panels[0]
+    (first, other), (second, another) = panel.steps
+    late = replace(first.collectives[-1], end=second.collectives[0].end + 1.0)
+    first = replace(first, collectives=(*first.collectives[:-1], late))
+    panel = replace(panel, steps=((first, other), (second, another)))
+    assert check_trace(Timeline((panel,)).trace()) == []
+    assert panel.lanes(0)[1][0] != panel.lanes(0)[0][-1]
 
 
 def check_trace(trace: dict[str, Any]) -> list[str]:

@@ -61,13 +61,14 @@ def labels(drawn: ElementTree.Element) -> list[str]:
 
 def test_exposed_is_when_the_code_stands_still() -> None:
     for run in (made(), made(PREFIX)):
-        one = whole(run).steps[0][1]
+        panel = whole(run)
+        one = panel.steps[0][1]
         assert [phase.name for phase in one.phases] == ["forward", "backward", "between", "step"]
         spent = [
             (round(item.exposed_seconds * 1000, 3), round(item.hidden_seconds * 1000, 3)) for item in one.collectives
         ]
         assert spent == [(1, 2), (2, 0), (1, 0)]
-        assert one.lanes == (0, 1, 0)
+        assert panel.lanes(1)[0] == (0, 1, 0)
 
 
 def test_who_marks_the_steps_is_not_marked_again() -> None:

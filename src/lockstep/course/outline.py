@@ -22,7 +22,7 @@ CHECK = re.compile(r"^%check +(.+)$", re.MULTILINE)
 HEADING = re.compile(r"^(#{1,6}) +(.+?) *$")
 FENCE = re.compile(r"^(```|~~~)")
 MINUTES = re.compile(r"\babout ((?:\w+ )?[\w–-]+ (?:minutes|hours?))\b", re.IGNORECASE)
-NEEDS = re.compile(r"\bYou need (.+?)\.(?=\s|$)", re.DOTALL)
+NEEDS = re.compile(r"\bYou\s+need\s+(.+?)\.(?=\s|$)", re.DOTALL)
 EFFORT = re.compile(r"^\*((?:Easy|Medium|Hard)\b[^*]*?)\.?\*", re.MULTILINE)
 
 SAVING = 3.0

@@ -13,7 +13,6 @@ import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +98,6 @@ class StepOfRank:
     def _spans(self) -> list[Span]:
         return [*((one.begin, one.end) for one in self.phases), *((one.launch, one.end) for one in self.collectives)]
 
-    @cached_property
-    def lanes(self) -> tuple[int, ...]:
-        """For each collective the first line in which it overlaps none before it."""
-        free: list[float] = []
-        lanes = []
-        for one in self.collectives:
-            lane = next((number for number, end in enumerate(free) if end <= one.launch), len(free))
-            free[lane : lane + 1] = [one.end]
-            lanes.append(lane)
-        return tuple(lanes)
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -125,6 +113,20 @@ class Panel:
         """From the first step's begin to the last one's end, over all ranks."""
         steps = [one for step in self.steps for one in step if one.phases or one.collectives]
         return min(one.begin for one in steps), max(one.finish for one in steps)
+
+    def lanes(self, index: int) -> list[tuple[int, ...]]:
+        """For each step of that rank and each of its collectives, the first line in which it overlaps none before it.
+
+        The end of a step's last collective may be noticed after the next step's first one has begun.
+        """
+        free: list[float] = []
+
+        def lane(one: Bucket) -> int:
+            found = next((number for number, end in enumerate(free) if end <= one.launch), len(free))
+            free[found : found + 1] = [one.end]
+            return found
+
+        return [tuple(lane(one) for one in step[index].collectives) for step in self.steps]
 
 
 class Timeline:
@@ -304,14 +306,17 @@ def _trace_events(panels: tuple[Panel, ...]) -> list[dict[str, Any]]:
             pid = 1000 * place + rank
             events.append(_event("M", "process_name", pid, 0, 0.0, args={"name": f"{panel.title} rank {rank}".strip()}))
             events.append(_event("M", "thread_name", pid, 0, 0.0, args={"name": "code"}))
-            for lane in range(max((lane for step in panel.steps for lane in step[index].lanes), default=-1) + 1):
+            lanes = panel.lanes(index)
+            for lane in range(max((lane for step in lanes for lane in step), default=-1) + 1):
                 events.append(_event("M", "thread_name", pid, lane + 1, 0.0, args={"name": f"collective {lane + 1}"}))
-            for number, step in itertools.zip_longest(panel.numbers, panel.steps):
-                events += _trace_step(step[index], number, pid, start)
+            for number, step, places in itertools.zip_longest(panel.numbers, panel.steps, lanes):
+                events += _trace_step(step[index], places, number, pid, start)
     return events
 
 
-def _trace_step(one: StepOfRank, number: int | None, pid: int, start: float) -> list[dict[str, Any]]:
+def _trace_step(
+    one: StepOfRank, lanes: tuple[int, ...], number: int | None, pid: int, start: float
+) -> list[dict[str, Any]]:
     events = []
     if number is not None:
         events.append(_event("i", f"step {number}", pid, 0, one.begin - start, s="p"))
@@ -319,7 +324,7 @@ def _trace_step(one: StepOfRank, number: int | None, pid: int, start: float) -> 
         events.append(_event("X", phase.name, pid, 0, phase.begin - start, dur=phase.end - phase.begin))
     for name, at in one.gradients:
         events.append(_event("i", f"ready {name}", pid, 0, at - start, s="t"))
-    for item, lane in zip(one.collectives, one.lanes, strict=True):
+    for item, lane in zip(one.collectives, lanes, strict=True):
         args = {"nbytes": item.nbytes, "launched_before_last_gradient": item.early, "done": item.done,
                 "exposed_us": round(item.exposed_seconds * MICROSECONDS, 3),
                 "hidden_us": round(item.hidden_seconds * MICROSECONDS, 3)}  # fmt: skip

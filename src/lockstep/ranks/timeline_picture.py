@@ -199,12 +199,13 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
 
     parts = [f'<text class="tl-soft" x="8" y="{top + 15:g}">rank {steps[0].rank}</text>']
     ticked = TICKS if any(one.gradients for one in steps) else 3
-    rows = max((lane for one in steps for lane in one.lanes), default=-1) + 1
+    placed = panel.lanes(index)
+    rows = max((lane for one in placed for lane in one), default=-1) + 1
     row = 17 if rows < THIN_FROM else 10
     code = _Lane(top, ROW)
     lanes = [_Lane(top + ROW + ticked + number * row, row - 3) for number in range(rows)]
     below = top + ROW + ticked + rows * row
-    for number, one in itertools.zip_longest(panel.numbers, steps):
+    for number, one, its_lanes in itertools.zip_longest(panel.numbers, steps, placed):
         where = f"rank {one.rank}" + (f", step {number}" if number is not None else "")
         code.bars += [_phase(phase, where, x(phase.begin), x(phase.end)) for phase in one.phases]
         if number is not None:
@@ -212,7 +213,7 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
         for name, at in one.gradients:
             said = f"<title>gradient of {escape(name)} ready</title>"
             parts.append(f'<path class="tl-tick" d="M{x(at):.1f} {top + ROW + 1:g}v{TICKS - 3}">{said}</path>')
-        for item, lane, name in _named(one):
+        for item, lane, name in _named(one, its_lanes):
             if item.ready is not None:
                 parts.append(
                     f'<path class="tl-ready" d="M{x(item.ready):.1f} {top + ROW:g}V{lanes[lane].top + row - 3:g}"/>'
@@ -222,10 +223,10 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
     return [*parts, *(line for lane in (code, *lanes) for line in lane.draw())], below + GAP
 
 
-def _named(one: StepOfRank) -> Iterable[tuple[Bucket, int, str]]:
+def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, int, str]]:
     """A step's collectives, each with its line and its name: all-reduces are counted as buckets."""
     number = 0
-    for item, lane in zip(one.collectives, one.lanes, strict=True):
+    for item, lane in zip(one.collectives, lanes, strict=True):
         number += item.is_all_reduce
         yield item, lane, f"bucket {number}" if item.is_all_reduce and one.phases else item.kind
 
