@@ -25,7 +25,7 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the ranks'
-# gradients. While the bar is dark, the rank only waits.
+# gradients. In the dark part of a bar, the rank only waits.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
 # after the last gradient. Step 1 has two, and the first is launched while backward is still running. What does PyTorch
@@ -203,7 +203,8 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# With NCCL, put both transfers into a list, each as a `dist.P2POp`; `dist.batch_isend_irecv` starts them together.
+# With NCCL, a rank that sends and receives should start both together: put them into a list, each as a `dist.P2POp`,
+# and pass it to `dist.batch_isend_irecv`.
 #
 # ### async_op: start now, wait later
 #
@@ -328,9 +329,10 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<25} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# DDP multiplies. All differences are harmless rounding errors. To get DDP's gradients bit for bit, you also need its
-# buckets: an element's place in its bucket decides in which order gloo adds the ranks' values. Only on two ranks do
-# all four variants agree, because halves are exact and a + b = b + a.
+# DDP multiplies. The differences are rounding errors, and harmless. If you want DDP's gradients bit for bit on three or
+# more ranks, multiplying isn't enough. gloo adds the ranks' values in an order that depends on an element's place in
+# the message, as the tensor sent "in halves" shows. So you also need the same messages as DDP. On two ranks all four
+# variants agree: multiplying by ½ is exact, and a + b = b + a.
 #
 # ### A gradient that only some ranks have
 #
@@ -474,9 +476,9 @@ for n in (2, 3, 4, 6, 8):
 # %% [markdown]
 # The bytes stay below twice the tensor's size, but the number of steps grows with N.
 #
-# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts, sent one
-# after the other. Backward can hide every part but the last. **Predict** which split takes the least time in total, and
-# which has the shortest *last* part.
+# Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts, sent
+# one after the other. Parts that are sent during backward cost no extra time. Only the last part has to wait for the
+# end of backward. **Predict** which split takes the least time in total, and which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -492,8 +494,8 @@ for name, (latency, bandwidth) in networks.items():
         print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last alone {last:>6.2f} ms")
 
 # %% [markdown]
-# Every part pays the latency again. But on the slow network, a rank waits 182 ms for one part that holds everything, and
-# 24.5 ms if backward hides nine of ten parts.
+# Every part pays the latency again, so one part takes the least time in total. But after backward, a rank waits for the
+# last part only. On the slow network that is 182 ms for one part, and 24.5 ms for the last of ten.
 
 # %%
 quiz("01_internals/cost")
@@ -649,17 +651,17 @@ story(run)
 
 # %% [markdown]
 # - **Before step 0** the constructor compares and copies the models (see "What is copied when").
-# - **Step 0 has one bucket** with all 3158016 bytes. DDP doesn't know yet in which order gradients become ready, and
-#   chooses to wait for all of them.
+# - **Step 0 has one bucket** with all 3158016 bytes. DDP doesn't know yet in which order gradients become ready. So it
+#   waits for all of them, which costs overlap in this one step.
 # - **Before step 1 DDP rebuilds the buckets**, once: now it knows in which order gradients become ready. Rank 0 sends
 #   this order to the others in the two small broadcasts.
 # - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), so communication starts
 #   early; later ones close at 25 MiB.
 #
-# One bucket in step 0 is DDP's choice. With `find_unused_parameters=True`, meant for models with branches, DDP makes a
-# different one. The next model calls its layers in a different order than it registers them. A **communication hook**,
-# which DDP calls with each full bucket in place of an all-reduce, notes what the bucket holds. (The hook returns a
-# *future*, an object that holds the result.)
+# One bucket in step 0 is DDP's choice. With `find_unused_parameters=True`, meant for models with branches, DDP chooses
+# several. The next model has three layers named `first`, `middle` and `last`, which it calls in a different order than
+# it registers them. A **communication hook** is a function that DDP calls with each full bucket instead of its
+# all-reduce. This one notes what the bucket holds. (It returns a *future*, an object that holds the result.)
 
 # %%
 # %%ranks 2 --into run --quiet
@@ -693,9 +695,9 @@ for when, buckets in run.ranks[0].observations.items():
     print(f"{when:<37} {buckets}")
 
 # %% [markdown]
-# By default, step 1's buckets follow backward: last, middle, first. With `find_unused_parameters=True`, DDP has three
-# buckets from step 0 on. It guesses that backward reverses the order of registration, and never rebuilds the buckets,
-# although the guess is wrong here. The DDP that you build below makes the same guess.
+# By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
+# three buckets from step 0 on. It guesses that backward reverses the order of registration, and never rebuilds the
+# buckets, although the guess is wrong here. The DDP that you build below makes the same guess.
 #
 # ### What bucket_cap_mb does
 #
@@ -754,9 +756,9 @@ pictures
 #
 # ### How much time overlap saves
 #
-# On one machine the network is too fast to matter. So the next file *plays* a slow computer and a slow network by
-# sleeping: each layer's backward takes 20 ms, and each all-reduce as long as a ring with 4 ms of latency and 25 MB/s.
-# Hooks, buckets and all-reduces are real.
+# On one machine, sending is too fast to matter. So the next file simulates a slow computer with slow links, by
+# sleeping. Each layer's backward takes 20 ms. Each all-reduce takes as long as in a ring whose links have 4 ms of
+# latency and carry 25 MB/s. Hooks, buckets and all-reduces are real.
 
 # %%
 # %%writefile played.py
@@ -785,7 +787,8 @@ def hook(state, bucket):
     return done
 
 # %% [markdown]
-# How long does a step take in the ways above, and with two or six buckets? **Predict** the fastest and the slowest.
+# How long does a step take: one by one, with handles, in one flat buffer, and with two or six buckets? **Predict** the
+# fastest and the slowest.
 
 # %%
 # %%ranks 2 --into run
@@ -820,9 +823,10 @@ from lockstep.notebook.bars import bars
 bars(run.ranks[0].observations, unit="ms", title="Milliseconds per step, the fastest of three")
 
 # %% [markdown]
-# Without communication, a step takes 12 × 20 ms and a little more. All-reduces after backward lengthen it by all the time
-# that the network needs: at least 318 ms one by one, 134 ms in one flat buffer. With handles, backward hides much of the
-# 318 ms, but 24 latencies are too many. Buckets do best: two, DDP's default, leave 92 ms exposed, and six leave 29 ms.
+# Without communication, a step takes 12 × 20 ms and a little more. If nothing overlaps, the all-reduces come on top
+# with all their time: 24 messages need at least 318 ms, one flat buffer 134 ms. With handles, much of the 318 ms is
+# hidden behind backward, but 24 latencies are too many. Buckets do best: the two that DDP makes by default here leave
+# 92 ms exposed, and six leave 29 ms.
 #
 # ### One order on all ranks
 #
@@ -1013,8 +1017,8 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# The next cells draw your class below PyTorch's DDP, as soon as you have stage 2. Run them again after each stage, and
-# **predict** first.
+# Once stage 2 works, the next cells draw two timelines: PyTorch's DDP, and your class under it. Run them again after
+# each stage, and **predict** first.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1054,8 +1058,8 @@ quiz("01_internals/built")
 # ## BatchNorm and buffers
 #
 # BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of both in buffers.
-# Do the ranks drift apart? Train on very different data, with each rank on its own node. (**Nodes** are the machines of
-# a cluster.)
+# Do the ranks drift apart? Train on very different data. `--nodes 2` tells the two ranks that they are on different
+# **nodes**, the machines of a cluster.
 
 # %%
 # %%ranks 2 --nodes 2 --into run
@@ -1104,8 +1108,8 @@ for method in (Function.forward, Function.backward):
     print(f"{method.__name__}:", *sorted(set(calls)))
 
 # %% [markdown]
-# (Which all-gather runs depends on the library.) `convert_sync_batchnorm` replaces every BatchNorm layer. Call it before
-# `DDP(...)`; the model may be on its GPU already or not. On a CPU, DDP refuses the converted model.
+# (One of the two all-gathers is for gloo, the other for NCCL.) `convert_sync_batchnorm` replaces every BatchNorm layer.
+# Call it before `DDP(...)`, whether or not the model is already on its GPU. On a CPU, DDP refuses the converted model.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1265,8 +1269,8 @@ quiz("01_internals/joined_batch")
 # %% [markdown]
 # ## What DDP never notices
 #
-# DDP acts in its constructor, in forward, and in its hooks. Gradients that bypass these aren't averaged, usually without
-# an error. Each `spread` of gradients below should be 0.
+# DDP acts in its constructor, in forward, and in its hooks. A gradient that bypasses these isn't averaged, and usually
+# no error tells you. Each `spread` of gradients below should be 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1373,8 +1377,8 @@ for name, outcome in run.ranks[0].observations.items():
     print(f"{name:<43} {outcome}")
 
 # %% [markdown]
-# A frozen layer raises the same error, and the argument fixes it. For a replaced layer the argument only removes the
-# error: the new layer isn't averaged. Change the model first, wrap it last.
+# For a frozen layer, `find_unused_parameters=True` is a fix. For a replaced layer it only removes the error: the new
+# layer's gradients aren't averaged. Change the model first, wrap it last.
 #
 # The last bypass is two forwards followed by two backwards:
 
@@ -1440,9 +1444,9 @@ quiz("01_internals/dp_or_ddp")
 # %% [markdown]
 # ### Memory
 #
-# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the bytes,
-# and the blocks of memory that hold eight gradients. `gradient_as_bucket_view=True` makes each gradient a view into its
-# bucket.
+# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the bytes
+# of each, and how many separate blocks of memory the model's eight gradients lie in. `gradient_as_bucket_view=True`
+# makes each gradient a view into its bucket.
 
 # %%
 # %%ranks 2 --into run
