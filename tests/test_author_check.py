@@ -218,8 +218,9 @@ def test_a_claim_that_no_cell_shows(copy: Course) -> None:
     where = claims.read(copy.root).claims[0].places[0]
     assert list(review(copy, [])) == []
     ledger.write_text(good.replace(f"'{where.section}'", "'Nowhere'", 1), encoding="utf-8")
-    (only,) = review(copy, [])
-    assert only.where == "chapters/claims.toml" and only.text.startswith("A01: ") and "no sections" in only.text
+    gone, unshown = review(copy, [])  # its only place
+    assert gone.where == "chapters/claims.toml" and gone.text.startswith("A01: ") and "no sections" in gone.text
+    assert unshown.text.startswith("A01: no cell shows it")
     ledger.write_text(good.replace("[claims.A01]", "[claims.A99]"), encoding="utf-8")
     assert "A01: this claim is not in the ledger" in [lack.text for lack in review(copy, [])]
     ledger.write_text("[claims", encoding="utf-8")
