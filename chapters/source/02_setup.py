@@ -137,8 +137,8 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. Don't read a variable with a default
-# value. Here `LOCAL_RANK` is missing, and the default hides that:
+# Use the launcher even for one process: `torchrun --nproc-per-node=1 train.py`. When you read one of these variables,
+# don't give a default value. Here `LOCAL_RANK` is missing, and the default hides that:
 
 # %%
 # %%ranks 4
@@ -290,7 +290,8 @@ dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
 # The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The ranks that joined
-# raise the error; the missing rank says nothing. Lengthen the timeout if rank 0 works alone for long.
+# raise the error; the missing rank says nothing. Lengthen the timeout if rank 0 works alone for a long time, for
+# example to prepare the data.
 #
 
 # %%
@@ -457,8 +458,8 @@ for drop_last in (False, True):
 # ### Shuffling, and set_epoch
 #
 # By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so
-# the ranks send no messages. You tell the sampler the epoch with `set_epoch`; in the left column, the epoch is always
-# 0:
+# the ranks send no messages. You tell the sampler the epoch with `set_epoch`. The next cell deals the samples without
+# it (left column) and with it (right column):
 
 # %%
 for epoch in range(3):
@@ -467,7 +468,7 @@ for epoch in range(3):
 # %% [markdown]
 # ![Three epochs on two ranks: new batches with set_epoch(epoch), the same batches without](pictures/set_epoch.svg)
 #
-# What does it cost to forget `set_epoch`? **Predict** whether the loss still falls in every epoch.
+# Would you notice a missing `set_epoch`? **Predict** whether the loss still falls in every epoch.
 
 # %%
 # %%ranks 2 --into run
@@ -679,8 +680,8 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
 # One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
-# the loss over its own samples. They fall as slowly as before, because 12 steps per epoch are few. "The whole program"
-# makes the steps larger.
+# the loss over its own samples. They fall as slowly as before, because 12 steps per epoch are few. The section "The
+# whole program" makes the steps larger.
 #
 # ### Move first, wrap last
 #
@@ -792,8 +793,8 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# Ranks may have different numbers of samples, because they call only one collective, at the end. So evaluate
-# `ddp.module`, not `ddp`: if the model has buffers, a forward of `ddp` is a collective too (chapter 1).
+# Ranks may have different numbers of samples, because they call only one collective, at the end. If the model has
+# buffers, a forward pass through `ddp` is a collective too (chapter 1). So evaluate `ddp.module`, not `ddp`.
 #
 # ### Every rank calls, rank 0 prints
 #
@@ -859,7 +860,7 @@ dist.barrier()  # BUG: after the end
 # Three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
-# - A step now learns from 4 × 32 samples, so the learning rate is multiplied by the number of ranks. (Chapter 4
+# - Because a step learns from 4 × 32 samples, the learning rate is now multiplied by the number of ranks. (Chapter 4
 #   measures this rule of thumb.)
 # - Rank 0 alone saves the weights, which are equal everywhere; several writers could corrupt the file. It saves
 #   `model.module`: in the wrapper's state dict, every name starts with `module.`
@@ -1075,7 +1076,7 @@ job = terminal("spawn_digits.py")
 # file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
-# to find the function. Without the guard, this process would launch again:
+# to find the function. Without the guard, the child would launch ranks too:
 
 # %%
 # %%writefile spawn_unguarded.py
@@ -1106,9 +1107,9 @@ except dist.DistNetworkError as error:
     print(type(error).__name__, "with EADDRINUSE")
 
 # %% [markdown]
-# The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
-# to join that store. `work` sets variables because your `setup_ddp` reads them. Without `setup_ddp`, you can pass
-# `store=dist.TCPStore("127.0.0.1", port, is_master=False)` to `init_process_group`.
+# The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to
+# join that store. `work` sets the variables of torchrun, so that you can call your `setup_ddp` in its place. Without
+# `setup_ddp`, you can pass `store=dist.TCPStore("127.0.0.1", port, is_master=False)` to `init_process_group`.
 #
 # **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. (For a rank
 # that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) The parent doesn't wait for rank 0,
@@ -1208,7 +1209,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. If you compute the number from the GPUs, GPUs without a rank make it wrong:
+# Read the node's number from `GROUP_RANK`. If you compute the node's number from the number of GPUs, it is wrong as
+# soon as a GPU has no rank:
 
 # %%
 # %%ranks 4 --nodes 2
