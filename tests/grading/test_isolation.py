@@ -175,6 +175,18 @@ def test_only_loopback(apart: isolation.Tier) -> None:
     assert found(code) == ["lo"]
 
 
+def test_its_own_name_is_an_address(apart: isolation.Tier) -> None:
+    """What the machine calls itself resolves: torch's elastic launcher gives its peers that name, and waits forever."""
+    code = """
+        import socket
+        at = {found[4][0] for found in socket.getaddrinfo(socket.getfqdn(), 0, proto=socket.IPPROTO_TCP)}
+        observe("found", sorted(at - {"::1"}))
+    """
+    at = found(code)
+    assert at == ["127.0.0.1"] if apart.name == "sandbox" else at
+
+
+
 def test_supervisor_is_closed(apart: isolation.Tier) -> None:
     """A rank can neither read the memory nor open the files of the process that watches it."""
     code = """

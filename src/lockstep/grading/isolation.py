@@ -151,7 +151,8 @@ def _bubblewrap(scratch: Path, namespaces: bool) -> list[str]:
     size = str(MEMORY_BYTES)
     command = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
     command += CLOSED if not namespaces and can_close_namespaces() else ()
-    command += ["--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "grader"]
+    command += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
+    command += ["--hostname", "localhost"]  # a name that resolves: the address that torch's elastic launcher gives out
     command += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
     command += ["--size", size, "--tmpfs", "/tmp"]
     for path in SYSTEM:
