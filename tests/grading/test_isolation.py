@@ -186,7 +186,6 @@ def test_its_own_name_is_an_address(apart: isolation.Tier) -> None:
     assert at == ["127.0.0.1"] if apart.name == "sandbox" else at
 
 
-
 def test_supervisor_is_closed(apart: isolation.Tier) -> None:
     """A rank can neither read the memory nor open the files of the process that watches it."""
     code = """
