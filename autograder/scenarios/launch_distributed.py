@@ -30,6 +30,8 @@ JOURNAL, FAILURE = "LAUNCH_JOURNAL", "LAUNCH_FAILURE"
 PATIENCE_SECONDS = 5.0
 """How long a launcher may stand still when a rank has failed: it may give the others time to say what they saw."""
 GONE_SECONDS = 2.0
+ENDING_SECONDS = 15.0
+"""How long a rank that failed may take to leave: on a busy machine its interpreter's end alone takes seconds."""
 STILL_LOOKS = 10
 
 _make_group, _destroy = c10d._new_process_group_helper, dist.destroy_process_group
@@ -111,11 +113,14 @@ def _let_the_cause_come_first(rank: int) -> None:
     if failure.get("rank", rank) == rank or JOURNAL not in os.environ:
         return
     causes = [one["pid"] for one in _read(Path(os.environ[JOURNAL])) if one["what"] == "fails"]
+    give_up = time.monotonic() + ENDING_SECONDS
+    while any(_runs(pid) for pid in causes) and time.monotonic() < give_up:
+        time.sleep(0.02)
     give_up, still, before = time.monotonic() + GONE_SECONDS, 0, []
     while causes and still < STILL_LOOKS and time.monotonic() < give_up:
         time.sleep(0.02)
         now = [_standing(pid) for pid in (failure["launcher"], os.getppid())]
-        quiet = now == before and not any(_runs(pid) for pid in causes) and all(" S " in stands for stands in now)
+        quiet = now == before and all(" S " in stands for stands in now)
         still, before = (still + 1 if quiet else 0), now
 
 
