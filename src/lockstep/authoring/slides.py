@@ -25,6 +25,7 @@ from ..course.quizzes import Question, rich
 from .book import PAGES, SHOWN_FILE, chapter_bodies, questions_of, render, style, title_of
 
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
+FEW = 4  # lines of a cell that only shows what an earlier one made
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
 TEXT_WIDTH, CODE_WIDTH = 76, 82  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
@@ -56,7 +57,7 @@ def write_slides(course: Course, out: Path) -> dict[Path, int]:
         slides = list(_Deck(chapter, questions_of(course, chapter.name)).slides(body))
         text = render("slides.html.j2", chapters, chapter.name, chapter=chapter, slides=slides, **looks)
         (out / f"{chapter.name}.html").write_text(text, encoding="utf-8")
-        made[out / f"{chapter.name}.html"] = len(slides)
+        made[out / f"{chapter.name}.html"] = len(slides) + 2  # the title and the plan
     return made
 
 
@@ -98,9 +99,11 @@ class _Deck:
             if effort or (main and section.exercises and not section.effort):
                 yield Slide(title, self.exercise(section, effort or nodes[0]), anchor, "exercise")
                 nodes = [node for node in nodes if node is not effort and node.name != "details"]
-            elif heading.name != "h3":
+            elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
                 yield Slide(title, self.paragraph(self.first(nodes, 260)), anchor, "section")
             made = list(self.blocks(nodes))
+            if main and nodes and nodes[0].name == "ul":
+                made[0] = ("section", made[0][1])
             if not made and heading.name == "h3" and not effort:
                 made = [("text", self.paragraph(self.first(nodes, 420)))]
             for kind, block in made:
@@ -139,10 +142,10 @@ class _Deck:
                 rest = rest[len(cells) - 1 :]
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
-                    yield from (("ask", part) for part in _packed(asked, [_code(cell) for cell in shown]))
-                    answers = [part for cell in shown for part in _outputs(cell)]
-                    answers[-1:] = [part + self.taken(rest) for part in answers[-1:]]
-                    yield from (("answer", part) for part in answers)
+                    told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
+                    yield from (("ask", part) for part in _packed(asked, [one for cell in told for one in _code(cell)]))
+                    outputs = [one for cell in shown for one in _outputs(cell)]
+                    yield from (("answer", part) for part in _packed(Markup(), [*outputs, self.taken(rest)]))
                 else:
                     for cell in shown:
                         yield from self.run(cell, self.last(lead), rest if cell is cells[-1] else [])
@@ -159,12 +162,9 @@ class _Deck:
         """A cell with what it printed, on one slide if there is room; nothing for imports."""
         code, outputs, source = _code(cell), _outputs(cell), _source(cell)
         if SHOWN_FILE.match(source):
-            yield "output", lead + outputs[0] + self.taken(rest)
+            yield "code", lead + outputs[0] + self.taken(rest)
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
-            outputs[-1:] = [part + self.taken(rest) for part in outputs[-1:]]
-            if outputs and _height(lead + code[0] + outputs[0]) < TIGHT * ROOM and len(code) == 1:
-                code, outputs = [code[0] + outputs[0]], outputs[1:]
-            yield from (("code", part) for part in [*_packed(lead, [code]), *outputs])
+            yield from (("code", part) for part in _packed(lead, [*code, *outputs, self.taken(rest)]))
 
     def taken(self, rest: list[Tag]) -> Markup:
         """What the text says first about an output: the sentence or two after it."""
@@ -233,7 +233,7 @@ def _height(block: Markup) -> float:
     """About how high a block is, in rem. Pictures and cards need a slide almost for themselves."""
     soup = BeautifulSoup(block, "html.parser")
     height = sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
-    height += sum(15 for picture in soup.select(".html, img") if picture.extract())
+    height += sum(25 if one.select_one(".lockstep-timeline") else 13 for one in soup.select(".html, img") if one.extract())
     return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup.select("p, li, tr"))
 
 
@@ -242,67 +242,65 @@ def _source(cell: Tag) -> str:
     return source.get_text().strip("\n") if source else ""
 
 
-def _code(cell: Tag) -> list[Markup]:
-    """A cell's code, in two parts or more if it is long. Its `%%ranks` line is said in words, but for how it ends."""
-    source = cell.select_one(".input")
-    runs = str(source.get("data-runs", "")).partition(" · meant to end")[0]
-    said = Markup(f'<p class="runs">{html.escape(runs)}</p>' if runs else "")
-    lines = _lines(source.pre)[bool(runs) :]
-    plain = [_plain(line) for line in lines]
-    start = len(list(takewhile(IMPORT.fullmatch, plain))) if _rows(plain, CODE_WIDTH) * CODE > ROOM - 6 else 0
-    parts = []
-    while start < len(lines):
-        end = _fitting(plain, start, ROOM - 6)
-        parts.append((said if not parts else Markup()) + _shown(lines[start:end], "input"))
-        start = end
-    return parts
-
-
-def _packed(before: Markup, cells: list[list[Markup]]) -> Iterator[Markup]:
-    """Text and code on as few slides as have room for them."""
-    slide = before
-    for part in [part for cell in cells for part in cell]:
-        if slide and _height(slide + part) > TIGHT * ROOM:
-            yield slide
-            slide = Markup()
-        slide += part
-    yield slide
-
-
-def _outputs(cell: Tag) -> list[Markup]:
-    """What a cell printed, cut with a remark if it is long, and what it drew; a timeline has a slide of its own."""
-    made = [Markup()]
-    for output in cell.select(".output > *"):
-        if output.select_one(".lockstep-timeline"):
-            made += [Markup(output.decode()), Markup()]
-        elif output.name == "img" or "html" in output.get("class", ()):
-            made[-1] += Markup("" if output.iframe else output.decode())
-        else:
-            lines = _lines(output if output.name == "pre" else output.pre)
-            plain = [_plain(line) for line in lines]
-            start = len(list(takewhile(IMPORT.fullmatch, plain)))
-            start = start if _rows(plain, CODE_WIDTH) * CODE > ROOM - 6 else 0
-            end = _fitting(plain, start, ROOM - 6 if len(cell.select(".output > *")) == 1 else 8)
-            left = len(lines) - end + start
-            remark = f'<p class="cut">… {left} more line{"s" * (left > 1)} in the book</p>' if left else ""
-            made[-1] += _shown(lines[start:end], "printed") + Markup(remark)
-    return [one for one in made if one]
-
-
 def _lines(pre: Tag) -> list[str]:
     """A `pre` line by line, each as HTML that is whole."""
     lines = [one.decode_contents() for one in pre.select(".line")] or pre.decode_contents().strip("\n").split("\n")
     return [BeautifulSoup(f"<pre>{line.rstrip()}</pre>", "html.parser").pre.decode_contents() for line in lines]
 
 
-def _fitting(plain: list[str], start: int, room: float) -> int:
-    """Where to stop: at the end if that has room, or nearly, or else at a blank line, if one is near."""
+def _code(cell: Tag) -> list[Markup]:
+    """A cell's code, in two parts or more if it is long. Its `%%ranks` line is said in words, but for how it ends."""
+    source = cell.select_one(".input")
+    runs = str(source.get("data-runs", "")).partition(" · meant to end")[0]
+    said = Markup(f'<p class="runs">{html.escape(runs)}</p>' if runs else "")
+    lines = _lines(source.pre)[bool(runs) :]
+    start, end = _fitting(lines, 0, ROOM - 6)
+    parts = [said + _shown(lines[start:end], "input") + _remark(start, "lines of imports")]
+    while end < len(lines):
+        start, end = _fitting(lines, end, ROOM - 6)
+        parts.append(_shown(lines[start:end], "input"))
+    return parts
+
+
+def _packed(slide: Markup, parts: list[Markup]) -> Iterator[Markup]:
+    """The parts on as few slides as have room for them."""
+    for part in parts:
+        if slide and _height(slide + part) > TIGHT * ROOM:
+            yield slide
+            slide = Markup()
+        slide += part
+    if slide:
+        yield slide
+
+
+def _outputs(cell: Tag) -> list[Markup]:
+    """What a cell drew, and what it printed, cut with a remark if it is long."""
+    made = []
+    for output in cell.select(".output > *"):
+        if output.name == "img" or "html" in output.get("class", ()):
+            made += [] if output.iframe else [Markup(output.decode())]  # what moves is in the book
+            continue
+        lines = _lines(output if output.name == "pre" else output.pre)
+        start, end = _fitting(lines, 0, ROOM - 6)
+        made.append(_shown(lines[start:end], "printed") + _remark(len(lines) - end + start, "more lines"))
+    return made
+
+
+def _remark(number: int, what: str) -> Markup:
+    return Markup(f'<p class="cut">… {number} {what} in the book</p>' if number else "")
+
+
+def _fitting(lines: list[str], start: int, room: float) -> tuple[int, int]:
+    """Which lines have room: all, or nearly, or as many as end at a blank line near. Imports at the top go first."""
+    plain = [_plain(line) for line in lines]
+    if start == 0 and _rows(plain, CODE_WIDTH) * CODE > room:
+        start = len(list(takewhile(IMPORT.fullmatch, plain)))
     if _rows(plain[start:], CODE_WIDTH) * CODE <= TIGHT * room:
-        return len(plain)
+        return start, len(plain)
     end = start + 1
     while _rows(plain[start : end + 1], CODE_WIDTH) * CODE <= room:
         end += 1
-    return next((n for n in range(end, (start + end) // 2, -1) if not plain[n].strip()), end)
+    return start, next((n for n in range(end, (start + end) // 2, -1) if not plain[n].strip()), end)
 
 
 def _shown(lines: list[str], kind: str) -> Markup:

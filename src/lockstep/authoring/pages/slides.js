@@ -63,7 +63,7 @@ const seen = new IntersectionObserver((entries) => {
   }
 }, { threshold: 0.6 });
 addEventListener("hashchange", () => go((parseInt(location.hash.slice(1)) || 1) - 1));
-addEventListener("resize", fit);
+for (const when of ["load", "resize"]) addEventListener(when, fit);
 addEventListener("beforeprint", () => { root.classList.add("paper"); fit() });
 addEventListener("afterprint", () => { root.classList.remove("paper"); fit() });
 at = Math.min(Math.max((parseInt(location.hash.slice(1)) || 1) - 1, 0), slides.length - 1);
