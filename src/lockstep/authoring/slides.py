@@ -104,7 +104,7 @@ class _Deck:
             elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
                 yield Slide(title, self.paragraph(self.first(nodes, 260)), anchor, "section")
             made = list(self.blocks(nodes))
-            if main and nodes and nodes[0].name == "ul":
+            if main and not effort and nodes and nodes[0].name == "ul":
                 made[0] = ("section", made[0][1])
             if not made and heading.name == "h3" and not effort:
                 made = [("text", self.paragraph(self.first(nodes, 420)))]
