@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ CUT_OFF = """() => [...document.querySelectorAll(".slide")].flatMap((slide) => {
     ...[...slide.children].filter((one) => out(one.getBoundingClientRect(), whole))]
     .map((one) => `${slide.id}: ${one.outerHTML.slice(0, 80)}`) })"""
 SMALLEST = """() => Math.min(...[...document.querySelectorAll(".fit pre.source, .fit > p:not(.cut, .runs, .keys)")].map((one) =>
-  parseFloat(getComputedStyle(one).fontSize) / (one.currentCSSZoom === undefined ? 1 : 1) * one.closest(".fit").dataset.zoom))"""
+  parseFloat(getComputedStyle(one).fontSize) * one.closest(".fit").dataset.zoom))"""
 
 
 @pytest.fixture(scope="module")
@@ -161,11 +162,7 @@ def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_o
         source = "".join(cell["source"])
         if cell["cell_type"] != "code" or decks.NOT_SHOWN.search(source) or source.startswith(("quiz(", "print(Path(")):
             continue
-        lines = [
-            one
-            for one in source.splitlines()
-            if not one.startswith(("%%ranks", "%%writefile", "import ", "from ", "%load_ext"))
-        ]
+        lines = [*dropwhile(re.compile(r"$|%%ranks|%%writefile|import |from |%load_ext").match, source.splitlines())]
         if cell["outputs"] and len(lines) > decks.FEW:
             assert words("".join(lines)) in code, source
     for remark in (one for slide in shown for one in slide.select(".printed + .cut")):

@@ -88,7 +88,10 @@ class _Deck:
     def slides(self, body: BeautifulSoup) -> Iterator[Slide]:
         sections = {section.plain: section for section in self.chapter.sections}
         section, above = Section(""), ""
-        for heading, nodes in _parts(body):
+        (first, introduction), *parts = _parts(body)
+        for drawn in (one for node in introduction for one in node.select(".output > .html > .lockstep-timeline")):
+            yield Slide(first.decode_contents(), Markup(drawn.parent.decode()), str(first["id"]), "picture")
+        for heading, nodes in parts:
             title, anchor = heading.decode_contents(), str(heading["id"])
             main = heading.name == "h2"
             if main:
@@ -202,14 +205,14 @@ class _Deck:
 
 
 def _parts(body: BeautifulSoup) -> Iterator[tuple[Tag, list[Tag]]]:
-    """Each heading with what is below it. The chapter's own introduction is left out: its title slide says it."""
+    """Each heading with what is below it, the chapter's own first, of which only pictures are shown."""
     found: list[tuple[Tag, list[Tag]]] = []
     for node in body.find_all(True, recursive=False):
         if node.name in ("h1", "h2", "h3"):
             found.append((node, []))
         elif found:
             found[-1][1].append(node)
-    yield from found[1:]
+    yield from found
 
 
 def _predicts(paragraph: Tag) -> bool:
@@ -236,10 +239,11 @@ def _rows(lines: Iterable[str], width: int) -> int:
 def _height(block: Markup) -> float:
     """About how high a block is, in rem. Pictures and cards need a slide almost for themselves."""
     soup = BeautifulSoup(block, "html.parser")
-    height = sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
-    height += sum(
-        25 if one.select_one(".lockstep-timeline") else 13 for one in soup.select(".html, img") if one.extract()
-    )
+    height = 0.0
+    for one in [drawn.extract() for drawn in soup.select(".html, img")]:
+        rows = [line for part in one.select("p, tr, pre, .ls-code > div") for line in part.get_text().split("\n")]
+        height += 25 if one.select_one(".lockstep-timeline") else 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
+    height += sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
     return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup.select("p, li, tr"))
 
 
