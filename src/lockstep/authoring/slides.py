@@ -152,7 +152,7 @@ class _Deck:
                     told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
                     yield from (("ask", part) for part in _packed(asked, [one for cell in told for one in _code(cell)]))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    yield from (("answer", part) for part in _packed(Markup(), [*outputs, self.taken(rest)]))
+                    yield from (("answer", part) for part in _packed(Markup(), _joined(outputs, self.taken(rest))))
                 else:
                     for cell in shown:
                         yield from self.run(cell, self.last(lead), rest if cell is cells[-1] else [])
@@ -171,7 +171,7 @@ class _Deck:
         if SHOWN_FILE.match(source):
             yield "code", lead + outputs[0] + self.taken(rest)
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
-            yield from (("code", part) for part in _packed(lead, [*code, *outputs, self.taken(rest)]))
+            yield from (("code", part) for part in _packed(lead, [*code, *_joined(outputs, self.taken(rest))]))
 
     def taken(self, rest: list[Tag]) -> Markup:
         """What the text says first about an output: the sentence or two after it."""
@@ -270,6 +270,11 @@ def _code(cell: Tag) -> list[Markup]:
         start, end = _fitting(lines, end, ROOM - 6)
         parts.append(_shown(lines[start:end], "input"))
     return parts
+
+
+def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
+    """What the text says about the last output stays with it."""
+    return [*outputs[:-1], outputs[-1] + taken] if outputs else [taken]
 
 
 def _packed(slide: Markup, parts: list[Markup]) -> Iterator[Markup]:
