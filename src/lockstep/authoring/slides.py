@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from bs4 import BeautifulSoup, Tag
+from bs4 import BeautifulSoup
 from markupsafe import Markup
 
 from ..course import Course
@@ -24,6 +25,7 @@ from ..course.outline import EFFORT, Outline, Section, outlines
 from ..course.quizzes import Question, rich
 from .book import PAGES, SHOWN_FILE, chapter_bodies, questions_of, render, style, title_of
 
+Tag = Any  # BeautifulSoup's own types know too little of what is in a page
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
@@ -73,8 +75,9 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
     for link in body.find_all("a", href=True):
         if link.get("class") == ["anchor-link"]:
             link.decompose()
-        elif "://" not in link["href"]:
-            link["href"] = f"../{name}.html{link['href']}" if link["href"].startswith("#") else f"../{link['href']}"
+        elif "://" not in str(link["href"]):
+            place, hash, anchor = str(link["href"]).partition("#")
+            link["href"] = f"../{place or f'{name}.html'}{hash}{anchor}"
 
 
 @dataclass
@@ -142,8 +145,8 @@ class _Deck:
                 hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
                 yield from (("ask", question), ("answer", hidden))
             elif "quiz" in node.get("class", ()):
-                question = self.questions[str(node["data-key"])]
-                yield from (("ask", _choices(question)), ("answer", _answer(question)))
+                quiz = self.questions[str(node["data-key"])]
+                yield from (("ask", _choices(quiz)), ("answer", _answer(quiz)))
             elif "cell" in node.get("class", ()):
                 cells = [node, *takewhile(lambda one: "cell" in one.get("class", ()), rest)]
                 rest = rest[len(cells) - 1 :]
@@ -255,7 +258,8 @@ def _source(cell: Tag) -> str:
 def _lines(pre: Tag) -> list[str]:
     """A `pre` line by line, each as HTML that is whole."""
     lines = [one.decode_contents() for one in pre.select(".line")] or pre.decode_contents().strip("\n").split("\n")
-    return [BeautifulSoup(f"<pre>{line.rstrip()}</pre>", "html.parser").pre.decode_contents() for line in lines]
+    whole = [BeautifulSoup(f"<pre>{line.rstrip()}</pre>", "html.parser") for line in lines]
+    return [str(one).removeprefix("<pre>").removesuffix("</pre>") for one in whole]
 
 
 def _code(cell: Tag) -> list[Markup]:
