@@ -1649,7 +1649,7 @@ for step in range(8):
 # - `mixed_precision` sets the types to compute in and to send;
 # - `bucket_cap_mb_list` gives each bucket a size;
 # - `skip_all_reduce_unused_params` doesn't send gradients of unused parameters. If ranks skip *different* ones, DDP
-#   averages gradients of different layers, or hangs.
+#   averages gradients of different layers, or fails.
 #
 # Here one of two layers is unused:
 
