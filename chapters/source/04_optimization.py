@@ -110,8 +110,8 @@ def plain_step(model, optimizer, batch):
 #   which turns DDP's communication off: the difference is exposed. Communication that runs while backward computes is
 #   **hidden**.
 #
-# The next function runs several kinds of step in turn. It keeps the fastest run of each, because other programs can
-# only slow a step down:
+# This function runs several steps in turn and keeps each one's fastest run, because other programs can only slow a step
+# down:
 
 # %%
 # %%writefile measuring.py
@@ -134,8 +134,8 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. A CPU has no such number, so `measure` times
-# a large matrix product instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
+# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. For our CPU, `measure` times a large matrix
+# product instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
 # `torch.cuda.max_memory_allocated()`.
 
 # %%
@@ -188,8 +188,7 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready, and when each bucket's all-reduce started and
-# ended.
+# Where does the time go? The timeline shows when each gradient was ready, and each bucket's all-reduce:
 
 # %%
 # %%writefile gpt_trace.py
@@ -225,10 +224,10 @@ traced()
 timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
-# The first bucket, of 1 MiB, leaves during backward, so its all-reduce is partly hidden. The second bucket holds all
+# The first bucket, about 1 MiB, leaves during backward, so its all-reduce is partly hidden. The second bucket holds all
 # other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
 #
-# `torch.profiler` records every operation, on CPUs and GPUs. Here it records only the third step:
+# `torch.profiler` records every operation, here of the third step:
 
 # %%
 # %%writefile profiled.py
@@ -338,7 +337,8 @@ from gpt import GPT
 
 def operations(model, x):
     """Operations of forward and backward, per parameter."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # attention in plain products
+    # MATH computes attention with ordinary products, which the counter sees
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(x).float().sum().backward()
     return counter.get_total_flops() / sum(p.numel() for p in model.parameters())
 
@@ -475,7 +475,7 @@ table.add("buckets of 0.5 MiB", run)
 # Every bucket but the last now leaves during backward. But backward fills buckets faster than the link sends them: gloo
 # sends two at a time, and the others queue.
 #
-# Each bucket also costs latency (chapter 1, "What it costs"), so don't make buckets smaller than your link needs.
+# Each bucket also costs latency (chapter 1, "What it costs"), so smaller isn't always better.
 #
 # ### The default
 #
@@ -611,7 +611,7 @@ for epoch in range(2):
 
 # %% [markdown]
 # The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. One
-# more step for the two leftovers is worse: their gradients were never averaged, so the replicas diverge:
+# more step for these two is worse: their gradients were never averaged, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -656,8 +656,8 @@ table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
 # A step now trains on four times the tokens for the same bytes. Only the last backward hides communication, so about as
-# much time is exposed per *step*, but a quarter per token. A larger **global batch** (all ranks' samples in a step)
-# changes the training: see "Batch and learning rate".
+# much time is exposed per *step*, and a quarter as much per token. A larger **global batch** (all ranks' samples in a
+# step) changes the training: see "Batch and learning rate".
 
 # %%
 quiz("04_optimization/accumulate")
@@ -1083,7 +1083,7 @@ picture if table.rows else None
 # Most steps take longer than predicted: latency, casting and the processor's work for sending are left out. In the
 # exercise `measure_step` you write a fuller prediction; `benchmarks/predict_step.py` tests it on a slow link.
 #
-# Now compare tokens per second in the table. Accumulation and float16 send fewer bytes per token, as the roofline
+# Now compare the table's tokens per second. Accumulation and float16 send fewer bytes per token, as the roofline
 # advised. Smaller buckets only start sending sooner: the link still needs 56 ms.
 
 # %%
