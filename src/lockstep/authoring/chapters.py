@@ -10,7 +10,7 @@ A build is reproducible byte for byte. Cell ids come from the cells' text. Execu
 takes a cell without one for a cell that was not run). Widgets are stored as the text beside them, since their models
 live in a kernel. What remains are the few things that differ in every run (`chapters/nbval_sanitize.cfg`: how long a
 hang was watched, a port). Those are real readings and stay as they were, as long as the output is otherwise the same
-(`fresh` takes this run's).
+(`fresh` takes this run's). A chapter's pictures of times are of one run: if one has to change, all do.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCE_FORMAT = "py:percent"
+MEASURED = "data-measured"
+"""In the outputs of a cell whose picture shows times."""
 HEADER = """# ---
 # jupyter:
 #   jupytext:
@@ -273,12 +275,21 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
             if output.output_type == "error":
                 output.traceback = [f"{output.ename}: {output.evalue}"]
         cell.outputs = [output for output in cell.outputs if output.get("data", True)]
-        stored = known.get(cell.id)
-        if stored is not None and _canonical(stored.outputs, same) == _canonical(cell.outputs, same):
-            for output in stored.outputs:
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    alike = {
+        cell.id: known[cell.id].outputs
+        for cell in code
+        if cell.id in known and _canonical(known[cell.id].outputs, same) == _canonical(cell.outputs, same)
+    }
+    measured = {cell.id for cell in code if MEASURED in str(cell.outputs)}
+    if not measured <= alike.keys():  # pictures are read together: all of one run
+        alike = {cell: outputs for cell, outputs in alike.items() if cell not in measured}
+    for cell in code:
+        if cell.id in alike:
+            cell.outputs = alike[cell.id]
+            for output in cell.outputs:
                 if "execution_count" in output:
-                    output.execution_count = count
-            cell.outputs = stored.outputs
+                    output.execution_count = cell.execution_count
 
 
 def _joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
