@@ -23,7 +23,7 @@
 # - **check** devices, environment and network before a long run;
 # - **test** a fix, and test the test.
 #
-# About 240 minutes: 45 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
+# About 275 minutes: 80 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
 # chapter 2, but no GPU: what the chapter says about NCCL and GPUs comes from source code and documentation, and was not
 # run here.
 

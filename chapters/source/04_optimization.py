@@ -23,7 +23,7 @@
 # - **compress** gradients, and compensate for the rounding;
 # - **decide** when DDP is no longer enough.
 #
-# About 125 minutes: 50 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
+# About 170 minutes: 95 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
 # **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Times differ from run
 # to run; the pictures show those of one run.

@@ -23,7 +23,7 @@
 # - **restart** a job under torchrun, even with fewer nodes, and stop it when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
-# About 210 minutes: 60 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
+# About 245 minutes: 95 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
 # the capstone chapter 4, but no GPU. What the chapter says about GPUs, NCCL, power failures and network file systems
 # was not run here.
 

@@ -25,7 +25,7 @@
 # - **place** sharding, replicas and tensor parallelism within nodes and across nodes;
 # - **resume** a sharded checkpoint on a different number of ranks.
 #
-# About 140 minutes: 25 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
+# About 160 minutes: 45 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
 #
 # **What a CPU shows here.** Everything below runs over gloo, with the same collectives of the same sizes as under NCCL.
 # One thing needs a GPU and was not run here: to gather the next layer *while* a layer computes.
