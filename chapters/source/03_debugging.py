@@ -274,11 +274,11 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # %% [markdown]
 # Under "Root Cause", torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is
 # listed above it: rank 1 could not make a tensor of `None`. torchrun keeps the times of failures in whole seconds. If
-# two are equal, as here, it takes the lower rank. So read all entries, and look for an error that is not about a
-# connection.
+# two are equal, as here, it takes the rank that it saw exit first, and rank 1 was slow to exit. So read all entries,
+# and look for an error that is not about a connection.
 #
 # Put `@record` on every `main`: without it, the summary has exit codes, but no errors. Rank 1's exit code is −15
-# because it was slow to exit, and torchrun ended it:
+# because torchrun ended it:
 #
 # | exit code | meaning |
 # |---|---|
