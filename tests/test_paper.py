@@ -1,0 +1,133 @@
+"""What is printed: nothing is cut, scrolled or folded, and a dark page is no dark paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+from support.browser import chromium
+from test_accessibility import PEOPLE, REPORT
+
+from lockstep.authoring import book as books
+from lockstep.course import Course
+from lockstep.grading.classroom import ClassResult
+from lockstep.grading.exports.class_page import class_page
+from lockstep.grading.exports.html_report import html_report
+from lockstep.notebook.cards import report_card, run_card
+from lockstep.ranks import Kind, Run
+from lockstep.ranks.report import Cause, Frame, Waiting
+
+A4, A5 = 673, 438
+"""Pixels between the margins."""
+CUT = """() => [...document.querySelectorAll("body *")].filter((one) => { const style = getComputedStyle(one);
+  if (!one.offsetParent || one.closest("svg, .tl-box")) return false;  // a stored timeline has the style of its day
+  return one.getBoundingClientRect().right > document.documentElement.clientWidth + 1
+    || (style.overflowX !== "visible" && one.scrollWidth > one.clientWidth + 1)
+    || (style.overflowY !== "visible" && one.scrollHeight > one.clientHeight + 1)
+}).map((one) => one.tagName + " " + one.className + ": " + one.textContent.slice(0, 60))"""
+FOLDED = """() => [...document.querySelectorAll("main details > :not(summary)")].filter((one) =>
+  !one.checkVisibility({ contentVisibilityAuto: true }) || !one.getBoundingClientRect().height).length"""
+INK = "(one) => getComputedStyle(one).color"
+DARK = (
+    "<!doctype html><html lang=en data-theme=dark><title>x</title><style>{css}</style><body data-jp-theme-light=false>"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "book"
+    books.write_book(Course(ROOT), out)
+    return out
+
+
+@pytest.fixture
+def printed(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """Opens a file, or a text as one, as a printer gets it; no script has run."""
+    contexts = []
+
+    def open_(page: Path | str, width: int) -> Any:
+        if isinstance(page, str):
+            file = tmp_path / f"{len(contexts)}.html"
+            file.write_text(page, encoding="utf-8")
+            page = file
+        contexts.append(
+            browser.new_context(
+                java_script_enabled=False, color_scheme="dark", viewport={"width": width, "height": 900}
+            )
+        )
+        opened = contexts[-1].new_page()
+        opened.goto(f"file://{page}")
+        opened.emulate_media(media="print")
+        return opened
+
+    yield open_
+    for context in contexts:
+        context.close()
+
+
+def hang_card() -> str:
+    frame = Frame(str(ROOT / "chapters" / "four_ranks.py"), 5)
+    rows = tuple(Waiting(rank, "all_reduce #1", "1000×1000 × float32", 1.0, frame) for rank in range(3))
+    cause = Cause(Kind.HANG, "it hangs", (2,), frame, (*rows, Waiting(3, "barrier #1", frame=frame, differs=True)))
+    return run_card(Run(4, "cpu", [], cause=cause, seconds=1.5))._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize("name, width", [("index", A5), ("03_debugging", A4), ("04_optimization", A5)])
+def test_no_page_of_the_book_is_cut_or_scrolled_or_folded(book: Path, printed: Any, name: str, width: int) -> None:
+    page = printed(book / f"{name}.html", width)
+    assert page.evaluate(CUT) == []
+    assert page.evaluate(FOLDED) == 0
+
+
+def test_what_the_script_has_unfolded_is_folded_again(book: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(f"file://{book}/03_debugging.html")
+    page.locator("main details summary").first.click()
+    folded = page.locator("main details:not([open])").count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert folded and page.locator("main details:not([open])").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("main details:not([open])").count() == folded
+    page.close()
+
+
+def test_a_heading_stays_with_its_text_and_a_hang_whole(book: Path, printed: Any) -> None:
+    rule = "(one, rule) => getComputedStyle(one)[rule]"
+    page = printed(book / "03_debugging.html", A4)
+    for one in ("main h2", "main h3", "main summary", ".cell:not(:has(.ls-card)) .input"):
+        assert page.locator(one).first.evaluate(rule, "breakAfter") == "avoid", one
+    for one in (".output pre:has(.headline)", ".quiz", ".ls-card"):
+        assert page.locator(one).first.evaluate(rule, "breakInside") == "avoid", one
+    assert int(page.locator(".output pre").first.evaluate(rule, "widows")) >= 4, "three ranks' lines stay together"
+    contents = printed(book / "index.html", A4)
+    for one in (".map h2", ".map .facts", ".map .after"):
+        assert contents.locator(one).first.evaluate(rule, "breakAfter") == "avoid", one
+
+
+@pytest.mark.parametrize("width", [A4, A5])
+def test_cards_are_whole_and_dark_only_on_a_screen(printed: Any, width: int) -> None:
+    css = (Path(books.__file__).with_name("pages") / "book.css").read_text(encoding="utf-8")
+    cards = hang_card() + str(report_card(REPORT)._repr_mimebundle_()["text/html"])
+    page = printed(DARK.format(css=css) + f"<main>{cards}</main>", width)
+    assert page.evaluate(CUT) == [] and page.evaluate(FOLDED) == 0 and page.locator("details").count() >= 2
+    assert page.locator(".ls-red").first.evaluate(INK) == "rgb(180, 35, 24)"
+    odd = page.locator(".ls-odd td").first.evaluate("(one) => getComputedStyle(one).printColorAdjust")
+    assert odd == "exact", "the tint is printed"
+
+
+@pytest.mark.parametrize("width", [A4, A5])
+def test_reports_are_whole(printed: Any, width: int) -> None:
+    classes = ClassResult(7, ("train_ddp", "mini_ddp", "checkpoint"), PEOPLE, max_scores={"train_ddp": 3})
+    for text in (html_report(PEOPLE[0]), class_page(classes)):
+        page = printed(text, width)
+        assert page.evaluate(CUT) == []
+        assert page.evaluate(FOLDED) == 0
