@@ -327,6 +327,18 @@ def graded_for_real(course: Course, worker: Worker, folder: Path) -> list[Learne
     return people
 
 
+def test_the_points_say_why_a_check_was_not_run() -> None:
+    """At the top, beside the marks: nobody has to look for what a dash means."""
+    waits = replace(SKIPPED, name="again", reason="needs “it passes”")
+    page = html_report(learner("Ada", PASSED, SKIPPED, replace(SKIPPED, name="on two"), waits))
+    points = page[page.index('<table class="points">') : page.index("</table>")]
+    assert re.findall(r"– (\d not run: [^<]+)<", points) == [
+        "2 not run: there is no GPU",
+        "1 not run: each needs a check that is listed before it",
+    ]
+    assert "<summary>1 not run: each needs a check that is listed before it</summary>" in page
+
+
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")
 def test_in_a_browser_nothing_runs_nothing_is_fetched_and_it_fits(
     course: Course, worker: Worker, tmp_path: Path

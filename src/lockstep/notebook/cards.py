@@ -15,7 +15,7 @@ from typing import Any
 from ..course import CourseError, find
 from ..course.course import leaf
 from ..course.runs import READ_ON
-from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text, stage_text
+from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
 from ..ranks.cards import card, said
@@ -87,20 +87,18 @@ def _exercise(result: ExerciseResult) -> str:
     head = f'<span class="ls-green">✓ {escape(result.name)}</span>' if result.passed else name
     score = f'<span class="ls-soft">{result.score} of {result.max_score} · {result.seconds:.1f} s</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
-    for outcome, mark, words in (
-        (CheckOutcome.PASSED, '<span class="ls-green">✓</span>', "passed"),
-        (CheckOutcome.NOT_RUN, "–", "not run"),
-    ):
-        some = [check for check in checks if check.outcome is outcome]
-        if some:
-            listed = "".join(f"<li>{escape(_reasoned(check))}</li>" for check in some)
-            parts.append(f"<details><summary>{mark} {len(some)} {words}</summary><ul>{listed}</ul></details>")
+    passed = [check.name for check in checks if check.outcome is CheckOutcome.PASSED]
+    parts.append(_folded('<span class="ls-green">✓</span>', passed, "passed"))
+    parts += [_folded("–", names, f"not run: {why}" if why else "not run") for why, names in not_run(checks).items()]
     parts += [f"<p>{_linked(stage_text(result))}</p>"] if result.stage else []
     return f'<div class="ls-card {state}">{"".join(parts)}</div>'
 
 
-def _reasoned(check: CheckResult) -> str:
-    return f"{check.name}: {check.reason}" if check.reason else check.name
+def _folded(mark: str, names: list[str], words: str) -> str:
+    if not names:
+        return ""
+    listed = "".join(f"<li>{escape(name)}</li>" for name in names)
+    return f"<details><summary>{mark} {len(names)} {escape(words)}</summary><ul>{listed}</ul></details>"
 
 
 def _failed(check: CheckResult, exercise: str) -> str:

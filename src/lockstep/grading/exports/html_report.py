@@ -7,7 +7,7 @@ from typing import Any
 from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
-from ..text import MARKS
+from ..text import MARKS, not_run
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
 from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
@@ -66,6 +66,7 @@ def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grad
         "most": most,
         "seconds": f"{result.seconds:.1f}",
         "checks": [_check(learner, result.name, check) for check in result.checks],
+        "not_run": [f"{len(names)} not run: {why}" for why, names in not_run(result.checks).items() if why],
     }
 
 
