@@ -1,4 +1,4 @@
-"""What is printed: nothing is cut, scrolled or folded, and a dark page is no dark paper."""
+"""What is printed, and what a narrow window shows: nothing is cut, scrolled or folded, and a dark page is no dark paper."""
 
 from __future__ import annotations
 
@@ -74,10 +74,15 @@ def printed(browser: Any, tmp_path: Path) -> Iterator[Any]:
         context.close()
 
 
-def hang_card() -> str:
-    frame = Frame(str(ROOT / "chapters" / "four_ranks.py"), 5)
-    rows = tuple(Waiting(rank, "all_reduce #1", "1000×1000 × float32", 1.0, frame) for rank in range(3))
-    cause = Cause(Kind.HANG, "it hangs", (2,), frame, (*rows, Waiting(3, "barrier #1", frame=frame, differs=True)))
+def hang_card(folder: Path) -> str:
+    file = folder / "train.py"
+    file.write_text(
+        f"import torch\nif dist.get_rank() != 3:  # {'the best ' * 9}\n    dist.all_reduce(t)\ndist.barrier()\n"
+    )
+    inside, outside = Frame(str(file), 3), Frame(str(file), 4)
+    rows = tuple(Waiting(rank, "all_reduce #1", "1000×1000 × float32", 1.0, inside) for rank in range(3))
+    last = Waiting(3, "barrier #1", frame=outside, differs=True)
+    cause = Cause(Kind.HANG, "it hangs", (2,), outside, (*rows, last), branch=2)
     return run_card(Run(4, "cpu", [], cause=cause, seconds=1.5))._repr_mimebundle_()["text/html"]
 
 
@@ -114,9 +119,9 @@ def test_a_heading_stays_with_its_text_and_a_hang_whole(book: Path, printed: Any
 
 
 @pytest.mark.parametrize("width", [A4, A5])
-def test_cards_are_whole_and_dark_only_on_a_screen(printed: Any, width: int) -> None:
+def test_cards_are_whole_and_dark_only_on_a_screen(printed: Any, width: int, tmp_path: Path) -> None:
     css = (Path(books.__file__).with_name("pages") / "book.css").read_text(encoding="utf-8")
-    cards = hang_card() + str(report_card(REPORT)._repr_mimebundle_()["text/html"])
+    cards = hang_card(tmp_path) + str(report_card(REPORT)._repr_mimebundle_()["text/html"])
     page = printed(DARK.format(css=css) + f"<main>{cards}</main>", width)
     assert page.evaluate(CUT) == [] and page.evaluate(FOLDED) == 0 and page.locator("details").count() >= 2
     assert page.locator(".ls-red").first.evaluate(INK) == "rgb(180, 35, 24)"
@@ -131,3 +136,21 @@ def test_reports_are_whole(printed: Any, width: int) -> None:
         page = printed(text, width)
         assert page.evaluate(CUT) == []
         assert page.evaluate(FOLDED) == 0
+
+
+# A narrow window ------------------------------------------------------------------------------------------------------
+
+LINES = """(one) => { const range = document.createRange(); range.selectNodeContents(one);
+  return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size }"""
+
+
+@pytest.mark.parametrize("width", [1000, 700, 560, 390])
+def test_a_note_in_a_hang_card_is_one_line(browser: Any, tmp_path: Path, width: int) -> None:
+    """Beside its line of code, or below it: never a column of single words."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.set_content(f"<body style='margin: 8px'>{hang_card(tmp_path)}")
+    notes = page.locator(".ls-code > div > :last-child:not(:empty)")
+    assert notes.all_inner_texts() == ["the ranks part here", "← ranks 0, 1 and 2", "← rank 3"]
+    assert [notes.nth(number).evaluate(LINES) for number in range(3)] == [1, 1, 1]
+    assert page.evaluate(CUT) == []
+    page.close()
