@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lockstep.course import Course
 from lockstep.grading.classroom import ClassResult
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.html_report import html_report
+from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook.cards import report_card, run_card
 from lockstep.ranks import Kind, Run
 from lockstep.ranks.report import Cause, Frame, Waiting
@@ -153,4 +155,36 @@ def test_a_note_in_a_hang_card_is_one_line(browser: Any, tmp_path: Path, width: 
     assert notes.all_inner_texts() == ["the ranks part here", "← ranks 0, 1 and 2", "← rank 3"]
     assert [notes.nth(number).evaluate(LINES) for number in range(3)] == [1, 1, 1]
     assert page.evaluate(CUT) == []
+    page.close()
+
+
+LONG = "every_generator_of_every_worker_continues_where_it_was_when_the_checkpoint_was_saved"
+BROKEN = """() => [...document.querySelectorAll("body *")].flatMap((one) => [...one.childNodes]).filter((text) => {
+  if (text.nodeType !== 3 || !/^[a-z]+$/.test(text.textContent.trim())) return false;
+  const range = document.createRange(); range.selectNodeContents(text);
+  return new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1
+}).map((text) => text.textContent)"""
+
+
+def test_on_a_phone_names_are_whole_and_go_on_at_a_joint(browser: Any, tmp_path: Path) -> None:
+    wrong = Diagnosis("raised", "It is 3.", file=f"exercises/{LONG}.py", line=7, source="x = 3")
+    checks = tuple(replace(one, name=LONG) for one in REPORT.exercises[0].checks)
+    exercises = (
+        ExerciseResult("exact_resume_on_many_machines", checks, 1.0),
+        ExerciseResult("train_ddp", (CheckResult(LONG, "x", CheckOutcome.FAILED, wrong),), 1.0),
+    )
+    graded = Report(7, exercises)
+    learners = (replace(PEOPLE[0], report=graded),)
+    names = tuple(one.name for one in exercises)
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    for text in (
+        str(report_card(graded)._repr_mimebundle_()["text/html"]),
+        html_report(learners[0]),
+        class_page(ClassResult(7, names, learners)),
+    ):
+        page.set_content(text)
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+        cut = [one for one in page.evaluate(CUT) if not one.startswith("PRE")]  # what ranks printed may be scrolled
+        assert cut == [] and page.evaluate(BROKEN) == []
+        assert LONG in page.locator("body").inner_text()
     page.close()

@@ -103,7 +103,7 @@ class Tree(HTMLParser):
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str, str | None]] = []
         self.texts: list[str] = []
-        self.feed(page)
+        self.feed(page.replace("<wbr>", ""))  # where a long name may go on in the next line
         self.close()
         assert self.open == [], f"never closed: {self.open}"
 
