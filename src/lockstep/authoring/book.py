@@ -75,13 +75,12 @@ def write_book(course: Course, out: Path) -> list[Path]:
     if not chapters:
         raise CourseError("there is no chapter to make a book of: chapters/ has no notebook of autograder/course.toml")
     _clear(out)
-    bodies = {chapter.name: _body(course, chapter.name) for chapter in chapters}
+    bodies = chapter_bodies(course, chapters)
     anchors = {chapter.number: (chapter.name, _headings(bodies[chapter.name])) for chapter in chapters}
     files: dict[str, str] = {}
     for index, chapter in enumerate(chapters):
         body = bodies[chapter.name]
-        _link_references(body, anchors)
-        files[f"{chapter.name}.html"] = _render(
+        files[f"{chapter.name}.html"] = render(
             "chapter.html.j2", chapters, chapter.name,
             number=chapter.number, title=chapter.title, body=Markup(body.decode()),
             sections=_sections(chapter, anchors[chapter.number][1]),
@@ -92,12 +91,11 @@ def write_book(course: Course, out: Path) -> list[Path]:
     for one in chapters:
         more = {"quizzes": one.quizzes, "exercises": [name for section in one.sections for name in section.exercises]}
         listed.append({**vars(one), **more, "sections": _sections(one, anchors[one.number][1])})
-    files["index.html"] = _render("contents.html.j2", listed, "index")
+    files["index.html"] = render("contents.html.j2", listed, "index")
     places = [place for chapter in chapters for place in _places(chapter, bodies[chapter.name])]
     files["assets/search.js"] = _index(places)
-    for asset in ("book.css", "book.js"):
-        files[f"assets/{asset}"] = (PAGES / asset).read_text(encoding="utf-8")
-    files["assets/book.css"] += _code_colors()
+    files["assets/book.js"] = (PAGES / "book.js").read_text(encoding="utf-8")
+    files["assets/book.css"] = style()
     for name, text in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
@@ -121,6 +119,15 @@ def _clear(out: Path) -> None:
 # A chapter ------------------------------------------------------------------------------------------------------------
 
 
+def chapter_bodies(course: Course, chapters: list[Outline]) -> dict[str, BeautifulSoup]:
+    """Each chapter's cells as HTML, by its name. Chapters refer to one another by links."""
+    bodies = {chapter.name: _body(course, chapter.name) for chapter in chapters}
+    anchors = {chapter.number: (chapter.name, _headings(bodies[chapter.name])) for chapter in chapters}
+    for body in bodies.values():
+        _link_references(body, anchors)
+    return bodies
+
+
 def _body(course: Course, name: str) -> BeautifulSoup:
     """The chapter's cells as HTML, with unique anchors, questions that can be answered and tables that scroll."""
     text, _ = _exporter().from_filename(str(page(course, name)))
@@ -137,7 +144,7 @@ def _body(course: Course, name: str) -> BeautifulSoup:
         link = heading.find("a", class_="anchor-link")
         if isinstance(link, Tag):
             link["href"], link["aria-label"], link.string = f"#{anchor}", "Link to this section", "#"
-    questions = _questions(course, name)
+    questions = questions_of(course, name)
     for number, spot in enumerate(soup.find_all(class_="quiz-here"), 1):
         key = str(spot["data-key"])
         if key not in questions:
@@ -244,7 +251,7 @@ def _tinted(text: str) -> str:
     return text
 
 
-def _questions(course: Course, name: str) -> dict[str, Question]:
+def questions_of(course: Course, name: str) -> dict[str, Question]:
     file = quiz_file(course.root, name)
     return {one.key: one for one in read(file).values()} if file.is_file() else {}
 
@@ -265,11 +272,11 @@ def _headings(body: BeautifulSoup) -> dict[str, str]:
     """Anchors by the headings' texts; the first of that name."""
     found: dict[str, str] = {}
     for heading in body.find_all(re.compile("^h[1-6]$")):
-        found.setdefault(_title(heading), str(heading["id"]))
+        found.setdefault(title_of(heading), str(heading["id"]))
     return found
 
 
-def _title(heading: Tag) -> str:
+def title_of(heading: Tag) -> str:
     return " ".join(heading.get_text().split()).removesuffix("#").strip()
 
 
@@ -309,7 +316,7 @@ def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str
 # The pages around them ------------------------------------------------------------------------------------------------
 
 
-def _render(template: str, chapters: Any, name: str, **values: Any) -> str:
+def render(template: str, chapters: Any, name: str, **values: Any) -> str:
     environment = Environment(loader=FileSystemLoader(PAGES), autoescape=True, trim_blocks=True)
     environment.filters["inline"] = _inline
     return environment.get_template(template).render(chapters=chapters, name=name, **values)
@@ -325,7 +332,7 @@ def _places(chapter: Outline, body: BeautifulSoup) -> Iterator[Place]:
     for element in body.children:
         if isinstance(element, Tag) and re.match("^h[1-6]$", element.name):
             yield Place(chapter.name, anchor, title, " ".join(" ".join(lines).split()))
-            anchor, title, lines = str(element["id"]), _title(element), []
+            anchor, title, lines = str(element["id"]), title_of(element), []
         elif isinstance(element, Tag):
             lines.append(element.get_text(" " if element.name == "section" else ""))
     yield Place(chapter.name, anchor, title, " ".join(" ".join(lines).split()))
@@ -337,13 +344,13 @@ def _index(places: list[Place]) -> str:
     return f"window.lockstepSearch = {text};\n"
 
 
-def _code_colors() -> str:
-    """Pygments' colors for light and for dark."""
+def style() -> str:
+    """The book's style sheet, with Pygments' colors for light and for dark."""
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
     keep = r"(?m)^\.highlight (\.\w+ \{.*)$"
     light_rules = [f".highlight {rule}" for rule in re.findall(keep, light)]
     dark_rules = re.findall(keep, dark)
     by_choice = [f":root[data-theme=dark] .highlight {rule}" for rule in dark_rules]
     by_system = [f":root:not([data-theme=light]) .highlight {rule}" for rule in dark_rules]
-    return "\n".join(["", "/* Code */", "@media screen {", *light_rules, *by_choice,
+    return (PAGES / "book.css").read_text(encoding="utf-8") + "\n".join(["", "/* Code */", "@media screen {", *light_rules, *by_choice,
                       "@media (prefers-color-scheme: dark) {", *by_system, "}", "}", ""])  # fmt: skip

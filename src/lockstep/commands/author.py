@@ -30,6 +30,7 @@ def book(
     out: Annotated[
         Path | None, typer.Argument(help="a folder for the pages; book/ if none is named", show_default=False)
     ] = None,
+    slides: Annotated[bool, typer.Option("--slides", help="slides for teaching too, in the folder slides/")] = False,
 ) -> None:
     """Build the chapters as pages that read offline, on a phone and in print: book/index.html."""
     from ..authoring.book import write_book
@@ -38,6 +39,11 @@ def book(
     folder = out or course.root / "book"
     written = write_book(course, folder)
     typer.echo(f"{short(folder / 'index.html')}: {sum(path.suffix == '.html' for path in written) - 1} chapters")
+    if slides:
+        from ..authoring.slides import write_slides
+
+        for file, number in write_slides(course, folder / "slides").items():
+            typer.echo(f"{short(file)}: {number} slides")
 
 
 @author.command()

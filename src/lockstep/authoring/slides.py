@@ -1,0 +1,336 @@
+"""`lockstep book --slides`: each chapter as slides for a lecture, in one HTML file that loads nothing.
+
+Nothing is written for the slides: titles, sentences, pictures, code and outputs are the chapter's own, taken from the
+book's pages. An answer is on the slide after its question, so that a printed deck keeps them apart too. What is too
+long for a slide is cut, with a remark. Rows are only estimated here; the page's script makes a slide that is still too
+full a little smaller.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+from bs4 import BeautifulSoup, Tag
+from markupsafe import Markup
+
+from ..course import Course
+from ..course.outline import EFFORT, Outline, Section, outlines
+from ..course.quizzes import Question, rich
+from .book import PAGES, SHOWN_FILE, chapter_bodies, questions_of, render, style, title_of
+
+ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
+FEW = 4  # lines of a cell that only shows what an earlier one made
+TIGHT = 1.2  # a slide may be this much too full, and is made smaller
+TEXT_WIDTH, CODE_WIDTH = 76, 82  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
+SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
+NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
+IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
+
+
+@dataclass(frozen=True)
+class Slide:
+    """One slide. `title` and `body` are HTML, `above` is the title of its section, `anchor` a place in the book."""
+
+    title: str
+    body: Markup
+    anchor: str
+    kind: str = ""
+    above: str = ""
+
+
+def write_slides(course: Course, out: Path) -> dict[Path, int]:
+    """Write each chapter's slides into the folder `out`, which lies in a book: the files, and how many slides each has."""
+    chapters = outlines(course)
+    bodies = chapter_bodies(course, chapters)
+    looks = {"style": Markup(style() + _read("slides.css")), "script": Markup(_read("slides.js"))}
+    made = {}
+    out.mkdir(parents=True, exist_ok=True)
+    for chapter in chapters:
+        body = bodies[chapter.name]
+        _make_whole(body, course.root / "chapters", chapter.name)
+        slides = list(_Deck(chapter, questions_of(course, chapter.name)).slides(body))
+        text = render("slides.html.j2", chapters, chapter.name, chapter=chapter, slides=slides, **looks)
+        (out / f"{chapter.name}.html").write_text(text, encoding="utf-8")
+        made[out / f"{chapter.name}.html"] = len(slides) + 2  # the title and the plan
+    return made
+
+
+def _read(page: str) -> str:
+    return (PAGES / page).read_text(encoding="utf-8")
+
+
+def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
+    """Pictures go into the page, links lead into the book beside it, and headings lose their own links."""
+    for image in body.find_all("img", src=re.compile(r"\.svg$")):
+        data = base64.b64encode((folder / str(image["src"])).read_bytes()).decode()
+        image["src"] = f"data:image/svg+xml;base64,{data}"
+    for link in body.find_all("a", href=True):
+        if link.get("class") == ["anchor-link"]:
+            link.decompose()
+        elif "://" not in link["href"]:
+            link["href"] = f"../{name}.html{link['href']}" if link["href"].startswith("#") else f"../{link['href']}"
+
+
+@dataclass
+class _Deck:
+    """The slides of a chapter, made from its cells in reading order. No sentence is on two slides, except questions."""
+
+    chapter: Outline
+    questions: dict[str, Question]
+    said: set[str] = field(default_factory=set)
+
+    def slides(self, body: BeautifulSoup) -> Iterator[Slide]:
+        sections = {section.plain: section for section in self.chapter.sections}
+        section, above = Section(""), ""
+        for heading, nodes in _parts(body):
+            title, anchor = heading.decode_contents(), str(heading["id"])
+            main = heading.name == "h2"
+            if main:
+                section, above = sections[title_of(heading)], title
+            elif heading.name == "h1":
+                above = ""
+            effort = next((node for node in nodes if node.em and EFFORT.match(f"*{node.em.get_text()}*")), None)
+            if effort or (main and section.exercises and not section.effort):
+                yield Slide(title, self.exercise(section, effort or nodes[0]), anchor, "exercise")
+                nodes = [node for node in nodes if node is not effort and node.name != "details"]
+            elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
+                yield Slide(title, self.paragraph(self.first(nodes, 260)), anchor, "section")
+            made = list(self.blocks(nodes))
+            if main and nodes and nodes[0].name == "ul":
+                made[0] = ("section", made[0][1])
+            if not made and heading.name == "h3" and not effort:
+                made = [("text", self.paragraph(self.first(nodes, 420)))]
+            for kind, block in made:
+                yield Slide(title, block, anchor, kind, "" if main else above)
+
+    def exercise(self, section: Section, task: Tag) -> Markup:
+        """Its name, its minutes, its command, and the first sentences of what to do."""
+        names, group = section.exercises, section.exercises[0].partition("/")
+        if len(names) > 1 and group[1]:
+            what, command = f"{group[0]}: {len(names)} exercises", f"{group[0]}/NAME"
+        else:
+            what, command = ", ".join(names), " ".join(names)
+        rest = [one for one in _sentences(task) if not one.startswith(("<em>", "Open "))]
+        facts = f'<p class="facts"><b>{what}</b> {section.effort}</p><pre class="command">./lockstep check {command}</pre>'
+        return Markup(facts) + self.paragraph(self.fitting(rest, 330))
+
+    def blocks(self, nodes: list[Tag]) -> Iterator[tuple[str, Markup]]:
+        """Kind and content of each slide below a heading."""
+        lead: Tag | None = None
+        asked, rest = Markup(), list(nodes)
+        while rest:
+            node = rest.pop(0)
+            if node.name == "p" and not node.img:
+                lead, asked = node, Markup(node.decode()) if _predicts(node) else Markup()
+            elif node.name == "p" or (node.name == "details" and node.img):
+                yield "picture", self.last(lead) + Markup(node.img.decode()) + self.taken(rest)
+            elif node.name == "details":
+                question = Markup(lead.decode()) if lead else Markup()
+                hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
+                yield from (("ask", question), ("answer", hidden))
+            elif "quiz" in node.get("class", ()):
+                question = self.questions[str(node["data-key"])]
+                yield from (("ask", _choices(question)), ("answer", _answer(question)))
+            elif "cell" in node.get("class", ()):
+                cells = [node, *takewhile(lambda one: "cell" in one.get("class", ()), rest)]
+                rest = rest[len(cells) - 1 :]
+                shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
+                if asked and shown:
+                    told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
+                    yield from (("ask", part) for part in _packed(asked, [one for cell in told for one in _code(cell)]))
+                    outputs = [one for cell in shown for one in _outputs(cell)]
+                    yield from (("answer", part) for part in _packed(Markup(), [*outputs, self.taken(rest)]))
+                else:
+                    for cell in shown:
+                        yield from self.run(cell, self.last(lead), rest if cell is cells[-1] else [])
+                        lead = None
+                lead, asked = None, Markup()
+            elif asked:
+                asked += Markup(node.decode())
+            else:
+                before = self.last(lead)
+                yield from (("text", before + part) for part in _pieces(node, ROOM - _height(before)))
+                lead = None
+
+    def run(self, cell: Tag, lead: Markup, rest: list[Tag]) -> Iterator[tuple[str, Markup]]:
+        """A cell with what it printed, on one slide if there is room; nothing for imports."""
+        code, outputs, source = _code(cell), _outputs(cell), _source(cell)
+        if SHOWN_FILE.match(source):
+            yield "code", lead + outputs[0] + self.taken(rest)
+        elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
+            yield from (("code", part) for part in _packed(lead, [*code, *outputs, self.taken(rest)]))
+
+    def taken(self, rest: list[Tag]) -> Markup:
+        """What the text says first about an output: the sentence or two after it."""
+        if not rest or rest[0].name != "p" or rest[0].img or _predicts(rest[0]):
+            return Markup()
+        return self.paragraph(self.fitting(_sentences(rest[0]), 190), "taken")
+
+    def first(self, nodes: list[Tag], letters: int) -> list[str]:
+        """The first sentences of the first paragraph; a question to predict has a slide of its own."""
+        text = next((node for node in nodes if node.name == "p" and not node.img), None)
+        return [] if text is None or _predicts(text) else self.fitting(_sentences(text), letters)
+
+    def last(self, lead: Tag | None) -> Markup:
+        """The last sentences before a cell or picture that no slide has yet."""
+        left = [one for one in (_sentences(lead) if lead else []) if one not in self.said]
+        return self.paragraph(self.fitting(left[::-1], 210, leads=True)[::-1], "lead")
+
+    def fitting(self, sentences: list[str], letters: int, leads: bool = False) -> list[str]:
+        """As many sentences as have room, the first in any case; one that ends with a colon only leads to something."""
+        kept: list[str] = []
+        for one in sentences:
+            room = letters - sum(len(_plain(done)) for done in kept)
+            if (one.endswith(":") and not leads) or (kept and len(_plain(one)) > room):
+                break
+            kept.append(one)
+        return kept
+
+    def paragraph(self, sentences: list[str], kind: str = "key") -> Markup:
+        self.said.update(sentences)
+        return Markup(f'<p class="{kind}">{" ".join(sentences)}</p>') if sentences else Markup()
+
+
+def _parts(body: BeautifulSoup) -> Iterator[tuple[Tag, list[Tag]]]:
+    """Each heading with what is below it. The chapter's own introduction is left out: its title slide says it."""
+    found: list[tuple[Tag, list[Tag]]] = []
+    for node in body.find_all(True, recursive=False):
+        if node.name in ("h1", "h2", "h3"):
+            found.append((node, []))
+        elif found:
+            found[-1][1].append(node)
+    yield from found[1:]
+
+
+def _predicts(paragraph: Tag) -> bool:
+    return any(one.get_text().startswith("Predict") for one in paragraph.find_all("strong"))
+
+
+def _plain(text: str) -> str:
+    return html.unescape(re.sub("<[^>]+>", "", text))
+
+
+def _sentences(paragraph: Tag) -> list[str]:
+    """The sentences as HTML. None ends inside bold, code or a link."""
+    found = [""]
+    for piece in SENTENCE.split(paragraph.decode_contents().strip()):
+        whole = len(re.findall(r"<\w", found[-1])) == len(re.findall("</", found[-1]))
+        found = [*found, piece] if whole and found[-1] else [*found[:-1], f"{found[-1]} {piece}".strip()]
+    return found
+
+
+def _rows(lines: Iterable[str], width: int) -> int:
+    return sum(max(1, -(-len(line) // width)) for line in lines)
+
+
+def _height(block: Markup) -> float:
+    """About how high a block is, in rem. Pictures and cards need a slide almost for themselves."""
+    soup = BeautifulSoup(block, "html.parser")
+    height = sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
+    height += sum(25 if one.select_one(".lockstep-timeline") else 13 for one in soup.select(".html, img") if one.extract())
+    return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup.select("p, li, tr"))
+
+
+def _source(cell: Tag) -> str:
+    source = cell.select_one(".input")
+    return source.get_text().strip("\n") if source else ""
+
+
+def _lines(pre: Tag) -> list[str]:
+    """A `pre` line by line, each as HTML that is whole."""
+    lines = [one.decode_contents() for one in pre.select(".line")] or pre.decode_contents().strip("\n").split("\n")
+    return [BeautifulSoup(f"<pre>{line.rstrip()}</pre>", "html.parser").pre.decode_contents() for line in lines]
+
+
+def _code(cell: Tag) -> list[Markup]:
+    """A cell's code, in two parts or more if it is long. Its `%%ranks` line is said in words, but for how it ends."""
+    source = cell.select_one(".input")
+    runs = str(source.get("data-runs", "")).partition(" · meant to end")[0]
+    said = Markup(f'<p class="runs">{html.escape(runs)}</p>' if runs else "")
+    lines = _lines(source.pre)[bool(runs) :]
+    start, end = _fitting(lines, 0, ROOM - 6)
+    parts = [said + _shown(lines[start:end], "input") + _remark(start, "lines of imports")]
+    while end < len(lines):
+        start, end = _fitting(lines, end, ROOM - 6)
+        parts.append(_shown(lines[start:end], "input"))
+    return parts
+
+
+def _packed(slide: Markup, parts: list[Markup]) -> Iterator[Markup]:
+    """The parts on as few slides as have room for them."""
+    for part in parts:
+        if slide and _height(slide + part) > TIGHT * ROOM:
+            yield slide
+            slide = Markup()
+        slide += part
+    if slide:
+        yield slide
+
+
+def _outputs(cell: Tag) -> list[Markup]:
+    """What a cell drew, and what it printed, cut with a remark if it is long."""
+    made = []
+    for output in cell.select(".output > *"):
+        if output.name == "img" or "html" in output.get("class", ()):
+            made += [] if output.iframe else [Markup(output.decode())]  # what moves is in the book
+            continue
+        lines = _lines(output if output.name == "pre" else output.pre)
+        start, end = _fitting(lines, 0, ROOM - 6)
+        made.append(_shown(lines[start:end], "printed") + _remark(len(lines) - end + start, "more lines"))
+    return made
+
+
+def _remark(number: int, what: str) -> Markup:
+    return Markup(f'<p class="cut">… {number} {what} in the book</p>' if number else "")
+
+
+def _fitting(lines: list[str], start: int, room: float) -> tuple[int, int]:
+    """Which lines have room: all, or nearly, or as many as end at a blank line near. Imports at the top go first."""
+    plain = [_plain(line) for line in lines]
+    if start == 0 and _rows(plain, CODE_WIDTH) * CODE > room:
+        start = len(list(takewhile(IMPORT.fullmatch, plain)))
+    if _rows(plain[start:], CODE_WIDTH) * CODE <= TIGHT * room:
+        return start, len(plain)
+    end = start + 1
+    while _rows(plain[start : end + 1], CODE_WIDTH) * CODE <= room:
+        end += 1
+    return start, next((n for n in range(end, (start + end) // 2, -1) if not plain[n].strip()), end)
+
+
+def _shown(lines: list[str], kind: str) -> Markup:
+    """Lines that go on under their own beginning."""
+    inside = "".join(
+        f'<span class="line" style="--in:{len(line) - len(line.lstrip())}">{line}\n</span>' for line in lines
+    )
+    return Markup(f'<div class="highlight {kind}"><pre class="source">{inside}</pre></div>')
+
+
+def _pieces(node: Tag, room: float) -> Iterator[Markup]:
+    """A list in parts that have room; anything else as it is."""
+    items = node.find_all("li", recursive=False)
+    start = end = 0
+    while end < len(items):
+        end += 1
+        if end == len(items) or _height(Markup("".join(map(str, items[start : end + 1])))) > room:
+            first = f' start="{start + 1}"' if node.name == "ol" else ""
+            yield Markup(f"<{node.name}{first}>{''.join(map(str, items[start:end]))}</{node.name}>")
+            start = end
+    if not items:
+        yield Markup(node.decode())
+
+
+def _choices(question: Question) -> Markup:
+    items = "".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
+    return Markup(f'<p class="key">{rich(question.text)}</p><ol class="choices">{items}</ol>')
+
+
+def _answer(question: Question) -> Markup:
+    number, right = next((at, one) for at, one in enumerate(question.choices) if one.right)
+    said = f'<p class="right"><b>{"ABCDEFGH"[number]}.</b> {rich(right.text)}</p><p class="key">{rich(right.why)}</p>'
+    return Markup(f'<p class="lead">{rich(question.text)}</p>{said}')

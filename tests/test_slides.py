@@ -1,0 +1,262 @@
+"""Slides from the chapters: whole in one file, readable from the back of a room, no answer before its question."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT
+from support.browser import CONTRASTS, chromium, faults
+
+bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
+
+from typer.testing import CliRunner  # noqa: E402
+
+from lockstep.authoring import slides as decks  # noqa: E402
+from lockstep.commands.author import commands  # noqa: E402
+from lockstep.course import Course, quizzes  # noqa: E402
+from lockstep.course.outline import outlines  # noqa: E402
+
+COURSE = Course(ROOT)
+NAMES = [chapter.name for chapter in COURSE.chapters]
+each_chapter = pytest.mark.parametrize("name", NAMES)
+# What leaves the room of its slide, or the slide; and the smallest code, in pixels.
+CUT_OFF = """() => [...document.querySelectorAll(".slide")].flatMap((slide) => {
+  const room = slide.querySelector(".room").getBoundingClientRect(), whole = slide.getBoundingClientRect();
+  const parts = [...slide.querySelectorAll(".fit *")].filter((one) => one.tagName === "svg" || !one.closest("svg"));
+  const out = (box, frame) => box.width && (box.right > frame.right + 2 || box.bottom > frame.bottom + 2 || box.left < frame.left - 2);
+  return [...parts.filter((one) => out(one.getBoundingClientRect(), room)),
+    ...[...slide.children].filter((one) => out(one.getBoundingClientRect(), whole))]
+    .map((one) => `${slide.id}: ${one.outerHTML.slice(0, 80)}`) })"""
+SMALLEST = """() => Math.min(...[...document.querySelectorAll(".fit pre.source, .fit > p:not(.cut, .runs, .keys)")].map((one) =>
+  parseFloat(getComputedStyle(one).fontSize) / (one.currentCSSZoom === undefined ? 1 : 1) * one.closest(".fit").dataset.zoom))"""
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A book with slides, as the command makes it."""
+    out = tmp_path_factory.mktemp("site") / "book"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_COURSE", str(ROOT))
+        done = CliRunner().invoke(commands, ["book", str(out), "--slides"])
+    assert done.exit_code == 0, done.output
+    told = dict(re.findall(r"(\w+)\.html: (\d+) slides", done.output))
+    assert told == {name: str(len(slides(out, name))) for name in NAMES}
+    return out
+
+
+@cache
+def soup(book: Path, place: str) -> Any:
+    return bs4.BeautifulSoup((book / f"{place}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def slides(book: Path, name: str) -> list[Any]:
+    return list(soup(book, f"slides/{name}").select(".slide"))
+
+
+def words(tag: Any) -> str:
+    return re.sub(r"\s", "", tag if isinstance(tag, str) else tag.get_text())
+
+
+# The slides as text ---------------------------------------------------------------------------------------------------
+
+
+@each_chapter
+def test_a_file_is_whole_and_its_links_lead_into_the_book(book: Path, name: str) -> None:
+    page = soup(book, f"slides/{name}")
+    for tag in page.find_all(["img", "script", "iframe", "link", "source", "object"]):
+        assert str(tag.get("src") or tag.get("href") or "data:").startswith("data:"), tag
+    assert not re.search(r"@import|\bfetch\(|url\((?!#)", page.style.get_text() + page.find_all("script")[-1].get_text())
+    for link in page.find_all("a"):
+        place, _, anchor = str(link["href"]).partition("#")
+        if place.startswith("../"):
+            target = soup(book, place.removeprefix("../").removesuffix(".html"))
+            assert not anchor or target.find(id=anchor), link
+        else:
+            assert place.startswith("https://") or (not place and page.find(id=anchor)), link
+    for number, slide in enumerate(slides(book, name), 1):
+        assert slide["id"] == str(number)
+        assert slide.select_one(".number").get_text() == f"{number} / {len(slides(book, name))}"
+        assert slide.select_one(".foot a")["href"].startswith(f"../{name}.html#")
+
+
+@each_chapter
+def test_all_sections_come_in_order_each_with_its_place_in_the_book(book: Path, name: str) -> None:
+    chapter = next(one for one in outlines(COURSE) if one.name == name)
+    found = [one for one in slides(book, name) if {"section", "exercise"} & {*one["class"]} and not one.select_one(".above")]
+    assert [words(one.h2) for one in found] == [words(section.plain) for section in chapter.sections]
+    plan = soup(book, f"slides/{name}").select(".plan a")
+    assert [link["href"] for link in plan] == [f"#{one['id']}" for one in found]
+    lines = [words(item) for item in soup(book, name).find(id="what-to-remember").find_next("ul").select("li")]
+    assert lines == [words(item) for one in found if one.h2.get_text() == "What to remember" for item in one.select("li")]
+
+
+@each_chapter
+def test_an_answer_is_on_the_slide_after_its_question(book: Path, name: str) -> None:
+    shown = slides(book, name)
+    for question in quizzes.read(quizzes.quiz_file(ROOT, name)).values():
+        plain = words(question.text.replace("`", ""))
+        (at,) = [n for n, one in enumerate(shown) if "ask" in one["class"] and plain in words(one)]
+        right = next(choice for choice in question.choices if choice.right)
+        assert all(words(choice.text.replace("`", "")) in words(shown[at]) for choice in question.choices)
+        assert "answer" in shown[at + 1]["class"] and words(right.why.replace("`", "")) in words(shown[at + 1])
+        assert words(right.why.replace("`", "")) not in words(shown[at])
+
+
+@each_chapter
+def test_what_is_to_be_predicted_is_asked_before_any_output(book: Path, name: str) -> None:
+    shown = slides(book, name)
+    asked = [one for one in shown if "ask" in one["class"]]
+    assert not any(one.select(".printed, .html, svg") or "meant to end" in one.get_text() for one in asked)
+    predicted = [
+        paragraph
+        for paragraph in soup(book, name).select("main > p")
+        if any(bold.get_text().startswith("Predict") for bold in paragraph.select("strong"))
+    ]
+    for paragraph in predicted:
+        (at,) = [n for n, one in enumerate(shown) if "ask" in one["class"] and words(paragraph) in words(one)]
+        assert "answer" in next(one for one in shown[at:] if "ask" not in one["class"])["class"]
+    assert predicted or name == "05_checkpointing"
+
+
+@each_chapter
+def test_an_exercise_has_its_names_its_minutes_and_its_command(book: Path, name: str) -> None:
+    chapter = next(one for one in outlines(COURSE) if one.name == name)
+    told = [one for one in slides(book, name) if "exercise" in one["class"]]
+    for section, slide in zip([one for one in chapter.sections if one.exercises], told, strict=True):
+        group = section.exercises[0].partition("/")[0]
+        assert section.effort in slide.get_text() and group in slide.select_one(".facts").get_text()
+        command = group if len(section.exercises) == 1 else f"{group}/NAME"
+        assert slide.select_one(".command").get_text() == f"./lockstep check {command}"
+
+
+@each_chapter
+def test_every_picture_is_there(book: Path, name: str) -> None:
+    page = soup(book, f"slides/{name}")
+    stored = {base64.b64decode(one["src"].partition(",")[2]) for one in page.select("img[src*=svg]")}
+    for picture in soup(book, name).select('img[src^="pictures/"]'):
+        assert (ROOT / "chapters" / picture["src"]).read_bytes() in stored, picture["src"]
+    drawn = soup(book, name).select(".output .lockstep-timeline, .output > .html > svg")
+    assert len(page.select(".fit .html > .lockstep-timeline, .fit .html > svg")) == len(drawn)
+
+
+@each_chapter
+def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_out(book: Path, name: str) -> None:
+    shown, cut = slides(book, name), 0
+    code = "".join(words(pre) for one in shown for pre in one.select(".input pre"))
+    for cell in json.loads((ROOT / "chapters" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code" or decks.NOT_SHOWN.search(source) or source.startswith(("quiz(", "print(Path(")):
+            continue
+        lines = [one for one in source.splitlines() if not one.startswith(("%%ranks", "import ", "from ", "%load_ext"))]
+        if cell["outputs"] and len(lines) > decks.FEW:
+            assert words("".join(lines)) in code, source
+    for remark in (one for slide in shown for one in slide.select(".printed + .cut")):
+        kept = [words(line) for line in remark.find_previous("pre").select(".line")]
+        whole = next(
+            lines
+            for pre in soup(book, name).select(".output pre")
+            if kept[-1] in (lines := [words(line) for line in pre.get_text().strip("\n").split("\n")])
+            and all(line in lines for line in kept)
+        )
+        assert remark.get_text() == f"… {len(whole) - len(kept)} more lines in the book"
+        cut += 1
+    assert cut < 8
+
+
+# The slides in a browser ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.mark.parametrize("width, height", [(1280, 720), (1024, 768)])
+@each_chapter
+def test_nothing_is_cut_and_all_can_be_read_from_the_back(
+    book: Path, browser: Any, name: str, width: int, height: int
+) -> None:
+    scheme = "light" if width == 1280 else "dark"
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": height})
+    errors, asked = faults(page), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"file://{book}/slides/{name}.html")
+    assert page.evaluate(CUT_OFF) == []
+    assert page.evaluate(SMALLEST) >= 0.021 * height
+    assert page.evaluate(CONTRASTS) == {}
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert errors == [] and all(url.startswith(("file://", "data:")) for url in asked)
+    page.close()
+
+
+def at(page: Any) -> int:
+    """The slide that fills the window; its number is in the address too."""
+    found = page.evaluate("[...document.querySelectorAll('.slide')].filter((one) => Math.abs(one.getBoundingClientRect().top) < 2)"
+                          ".map((one) => one.id)")  # fmt: skip
+    assert len(found) == 1 and page.url.endswith(f"#{found[0]}"), (found, page.url)
+    return int(found[0])
+
+
+def test_keys_and_a_swipe_turn_slides(book: Path, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 720}, has_touch=True)
+    page = context.new_page()
+    errors = faults(page)
+    page.goto(f"file://{book}/slides/02_setup.html#2")
+    starts = [int(one["id"]) for one in slides(book, "02_setup") if {"section", "exercise"} & {*one["class"]}]
+    last = len(slides(book, "02_setup"))
+    for key, number in [("ArrowRight", 3), ("Space", 4), ("PageDown", 5), ("ArrowLeft", 4), ("Shift+Space", 3),
+                        ("ArrowDown", starts[1]), ("ArrowDown", starts[2]), ("ArrowUp", starts[1]), ("End", last),
+                        ("ArrowRight", last), ("Home", 1), ("PageUp", 1)]:  # fmt: skip
+        page.keyboard.press(key)
+        assert at(page) == number, key
+    swipe = """([from, to]) => { const touch = (x) => new Touch({ identifier: 1, target: document.body, clientX: x, clientY: 300 });
+      document.body.dispatchEvent(new TouchEvent("touchstart", { touches: [touch(from)], bubbles: true }));
+      document.body.dispatchEvent(new TouchEvent("touchend", { changedTouches: [touch(to)], bubbles: true })) }"""
+    page.evaluate(swipe, [900, 300])
+    assert at(page) == 2
+    page.evaluate(swipe, [300, 900])
+    assert at(page) == 1
+    page.set_viewport_size({"width": 1024, "height": 768})
+    page.keyboard.press("ArrowRight")
+    page.locator(".plan a").nth(3).click()
+    assert at(page) == starts[3] and errors == []
+    context.close()
+
+
+def test_pictures_are_dark_in_the_dark(book: Path, browser: Any) -> None:
+    page = browser.new_page(color_scheme="light", viewport={"width": 1280, "height": 720})
+    page.goto(f"file://{book}/slides/01_internals.html#5")
+    corner = """async (png) => { const image = new Image(); image.src = `data:image/png;base64,${png}`; await image.decode();
+      const canvas = new OffscreenCanvas(image.width, image.height).getContext("2d"); canvas.drawImage(image, 0, 0);
+      return [...canvas.getImageData(image.width / 2, 5, 1, 1).data].slice(0, 3) }"""
+    picture = page.locator(".picture img").first
+    picture.scroll_into_view_if_needed()
+    colors = []
+    for _ in range(2):
+        colors.append(page.evaluate(corner, base64.b64encode(picture.screenshot()).decode()))
+        page.keyboard.press("t")
+    assert colors == [[255, 255, 255], [17, 20, 23]]
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["02_setup", pytest.param("01_internals", marks=pytest.mark.slow)])
+def test_on_paper_a_slide_is_a_page(book: Path, browser: Any, tmp_path: Path, name: str) -> None:
+    page = browser.new_page(color_scheme="dark", viewport={"width": 1024, "height": 768})
+    page.goto(f"file://{book}/slides/{name}.html")
+    page.pdf(path=str(tmp_path / "slides.pdf"), prefer_css_page_size=True, print_background=True)
+    printed = (tmp_path / "slides.pdf").read_bytes()
+    boxes = re.findall(rb"/Type\s*/Page\b(?!s).*?/MediaBox\s*\[([^\]]*)\]", printed, re.DOTALL)
+    assert len(boxes) == len(slides(book, name)) and set(boxes) == {b"0 0 960 540"}
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(CUT_OFF) == []
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.close()
