@@ -94,7 +94,8 @@ def forward(model, batch):
     def keep(tensor):
         original = tensor if tensor._base is None else tensor._base  # a linear layer keeps a view
         if not isinstance(original, torch.nn.Parameter):
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()  # each storage once
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()  # each storage once
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of(model, batch)
@@ -418,7 +419,7 @@ quiz("06_beyond_ddp/reshard")
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
 
 # %%
-FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # the call's input is a quarter
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # its input: a quarter
 ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
 
 for way in WAYS:
