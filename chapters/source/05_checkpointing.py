@@ -710,7 +710,7 @@ print("used a:", megabytes("Rss"), "MB in memory, shared by the ranks:", megabyt
 dist.barrier()
 
 # %% [markdown]
-# Never write to a mapped file in place: the loaded weights change too, or the process dies of SIGBUS. `os.replace` is
+# Never write to a mapped file in place: the loaded weights change too, or SIGBUS kills the process. `os.replace` is
 # safe, because the old contents stay on disk until no process maps them.
 #
 # **safetensors** has no pickle, so loading runs no code. A header says where each tensor is; the bytes follow:
