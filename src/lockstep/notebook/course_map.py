@@ -159,6 +159,7 @@ def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bo
     kind = "ls-number ls-complete" if one.complete else "ls-number"
     done, of = one.answered + one.passed, one.questions + one.exercises
     counts = f"questions {one.answered} of {one.questions} · exercises {one.passed} of {one.exercises}"
+    counts = f"about {html.escape(one.outline.minutes)} · {counts}" if one.outline.minutes else counts
     complete = " · complete" if one.complete else ""
     here = now.here is not None and now.here[0] == one.outline.name
     sections = "".join(
@@ -177,7 +178,8 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     glyph, told = ("✓", "done") if part.is_done else ("◐", "partly done") if part.done else ("○", "not done yet")
     state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
     title = seen.link(chapter, part.section, part.section.plain)
-    notes = [f"{part.done} of {part.of}"] if part.of > 1 else []
+    notes = [html.escape(part.section.effort.lower())] if part.section.effort else []
+    notes += [f"{part.done} of {part.of}"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
         files = (seen.course.exercises / f"{name}.py" for name in part.section.exercises)
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]
