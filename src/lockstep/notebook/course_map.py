@@ -59,11 +59,12 @@ window.lockstepBeside ??= (addEventListener("click", (event) => {
   event.stopPropagation();
   const there = [...app.shell.widgets("main")].find((one) => one.context?.path?.startsWith("exercises/"));
   const options = there ? { mode: "tab-after", ref: there.id } : { mode: "split-right" };
+  if (innerWidth < 1200) app.shell.collapseLeft?.();
   app.commands.execute("docmanager:open", { path, options });
 }, true), true);
 </script>"""
 """An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
-JupyterLab does it, over the chapter.
+JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both.
 """
 
 
