@@ -174,6 +174,21 @@ def test_in_a_narrow_window_the_file_browser_makes_room_for_an_exercise(browser:
     page.close()
 
 
+@pytest.mark.parametrize("title", ["Is it the gradient of the joined batch?", "Exercise: implement setup_ddp"])
+def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, title: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.set_default_timeout(120_000)
+    page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
+    page.locator(".ls-map > p a").wait_for()
+    link = page.locator(".ls-map a", has_text=title)
+    link.evaluate("one => { one.closest('details').open = true }")
+    link.click()
+    heading = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h2", has_text=title)
+    heading.wait_for()
+    wait_for(lambda: 0 < (heading.bounding_box() or {"y": -1})["y"] < 600, 60, "the section is not in view")
+    page.close()
+
+
 def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], list[str]]) -> None:
     notebook, cells, errors = first
     assert_ran(cells)

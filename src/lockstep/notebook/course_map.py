@@ -51,12 +51,29 @@ STYLE = """<style>
 .ls-map .ls-state { display: inline-block; width: 1.4em }
 </style>"""
 BESIDE = """<script>
-window.lockstepBeside ??= (addEventListener("click", (event) => {
-  const { jupyterapp: app } = window, link = event.target.closest?.("a[href]");
-  const path = app && link && new URL(link.href).pathname.match(/\\/files\\/(exercises\\/.+\\.\\w+)$/)?.[1];
-  if (!path) return;
+window.lockstepBeside ??= (addEventListener("click", async (event) => {
+  const { jupyterapp: app } = window, link = event.target.closest?.("a[href]"), to = app && link && new URL(link.href);
+  const path = to && to.pathname.match(/\\/files\\/((?:exercises\\/.+\\.\\w+)|(?:chapters\\/.+\\.ipynb))$/)?.[1];
+  if (!path || (path.startsWith("chapters/") && !to.hash)) return;
   event.preventDefault();
   event.stopPropagation();
+  if (to.hash) {
+    const opened = await app.commands.execute("docmanager:open", { path });
+    const place = decodeURIComponent(to.hash.slice(1));
+    await opened?.context?.ready;
+    let ticks = 40, there = 0;
+    opened?.node.addEventListener("wheel", () => { ticks = 0 }, { once: true });
+    while (opened?.setFragment && ticks-- > 0 && there < 3) {
+      const heading = opened.node.querySelector(`[data-jupyter-id="${CSS.escape(place)}"]`);
+      const all = opened.node.getBoundingClientRect();
+      const at = heading ? heading.getBoundingClientRect().top - all.top : -1;
+      const seen = at >= 0 && at < all.height - 60;
+      there = seen ? there + 1 : 0;
+      if (!seen) opened.setFragment(to.hash);
+      await new Promise((done) => { setTimeout(done, 250) });
+    }
+    return;
+  }
   const there = [...app.shell.widgets("main")].find((one) => one.context?.path?.startsWith("exercises/"));
   const options = there ? { mode: "tab-after", ref: there.id } : { mode: "split-right" };
   if (innerWidth < 1200) app.shell.collapseLeft?.();
@@ -64,7 +81,8 @@ window.lockstepBeside ??= (addEventListener("click", (event) => {
 }, true), true);
 </script>"""
 """An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
-JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both.
+JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
+if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top.
 """
 
 
