@@ -1,4 +1,4 @@
-"""axe-core finds nothing to object to: in the book, the learner's report, the class page and the notebook's outputs.
+"""axe-core finds nothing to object to: in the book and its slides, a learner's report, the class page, a notebook's outputs.
 
 Notebook outputs are put into a page of their own, without JupyterLab, light and dark; the widgets themselves are looked at
 in tests/test_front_end.py.
@@ -17,6 +17,7 @@ from support.accessibility import violations
 from support.browser import chromium
 
 from lockstep.authoring import book as books
+from lockstep.authoring.slides import write_slides
 from lockstep.course import Course
 from lockstep.grading.classroom import ClassResult, Learner
 from lockstep.grading.exports.class_page import class_page
@@ -77,6 +78,14 @@ def test_the_contents_of_the_book(book: Path, browser: Any, scheme: str) -> None
 def test_a_chapter_of_the_book(book: Path, browser: Any, name: str, scheme: str) -> None:
     """One scheme each: all pages have the same style sheet."""
     assert found_on(browser, book / f"{name}.html", scheme) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, scheme", list(zip(NAMES, ["dark", "light"] * 3, strict=True)))
+def test_a_chapters_slides(book: Path, browser: Any, name: str, scheme: str) -> None:
+    if not (book / "slides").is_dir():
+        write_slides(COURSE, book / "slides")
+    assert found_on(browser, book / "slides" / f"{name}.html", scheme) == []
 
 
 # A grading that has everything ----------------------------------------------------------------------------------------

@@ -352,5 +352,6 @@ def style() -> str:
     dark_rules = re.findall(keep, dark)
     by_choice = [f":root[data-theme=dark] .highlight {rule}" for rule in dark_rules]
     by_system = [f":root:not([data-theme=light]) .highlight {rule}" for rule in dark_rules]
-    return (PAGES / "book.css").read_text(encoding="utf-8") + "\n".join(["", "/* Code */", "@media screen {", *light_rules, *by_choice,
+    looks = (PAGES / "book.css").read_text(encoding="utf-8")
+    return looks + "\n".join(["", "/* Code */", "@media screen {", *light_rules, *by_choice,
                       "@media (prefers-color-scheme: dark) {", *by_system, "}", "}", ""])  # fmt: skip

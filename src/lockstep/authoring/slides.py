@@ -45,7 +45,7 @@ class Slide:
 
 
 def write_slides(course: Course, out: Path) -> dict[Path, int]:
-    """Write each chapter's slides into the folder `out`, which lies in a book: the files, and how many slides each has."""
+    """Write each chapter's slides into the folder `out` of a book: the files, and how many slides each has."""
     chapters = outlines(course)
     bodies = chapter_bodies(course, chapters)
     looks = {"style": Markup(style() + _read("slides.css")), "script": Markup(_read("slides.js"))}
@@ -97,12 +97,14 @@ class _Deck:
                 above = ""
             effort = next((node for node in nodes if node.em and EFFORT.match(f"*{node.em.get_text()}*")), None)
             if effort or (main and section.exercises and not section.effort):
-                yield Slide(title, self.exercise(section, effort or nodes[0]), anchor, "exercise")
+                yield Slide(
+                    title, self.exercise(section, effort or nodes[0]), anchor, "exercise", "" if main else above
+                )
                 nodes = [node for node in nodes if node is not effort and node.name != "details"]
             elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
                 yield Slide(title, self.paragraph(self.first(nodes, 260)), anchor, "section")
             made = list(self.blocks(nodes))
-            if main and nodes and nodes[0].name == "ul":
+            if main and not effort and nodes and nodes[0].name == "ul":
                 made[0] = ("section", made[0][1])
             if not made and heading.name == "h3" and not effort:
                 made = [("text", self.paragraph(self.first(nodes, 420)))]
@@ -117,7 +119,9 @@ class _Deck:
         else:
             what, command = ", ".join(names), " ".join(names)
         rest = [one for one in _sentences(task) if not one.startswith(("<em>", "Open "))]
-        facts = f'<p class="facts"><b>{what}</b> {section.effort}</p><pre class="command">./lockstep check {command}</pre>'
+        facts = (
+            f'<p class="facts"><b>{what}</b> {section.effort}</p><pre class="command">./lockstep check {command}</pre>'
+        )
         return Markup(facts) + self.paragraph(self.fitting(rest, 330))
 
     def blocks(self, nodes: list[Tag]) -> Iterator[tuple[str, Markup]]:
@@ -233,7 +237,9 @@ def _height(block: Markup) -> float:
     """About how high a block is, in rem. Pictures and cards need a slide almost for themselves."""
     soup = BeautifulSoup(block, "html.parser")
     height = sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
-    height += sum(25 if one.select_one(".lockstep-timeline") else 13 for one in soup.select(".html, img") if one.extract())
+    height += sum(
+        25 if one.select_one(".lockstep-timeline") else 13 for one in soup.select(".html, img") if one.extract()
+    )
     return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup.select("p, li, tr"))
 
 
