@@ -243,7 +243,7 @@ def test_loss(grader: Grader) -> None:
 @pytest.mark.needs("test_evaluation")
 def test_evaluates_when(grader: Grader) -> None:
     """the test set is evaluated after each epoch, and no more often"""
-    right, at = list(range(AN_EPOCH, TOTAL + 1, AN_EPOCH)), r"evaluate\( || " + EVALUATION
+    right, at = list(range(AN_EPOCH, TOTAL + 1, AN_EPOCH)), r"= evaluate\( || " + TRAIN
     looked = {step for steps in through(grader).observed("tested after") for step in steps}  # one rank may do it all
     after = sorted(looked - {0})  # how good it is before it learns may be asked, too
     id = "evaluates-too-seldom" if set(right) - set(after) else "evaluates-too-often"
