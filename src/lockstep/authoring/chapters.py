@@ -58,7 +58,7 @@ class BuildError(CourseError):
 
 @dataclass(frozen=True)
 class Length:
-    """How much there is to read: words of text, lines of code that are neither empty, imports nor magics, and cells to run."""
+    """How much there is to read: words, lines of code that are neither empty, imports nor magics, and cells to run."""
 
     words: int
     code_lines: int
@@ -66,9 +66,9 @@ class Length:
 
     @property
     def minutes(self) -> float:
-        """At 150 words and 15 lines a minute, with 15 seconds for what a cell shows: as the chapters' minutes are counted.
+        """At 150 words and 15 lines a minute, and 15 seconds for what a cell shows: how chapters count their minutes.
 
-        At 200 words and 20 lines, and none for outputs, six readers of whole chapters found them half of what they took.
+        At 200 words and 20 lines, without outputs, readers of whole chapters found the minutes half of what they took.
         """
         return self.words / 150 + self.code_lines / 15 + self.cells / 4
 
