@@ -1624,7 +1624,7 @@ else:
     slurm.environment |= {"SCRIPT": str(yours / "train.py"), "FOLDER": "saved/runs"}
     options = "--parsable", "--output=saved/train.log"
     number = slurm.run("sbatch", *options, str(yours / "train.sbatch"), "--epochs=5").strip()
-    job = slurm.wait(number, 55)
+    job = slurm.wait(number, 120)
     said = Path("saved/train.log").read_text()
     if right := re.findall(r"test accuracy ([\d.]+)", said):
         percent = int(10 * float(right[-1])) * 10
