@@ -27,6 +27,7 @@ from judging.train import (
     EPOCHS,
     EVALUATION,
     LARGEST,
+    LOG_EVERY,
     ORDER,
     SAVE_EVERY,
     STEP,
@@ -239,6 +240,25 @@ def test_loss(grader: Grader) -> None:
     grader.fail_on(kept, "loss-keeps-its-graph", what, at=at)
 
 
+@pytest.mark.needs("test_evaluation")
+def test_evaluates_when(grader: Grader) -> None:
+    """the test set is evaluated after each epoch, and no more often"""
+    right, at = list(range(AN_EPOCH, TOTAL + 1, AN_EPOCH)), r"= evaluate\( || " + TRAIN
+    looked = {step for steps in through(grader).observed("tested after") for step in steps}  # one rank may do it all
+    after = sorted(looked - {0})  # how good it is before it learns may be asked, too
+    id = "evaluates-too-seldom" if set(right) - set(after) else "evaluates-too-often"
+    what = f"In {EPOCHS} epochs of {AN_EPOCH} steps, evaluations were expected after steps {right}; "
+    what += f"the test set was evaluated after steps {after}." if after else "the test set was never evaluated."
+    grader.fail_on([0] * (after != right), id, what, at=at)
+
+
+def steps_told(grader: Grader, run: Run) -> list[str]:
+    """The numbers of the steps, from 1, whose loss over all ranks rank 0 printed."""
+    steps, of = run.observed("steps")[0], data(grader)["train"]
+    losses = [model.loss(one["weights"], of, together(run, n)) for n, one in enumerate(steps)]
+    return [str(n) for n, loss in enumerate(losses, 1) if model.prints(run.ranks[0].stdout, loss)]
+
+
 @pytest.mark.needs("test_samples", "test_loss")
 def test_speaks(grader: Grader) -> None:
     """rank 0 tells where it starts and how it goes, with the loss over all ranks; no other rank says anything"""
@@ -248,22 +268,28 @@ def test_speaks(grader: Grader) -> None:
     printed = f"{{ranks}} printed: {''.join(others).strip().partition(chr(10))[0]}"
     grader.fail_on(loud, "every-rank-speaks", printed, at=r"print\( || " + TRAIN)
     at, lines = r"say\(|print\( || " + TRAIN, told.strip().splitlines()
-    what = f"In {TOTAL} steps and {EPOCHS} epochs, with --log-every 2, rank 0 printed {len(lines)} lines."
-    enough = len(lines) >= 1 + TOTAL // 2 + EPOCHS and re.search(r"\d\.\d", told)
+    every = f"--log-every {LOG_EVERY}"
+    what = f"In {TOTAL} steps and {EPOCHS} epochs, with {every}, rank 0 printed {len(lines)} lines."
+    enough = len(lines) >= 1 + TOTAL // LOG_EVERY + EPOCHS and re.search(r"\d\.\d", told)
     grader.fail_on(() if enough else [0], "says-nothing", what, at=at)
-    steps, of = run.observed("steps")[0], data(grader)["train"]
-    losses = [model.loss(one["weights"], of, together(run, n)) for n, one in enumerate(steps)]
-    printed = [str(n) for n, loss in enumerate(losses, 1) if model.prints(told, loss)]
-    what = f"With --log-every 2, rank 0 printed the losses of the steps {', '.join(printed)}."
-    grader.fail_on([0] * (len(printed) > TOTAL // 2 + 1), "logs-too-often", what, at=r"log_every || " + at)
-    second = steps[1]
-    whole, own = (model.loss(second["weights"], of, samples) for samples in (together(run, 1), share(second)))
-    what = f"In step 2 the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
-    grader.fail_on([0] * (model.prints(told, own) and not model.prints(told, whole)), "rank-local-loss", what, at=at)
-    logged = [set(range(start, TOTAL + 1, 2)) for start in (1, 2)]  # whether it counts from 0 or from 1
-    which = f"step {', '.join(printed)} only" if printed else "no step"
-    what = f"With --log-every 2, {{ranks}} printed the loss over all ranks of {which}."
-    grader.fail_on([0] * (not any(one <= set(map(int, printed)) for one in logged)), "rank-local-loss", what, at=at)
+    of, printed = data(grader)["train"], steps_told(grader, run)
+    what = f"With {every}, rank 0 printed the losses of the steps {', '.join(printed)}."
+    # One or two more may agree with another printed number by chance.
+    grader.fail_on([0] * (len(printed) > TOTAL // LOG_EVERY + 2), "logs-too-often", what, at=r"log_every || " + at)
+    logged = [set(range(start, TOTAL + 1, LOG_EVERY)) for start in (1, LOG_EVERY)]  # whether it counts from 0 or from 1
+    if not any(one <= set(map(int, printed)) for one in logged):
+        for number in (0, LOG_EVERY - 1):
+            step = run.observed("steps")[0][number]
+            whole, own = (model.loss(step["weights"], of, samples) for samples in (together(run, number), share(step)))
+            what = f"In step {number + 1} the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
+            mistaken = model.prints(told, own) and not model.prints(told, whole)
+            grader.fail_on([0] * mistaken, "rank-local-loss", what, at=at)
+        which = f"step {', '.join(printed)} only" if printed else "no step"
+        what = f"With {every}, {{ranks}} printed the loss over all ranks of {which}."
+        grader.fail_on([0], "rank-local-loss", what, at=at)
+    told_of = steps_told(grader, through(grader, 1, "--log-every", "1"))
+    what = f"In {TOTAL} steps on one rank, with --log-every 1, {{ranks}} printed the losses of {len(told_of)}."
+    grader.fail_on([0] * (len(told_of) < TOTAL), "says-nothing", what, at=r"log_every || " + at)
 
 
 # Saved ---------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ left_out = {"slow": 0, "bank": 0}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out slow tests and most of the bank")
+    parser.addoption("--whole", action="store_true", help="grade each wrong submission of the bank by all checks")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -95,9 +95,9 @@ def write(course: Course, path: str, text: str) -> None:
     place.write_text(text, encoding="utf-8")
 
 
-def draft(course: Course, label: str, diagnosis: str, body: str) -> None:
+def draft(course: Course, label: str, diagnosis: str, body: str, check: str = "test_sum") -> None:
     """A wrong submission as a whole file, as its author has it before it is added."""
-    head = f"# diagnosis: {diagnosis}\n# why: returns {body}\n"
+    head = f"# diagnosis: {diagnosis}\n# check: {check}\n# why: returns {body}\n"
     write(course, f"drafts/{label}.py", head + SHAPE.format(body=body))
 
 
@@ -185,12 +185,14 @@ def test_gradings_are_looked_at(copy: Course) -> None:
 
     draft(copy, "nothing", "raised", "0.0")
     draft(copy, "minimum", "raised", "reduced(value) * 1.0")
-    for label in ("nothing", "minimum"):
+    draft(copy, "own_value_twice", "wrong-rank-sum", MISTAKES["own_value_twice"], check="test_more")
+    for label in ("nothing", "minimum", "own_value_twice"):
         bank("add", NAME, f"drafts/{label}.py", "--replace")
     write(copy, f"{RIGHT}/extra.py", SHAPE.format(body="value"))
-    fails, passes, other = sorted(lacks(copy, with_bank=True), key=lambda lack: lack.text)
+    fails, passes, other, elsewhere = sorted(lacks(copy, with_bank=True), key=lambda lack: lack.text)
     assert (passes.where, passes.text) == (WRONG, f"{NAME}/minimum is wrong and passes")
     assert (other.where, other.text) == (WRONG, f"{NAME}/nothing gets the diagnosis wrong-rank-sum, not raised")
+    assert elsewhere.text == f"{NAME}/own_value_twice is noticed by test_sum first; its check says test_more"
     assert fails.where == f"{RIGHT}/extra.py" and "extra is right and does not pass: " in fails.text
     (copy.root / RIGHT / "extra.py").unlink()
 

@@ -109,11 +109,31 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert not page.select("script, b")
     said = page.get_text(" ")
     assert said.index("means") < said.index("2 passed") < said.index("1 not run")
-    assert [one.get_text() for one in page.select("summary")] == ["✓ 2 passed", "– 1 not run"]
+    assert [one.get_text() for one in page.select("summary")] == ["✓ 2 passed", "– 1 not run: there is none"]
     assert not page.select("details[open]")
-    assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU: there is none"]
+    assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU"]
     assert [mark.get_text() for mark in page.select("mark")] == ["  0 ←    barrier"]
     assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
+
+
+def test_why_a_check_was_not_run_is_read_without_a_click() -> None:
+    checks = (
+        check("adds", CheckOutcome.FAILED, Diagnosis("raised", "It raised.")),
+        check("on a GPU", CheckOutcome.NOT_RUN, reason="there is no GPU"),
+        check("keeps", CheckOutcome.NOT_RUN, reason="needs “adds”"),
+        check("on two GPUs", CheckOutcome.NOT_RUN, reason="there is no GPU"),
+        check("on a host <b>", CheckOutcome.NOT_RUN, reason="hosts need <root>"),
+        check("without a word", CheckOutcome.NOT_RUN),
+    )
+    page = shown(report_card(Report(0, (ExerciseResult("add", checks, 1.0),))))
+    assert [one.get_text() for one in page.select("summary")] == [
+        "– 2 not run: there is no GPU",
+        "– 1 not run: each needs a check that is listed before it",
+        "– 1 not run: hosts need <root>",
+        "– 1 not run",
+    ]
+    listed = [[item.get_text() for item in one.select("li")] for one in page.select("details")]
+    assert listed == [["on a GPU", "on two GPUs"], ["keeps: needs “adds”"], ["on a host <b>"], ["without a word"]]
 
 
 def test_a_stub_is_one_quiet_line() -> None:

@@ -120,6 +120,25 @@ def test_a_fresh_build_takes_the_readings_of_this_run(copy: Path) -> None:
     assert chapters.build(None, copy, fresh=True) == [file] and "99.9" not in file.read_text()
 
 
+def test_all_pictures_of_times_in_a_chapter_are_of_one_run(copy: Path) -> None:
+    source, file = chapters.source_path("10_count", copy), chapters.notebook_path("10_count", copy)
+    picture = "from time import monotonic\nfrom IPython.display import HTML\n"
+    picture += """HTML(f'<svg data-measured="">{monotonic()}</svg>')"""
+    cells = f"\n# %%\n{picture}\n\n# %%\n{picture}  # another\n"
+    source.write_text(source.read_text() + cells)
+    chapters.build(None, copy)
+    assert chapters.build(None, copy) == [], "they say the same"
+
+    def times() -> list[str]:
+        return re.findall(r"data-measured=[^>]*>([\d.]+)<", file.read_text())
+
+    before = times()
+    assert len(before) == 2
+    source.write_text(source.read_text().replace("# another", "# a third"))
+    chapters.build(None, copy)
+    assert not set(before) & set(times()), "one had to change, so both did"
+
+
 def test_a_changed_source_is_noticed(copy: Path) -> None:
     source = chapters.source_path("10_count", copy)
     assert chapters.stale(None, copy) == []

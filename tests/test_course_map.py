@@ -152,7 +152,7 @@ def test_the_box_marks_refreshes_and_keeps(course: Course) -> None:
     assert progress.load(course).chapters == {"02_setup": "complete"} and "complete" in shown(box)
     answer(course, "01_internals/dp_or_ddp", "wrong")
     box._refresh.click()
-    assert re.search(r"How DDP works inside questions 0 of \d+ ", shown(box))
+    assert re.search(r"How DDP works inside about \d+ minutes · questions 0 of \d+ ", shown(box))
     assert course_map("02_setup")._complete.value is True
     box._complete.value = False
     assert course_map("02_setup")._complete.value is False
@@ -192,6 +192,16 @@ def test_its_links_lead_to_every_section_and_exercise_as_seen_from_here(
     assert len(led) > 50
     for page, anchor in led:
         assert anchor in headings[page.removesuffix(".ipynb")], (page, anchor)
+
+
+def test_chapters_and_exercises_say_how_long_they_take(course: Course) -> None:
+    chapter = standing(course).chapters[0].outline
+    efforts = {section.title: section.effort for section in chapter.sections if section.effort}
+    assert chapter.minutes and len(efforts) >= 3
+    page = course_map().html
+    assert f"<small>about {chapter.minutes} · questions 0 of " in page
+    for effort in efforts.values():
+        assert f"<small>{effort.lower()}" in page, effort
 
 
 def test_the_first_link_says_where_to_go_on(course: Course) -> None:

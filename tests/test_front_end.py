@@ -159,6 +159,36 @@ def test_the_start_page_leads_to_the_chapter_and_an_exercise_opens_beside_it(bro
     page.close()
 
 
+def test_in_a_narrow_window_the_file_browser_makes_room_for_an_exercise(browser: Any, running: Lab) -> None:
+    page = browser.new_page(viewport={"width": 1024, "height": 768})
+    page.set_default_timeout(120_000)
+    page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
+    files = page.locator(".jp-DirListing")
+    page.locator(".ls-map > p a").wait_for()
+    assert files.is_visible()
+    page.get_by_role("link", name="average_gradients.py").click()
+    editor = page.locator(".jp-FileEditor", has_text="Exercise average_gradients")
+    editor.wait_for()
+    files.wait_for(state="hidden")
+    wait_for(lambda: editor.bounding_box()["width"] > 430, 20, "the exercise has no room")
+    page.close()
+
+
+@pytest.mark.parametrize("title", ["Is it the gradient of the joined batch?", "Exercise: implement setup_ddp"])
+def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, title: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.set_default_timeout(120_000)
+    page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
+    page.locator(".ls-map > p a").wait_for()
+    link = page.locator(".ls-map a", has_text=title)
+    link.evaluate("one => { one.closest('details').open = true }")
+    link.click()
+    heading = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h2", has_text=title)
+    heading.wait_for()
+    wait_for(lambda: 0 < (heading.bounding_box() or {"y": -1})["y"] < 600, 60, "the section is not in view")
+    page.close()
+
+
 def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], list[str]]) -> None:
     notebook, cells, errors = first
     assert_ran(cells)

@@ -152,7 +152,7 @@ def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(tmp_path:
                 assert frame.get_by_role("status").inner_text().startswith(f"Step {number} of 6")
                 assert inside.evaluate(places) == [fits, pytest.approx(top, abs=1)]
                 said = frame.get_by_role("status").inner_text()
-                assert ("Chunk 1 is now complete on rank 0 (you said rank 2)." in said) == (number == 3)
+                assert ("Chunk 1 is now complete on rank 0; you chose rank 2." in said) == (number == 3)
             assert forward.get_attribute("aria-disabled") == "true"
             assert forward.evaluate("one => one === document.activeElement")
             assert inside.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -166,6 +166,32 @@ def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(tmp_path:
             assert frame.get_by_role("status").inner_text().startswith("Step 6 of 6")
             assert errors == []
             page.close()
+
+
+def test_it_says_in_plain_words_what_each_rank_holds_and_sends(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"file://{tmp_path}/page.html")
+        status = page.get_by_role("status")
+        assert status.inner_text() == "Before step 1 of 6: each rank holds its own numbers."
+        text = page.locator("body").inner_text()
+        assert "a sum over some ranks" in text and "Method" in text
+        assert (
+            "a rank sends up to 48 bytes (1.50 × the tensor) in the ring, and 96 bytes (3.00 × the tensor) if" in text
+        )
+        page.get_by_role("button", name="rank 0", exact=True).click()
+        forward = page.get_by_label("one step forward")
+        for _ in range(3):
+            forward.click()
+        assert "which adds it to its own. Chunk 1 is now complete on rank 0, as you predicted." in status.inner_text()
+        forward.click()
+        assert "which replaces its own chunk with it." in status.inner_text()
+        page.get_by_label("Method").select_option("naive")
+        forward.click()
+        said = "Step 1 of 3, every rank to every rank: all ranks send at once. Rank 0 sends all its own numbers"
+        assert status.inner_text().startswith(said)
+        assert not re.search("everybody|brought", page.locator("body").inner_text())
 
 
 def test_a_step_moves_its_chunks_unless_motion_is_unwanted(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_release_of_three_exercises_is_a_course_of_three_exercises(course, tmp
     assert set(says) == {"2"}
     readme = files["README.md"].decode()
     assert re.findall(r"(?m)^\| (\d) ", readme) == ["2"]
-    assert "Reading takes about 40 minutes, the exercises about 55." in readme
+    assert "Reading takes about 70 minutes, the exercises about 55." in readme
     for gone in ("clinic", "lockstep solution", "lockstep test", "train.sbatch", "194"):
         assert gone not in readme
     status = lockstep(tmp_path / "three", "status")
@@ -197,11 +197,11 @@ def test_the_readme_of_any_copy_names_what_is_in_it(course, copy, tmp_path):
 @pytest.mark.parametrize(
     ("names", "minutes", "titles"),
     [
-        (["train_ddp", "setup_ddp"], (40, 40), {"implement setup_ddp", "implement train_ddp"}),
-        (["mini_ddp"], (45, 35), {"implement mini_ddp"}),
-        (["preflight"], (45, 75), {"implement preflight"}),
-        (["preflight", "clinic/short_shard"], (45, 90), {"implement preflight", "The clinic"}),
-        (["exact_resume"], (60, 30), {"implement exact_resume"}),
+        (["train_ddp", "setup_ddp"], (70, 40), {"implement setup_ddp", "implement train_ddp"}),
+        (["mini_ddp"], (85, 35), {"implement mini_ddp"}),
+        (["preflight"], (80, 75), {"implement preflight"}),
+        (["preflight", "clinic/short_shard"], (80, 90), {"implement preflight", "The clinic"}),
+        (["exact_resume"], (95, 30), {"implement exact_resume"}),
     ],
     ids=lambda value: "-".join(value).replace("/", "-") if isinstance(value, list) else "",
 )

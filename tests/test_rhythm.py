@@ -31,8 +31,8 @@ def source(tmp_path: Path) -> Path:
     [
         ("**", "", "it opens with 0 goals"),
         ("You need ", "Bring ", "what is needed"),
-        ("About 95 minutes: ", "About 94 minutes: ", "do not add up"),
-        ("minutes: 40 to read and run", "minutes: 10 to read and run", "10 minutes to read and run"),
+        ("About 125 minutes: ", "About 124 minutes: ", "do not add up"),
+        ("minutes: 70 to read and run", "minutes: 10 to read and run", "10 minutes to read and run"),
         ("About ", "In ", "does not open with its minutes"),
         (", 15 minutes.*", ", 95 minutes.*", "minutes for its exercises"),
         ('quiz("02_setup/exit_status")', "3", "the section “Cleanup” has no question"),

@@ -157,6 +157,7 @@ def test_every_picture_is_there(book: Path, name: str) -> None:
 @each_chapter
 def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_out(book: Path, name: str) -> None:
     shown, cut = slides(book, name), 0
+    indented = {line.get_text().rstrip() for one in shown for line in one.select(".input .line")}
     code = "".join(words(pre) for one in shown for pre in one.select(".input pre"))
     for cell in json.loads((ROOT / "chapters" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -165,6 +166,7 @@ def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_o
         lines = [*dropwhile(re.compile(r"$|%%ranks|%%writefile|import |from |%load_ext").match, source.splitlines())]
         if cell["outputs"] and len(lines) > decks.FEW:
             assert words("".join(lines)) in code, source
+            assert {line.rstrip() for line in lines} <= indented, "with its indent"
     for remark in (one for slide in shown for one in slide.select(".printed + .cut")):
         kept = [words(line) for line in remark.find_previous("pre").select(".line")]
         whole = next(

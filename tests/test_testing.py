@@ -16,6 +16,8 @@ from support import ROOT
 from lockstep.commands import testing
 
 NUMBERED = "import pytest\n\n@pytest.mark.parametrize('{name}', range({count}))\ndef test_{file}({name}):\n    pass\n"
+FEW = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist -p randomly"}
+"""The plugins that these tests need: the others take ten times as long to import as such a test runs."""
 SLOW = "import pytest\n\n@pytest.mark.slow\ndef test_slow():\n    pass\n\ndef test_usual():\n    pass\n"
 
 
@@ -34,7 +36,7 @@ def course(tmp_path: Path) -> Path:
 
 def call(course: Path, *options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, "tests"]
-    done = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=course, env=FEW, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -131,8 +133,9 @@ def failing_chapter(course: Path, fails: int) -> Path:
     return tries
 
 
-def call_twice(course: Path, first: str, alone: str) -> int:
-    return testing._call_twice(first.split(), alone.split(), course, dict(os.environ), course / "cache")
+def call_twice(course: Path, first: str, alone: str, plugins: str = "") -> int:
+    environment = FEW | {"PYTEST_ADDOPTS": f"{FEW['PYTEST_ADDOPTS']} {plugins}"}
+    return testing._call_twice(first.split(), alone.split(), course, environment, course / "cache")
 
 
 @pytest.mark.slow
@@ -171,6 +174,7 @@ def test_many_failures_are_no_accident(course: Path) -> None:
 @pytest.mark.slow
 def test_a_chapter_is_run_again_from_its_first_cell(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
     counted = failing_chapter(course, 1)
-    assert call_twice(course, "--nbval chapters -q --numprocesses=2 --dist=loadfile", "--nbval -q") == 0
+    spread = "--nbval chapters -q --numprocesses=2 --dist=loadfile"
+    assert call_twice(course, spread, "--nbval -q", "-p nbval") == 0
     assert counted.read_text() == "xx"
     assert "passed alone: chapters/01_numbers.ipynb\n" in capfd.readouterr().out

@@ -237,6 +237,16 @@ def test_pointing_and_focus_show_the_numbers_at_any_width(scheme: str, tmp_path:
             assert violations(seen) == [] and errors == []
 
 
+def test_the_legends_entries_stand_equally_far_apart(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page(Timeline((whole(made()),)), "Two ranks"), encoding="utf-8")
+    with chromium() as browser:
+        seen = browser.new_page(viewport={"width": 1000, "height": 800})
+        seen.goto(f"file://{tmp_path}/page.html")
+        gaps = seen.evaluate("""() => [...document.querySelectorAll(".tl-keys svg")].map((key) =>
+          key.getBoundingClientRect().right - key.querySelector("text").getBoundingClientRect().right)""")
+        assert len(gaps) > 5 and min(gaps) >= 8 and max(gaps) - min(gaps) <= 12, gaps
+
+
 def test_without_its_styles_only_the_text_is_seen(tmp_path: Path) -> None:
     """JupyterLab takes the styles out of what it does not trust, and the tags of SVG, but not the text in them."""
     bare = re.sub(

@@ -125,13 +125,48 @@ def test_a_loss_that_is_no_number_ends_the_job_on_every_rank(tmp_path: Path) -> 
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+CLOCK = """
+import types
+now = 0.0
+def perf_counter():  # each time it is asked a second later, and after ten times two seconds
+    global now
+    now += 1 if now < 10 else 2
+    return now
+train.time = types.SimpleNamespace(perf_counter=perf_counter)
+"""
+
+
 def test_the_log_is_for_machines_too(tmp_path: Path) -> None:
-    told = lines(run(tmp_path, "start('--workers', '1')"))[0]
+    """On this clock the first four steps of 6 samples take 9 s: two questions a step, one for the line. Loading takes 4 of
+    them. The next four take twice as long, and the line tells of these alone."""
+    told = lines(run(tmp_path, CLOCK + "start('--workers', '1')"))[0]
     logged = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [one["step"] for one in logged] == [4, 8, 12, 16]
+    assert [one["samples_per_second"] for one in logged] == [24 / 9, 24 / 18, 24 / 18, 24 / 18]
     for one, line in zip(logged, [line for line in told if line.startswith("step ")], strict=True):
-        assert line.startswith(f"step {one['step']}/{STEPS}  loss {one['loss']:.4f}  ")
-        assert one["gradient_norm"] > 0 and one["samples_per_second"] > 0 and 0 <= one["waiting_for_data"] <= 1
+        assert line == f"step {one['step']}/{STEPS}  loss {one['loss']:.4f}  {one['samples_per_second']:.0f} samples/s"
+        assert {*one} == {"step", "loss", "gradient_norm", "lr", "samples_per_second", "waiting_for_data"}
+        assert one["gradient_norm"] > 0 and one["lr"] > 0 and one["waiting_for_data"] == 4 / 9
+
+
+PRETENDS_A_GPU = """
+from pathlib import Path
+cuda = train.torch.cuda
+cuda.is_available, cuda.get_device_name = lambda: True, lambda: "NVIDIA H100 80GB HBM3"
+cuda.max_memory_allocated = lambda: 5_000_000_000
+train.dist.get_world_size = lambda: 2
+log = train.Log(Path(), 494_500_000_000)
+log.samples = 2000
+log.write(7, 9, loss=1.5)
+"""
+
+
+def test_on_a_gpu_the_log_tells_its_memory_and_how_busy_it_is(tmp_path: Path) -> None:
+    """2,000 samples a second on two GPUs, at half an H100's 989e12 operations a second: MFU is 0.5."""
+    (told,) = lines(run(tmp_path, CLOCK + PRETENDS_A_GPU, 1))
+    assert told == ["step 7/9  loss 1.5000  2,000 samples/s  memory_gb 5.00  mfu 0.50"]
+    logged = json.loads((tmp_path / "log.jsonl").read_text())
+    assert (logged["memory_gb"], logged["mfu"]) == (5.0, 0.5)
 
 
 EVALUATING = """
@@ -155,16 +190,16 @@ def test_a_signal_during_evaluation_ends_it(tmp_path: Path, epochs: int) -> None
     """In the second of 13 batches, or 12 on rank 1. In the middle of a job one more step is made and saved; at its end nothing is missing."""
     undisturbed, asked = tmp_path / "undisturbed", tmp_path / "asked"
     undisturbed.mkdir(), asked.mkdir()
-    body = EVALUATING + f"print(start('--epochs', '{epochs}').steps, tested)"
+    body = EVALUATING + f"result = start('--epochs', '{epochs}')\nprint(result.steps, tested, result.loss is not None)"
     whole = lines(run(undisturbed, "last = -1\n" + body))
     told, other = lines(run(asked, "last = 2\n" + body))
     stopped = STEPS + (epochs == 2)
-    assert told[-1] == other[-1] == f"{stopped} 2"
+    assert told[-1] == other[-1] == f"{stopped} 2 False"
     assert not any(line.startswith("epoch") for line in told)
     assert epochs == 1 or told[-2] == f"asked to stop: saved after step {stopped} of {2 * STEPS}"
     again = lines(run(asked, "last = -1\n" + body))
     assert again[0][0] == f"2 ranks, cpu; {stopped} of {epochs * STEPS} steps are done"
-    assert again[0][-2:] == [whole[0][-2], f"{epochs * STEPS} 13"]  # loss and accuracy of the last epoch
+    assert again[0][-2:] == [whole[0][-2], f"{epochs * STEPS} 13 True"]  # loss and accuracy of the last epoch
     first, second = (model(folder, epochs * STEPS) for folder in (undisturbed, asked))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

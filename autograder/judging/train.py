@@ -16,7 +16,7 @@ from lockstep.grading import Each, Grader, Hypothesis, Run, factor_of
 from .resumed import share, together
 
 SAMPLES, TESTED, BATCH, EPOCHS = 40, 13, 12, 3
-SAVE_EVERY, LARGEST = 5, 0.05
+SAVE_EVERY, LOG_EVERY, LARGEST = 5, 4, 0.05
 AN_EPOCH = SAMPLES // BATCH
 TOTAL = AN_EPOCH * EPOCHS
 
@@ -45,7 +45,7 @@ def drawn_seed(grader: Grader) -> int:
 
 def arguments(grader: Grader, *more: str) -> list[str]:
     """The command line."""
-    usual = {"--epochs": EPOCHS, "--batch-size": BATCH, "--save-every": SAVE_EVERY, "--log-every": 2}
+    usual = {"--epochs": EPOCHS, "--batch-size": BATCH, "--save-every": SAVE_EVERY, "--log-every": LOG_EVERY}
     usual |= {"--clip": 1000, "--lr": LARGEST, "--seed": drawn_seed(grader)}
     return [str(word) for pair in usual.items() for word in pair] + list(more)
 

@@ -26,6 +26,7 @@ FOLDER = Path("runs", "job")  # nested, as the default is: neither of the two ex
 steps: list[dict[str, Any]] = []
 seen: list[list[int]] = []
 tested: list[list[int]] = []
+tested_after: set[int] = set()
 precision: set[str] = set()
 models: list[nn.Module] = []
 
@@ -44,6 +45,7 @@ class Net(nn.Module):
         numbers = x[:, 0].round().long().tolist()
         if numbers[0] < 0:
             tested.append(numbers)
+            tested_after.add(len(steps))
         elif torch.is_grad_enabled():  # a second look without gradients trains nothing
             seen.append(numbers)
             about_to("forward")
@@ -176,6 +178,7 @@ def start(
     observe("evaluated", sorted(evaluated))
     observe("steps", steps)
     observe("tested", tested)
+    observe("tested after", sorted(tested_after))
     observe("precision", sorted(precision))
     observe("kept in", sorted({str(p.dtype) for p in models[-1].parameters()}) if models else [])
     observe("weights", flat(list(models[-1].parameters())) if models else None)

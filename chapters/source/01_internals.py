@@ -47,7 +47,7 @@ print(Path("four_ranks.py").read_text())
 # - **decide** whether DDP's gradient equals that of one large batch;
 # - **name** the mistakes that silently bypass DDP.
 #
-# About 120 minutes: 45 to read and run, 75 for three exercises. You need PyTorch's training loop, but no GPU.
+# About 160 minutes: 85 to read and run, 75 for three exercises. You need PyTorch's training loop, but no GPU.
 #
 # ## Five collectives
 #

@@ -21,7 +21,7 @@
 # - **leave** the process group, whether training succeeds or fails;
 # - **launch** ranks from Python, and on several nodes.
 #
-# About 95 minutes: 40 to read and run, 55 for three exercises; take a break before "Global metrics". You need chapter
+# About 125 minutes: 70 to read and run, 55 for three exercises; take a break before "Global metrics". You need chapter
 # 1, but no GPU: gloo connects ranks on your CPU. What the text says about GPUs and NCCL comes from PyTorch's
 # documentation and was not run here.
 

@@ -12,9 +12,9 @@
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
 # When one process fails, its traceback tells you where. When four fail together, you get four errors, and most of them
-# blame the wrong process. When four hang, you get no error. This chapter follows one broken job from its symptom to a
-# test that keeps it fixed, and then shows the tools for each kind of failure. You write three of these tools.
-# Afterwards you can
+# only follow from one. When four hang, you get no error. This chapter follows one broken job from its symptom to a test
+# that keeps it fixed, and then shows the tools for each kind of failure. You write three tools yourself. Afterwards
+# you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** what a failed job prints: the root cause, and the errors that only follow from it;
@@ -23,7 +23,7 @@
 # - **check** devices, environment and network before a long run;
 # - **test** a fix, and test the test.
 #
-# About 240 minutes: 45 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
+# About 275 minutes: 80 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
 # chapter 2, but no GPU: what the chapter says about NCCL and GPUs comes from source code and documentation, and was not
 # run here.
 
@@ -95,7 +95,7 @@ lockstep_run("-n", "2", "suspect.py")
 # ### 2. Ask every rank where it is
 #
 # The table above shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left
-# it. Neither call can complete without the other rank. Lockstep stops a job as soon as every rank waits like this.
+# it. Neither call can complete without the other rank. When Lockstep has found this, it stops the job.
 #
 # ### 3. Test a hypothesis with a number
 #
@@ -122,8 +122,8 @@ lockstep_run("-n", "3", "suspect.py")
 #
 # ### 4. Fix the cause
 #
-# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank without batches still answers DDP's
-# collectives on the other ranks:
+# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank that has run out of batches keeps calling
+# DDP's collectives until the other ranks have finished, too:
 
 # %%
 # %%writefile fixed.py
@@ -138,7 +138,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(0)
     records = torch.randn(9, 4)[rank::world_size]
-    with model.join():  # +  a rank without batches answers the others
+    with model.join():  # +  a rank without batches calls DDP's collectives
         for batch in records.split(2):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
@@ -151,8 +151,9 @@ main()
 # %% [markdown]
 # ### 5. Keep a test that fails without the fix
 #
-# Run the job on one, two and three ranks; `lockstep run` returns 0 only if every rank succeeds. Run the test on the
-# broken job too, to see it fail. Here is a job whose bug two ranks hide:
+# The test runs a job on one, two and three ranks; `lockstep run` returns 0 only if every rank succeeds. The test must
+# fail on the broken job. It gets a third job too, whose bug doesn't show on two ranks, because `rank + 1` and
+# `rank - 1` are then the same rank:
 
 # %%
 # %%writefile ring.py
@@ -179,8 +180,8 @@ print("fixed.py:  ", statuses("fixed.py"))
 print("ring.py:   ", statuses("ring.py"))
 
 # %% [markdown]
-# `suspect.py` hangs only on two ranks, `ring.py` only on three, so test on both. In your own project, write a pytest
-# test with a deadline:
+# Two ranks don't show the bug in `ring.py`, and three don't show the one in `suspect.py`, so test on both. In your own
+# project, write a pytest test with a deadline:
 #
 # ```
 # @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -204,7 +205,8 @@ quiz("03_debugging/one_rank")
 # %% [markdown]
 # ## Reading failures
 #
-# Rank 2 reads a bad record and raises an exception. The other ranks then lose their connections to rank 2:
+# Rank 2 reads a bad record, raises an exception and exits. The other ranks lose their connections to it, and raise
+# errors too. Which errors does Lockstep print?
 
 # %%
 # %%ranks 4 --expect raised
@@ -217,7 +219,7 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep shows the **root cause** and leaves out its **echoes**, the errors that only follow from it. torchrun shows
+# Lockstep prints the **root cause** and leaves out its **echoes**, the errors that only follow from it. torchrun prints
 # both, and may take an echo for the cause. In the next job, rank 1 has a bad record:
 
 # %%
@@ -271,19 +273,20 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
 # Under "Root Cause", torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is
-# listed above it: rank 1 could not make a tensor of `None`. torchrun compares the times of failures in whole seconds,
-# and if they are equal, it takes the lower rank. So read all entries, and look for an error that is not about a
-# connection. (Rank 1's exit code is −15 because it was slow to exit.)
+# listed above it: rank 1 could not make a tensor of `None`. torchrun keeps the times of failures in whole seconds. If
+# two are equal, as here, it takes the rank that it saw exit first, and rank 1 was slow to exit. So read all entries,
+# and look for an error that is not about a connection.
 #
-# The summary shows errors only because of `@record`, so put it on every `main`.
+# Put `@record` on every `main`: without it, the summary has exit codes, but no errors. Rank 1's exit code is −15
+# because torchrun ended it:
 #
 # | exit code | meaning |
 # |---|---|
 # | 1 | The rank raised an exception. |
-# | −15 | SIGTERM: torchrun ended the rank after a different rank had exited. If all ranks have −15, the scheduler ended the job. |
+# | −15 | SIGTERM: torchrun ended the rank after a different rank had exited. If the scheduler ends torchrun itself, there is no summary; the log ends with `SignalException`. |
 # | −9 | SIGKILL: usually from the kernel, because memory ran out. |
 # | −11 | SIGSEGV: compiled code crashed. |
-# | −6 | SIGABRT: with NCCL, usually a timeout ("NCCL on a cluster"); with gloo, tensors of different sizes ("Mismatches") or the exit (chapter 2). |
+# | −6 | SIGABRT: with NCCL, usually a timeout ("NCCL on a cluster"). With gloo, tensors of different sizes ("Mismatches"), or an abort after the job's last line (chapter 2). |
 #
 # ### The echo
 #
@@ -291,7 +294,7 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %%
 # %%writefile killed.py
-import os, signal
+import os, re, signal
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
@@ -302,17 +305,17 @@ if dist.get_rank() == 1:
 try:
     dist.all_reduce(t)
 except RuntimeError as error:
-    said = str(error)
-    if "Connection closed by peer" in said or "Connection reset by peer" in said:
-        print(f"rank {dist.get_rank()}: my connection was closed", flush=True)
+    peer = re.search(r"\[[\d.]+\]:", str(error))[0]
+    print(f"rank {dist.get_rank()}: lost its connection to {peer}PORT", flush=True)
     os._exit(1)
 
 # %%
 lockstep_run("-n", "4", "killed.py")
 
 # %% [markdown]
-# When a rank dies, its connections close, and every other rank raises an error that names an address, not a rank. If
-# every error in a log is about a connection, look for the rank that printed nothing.
+# When a rank dies, its connections close. Every other rank raises an error such as `Connection closed by peer
+# [127.0.0.1]:13028`, which names an address and a port, but no rank. If every error in a log is about a connection,
+# look for the rank that printed nothing.
 
 # %%
 quiz("03_debugging/echo")
@@ -320,9 +323,9 @@ quiz("03_debugging/echo")
 # %% [markdown]
 # ## Hangs
 #
-# A waiting rank prints nothing and raises nothing until the timeout, which is 30 minutes with gloo and 10 with NCCL.
-# While a GPU waits in NCCL, `nvidia-smi` reports 100 % utilization but little power. Nearly every hang has the same
-# cause: **some ranks wait for a call that another rank never makes.**
+# A waiting rank prints nothing and raises nothing until the timeout, by default 30 minutes with gloo and 10 with NCCL
+# (chapter 2). While a GPU waits in NCCL, `nvidia-smi` reports 100 % utilization but little power. Most hangs have the
+# same cause: **some ranks wait for a call that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -350,8 +353,9 @@ else:
 #
 # ### A stack of every rank
 #
-# Python's `faulthandler` can print the stack after a number of seconds, while the process continues. Call it in every
-# step. Each call restarts the clock, so it prints the stack only if a step takes too long.
+# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Call it
+# in every step. Each call restarts the clock, so it writes only if a step takes too long. Give each rank its own file,
+# so that the stacks don't mix:
 
 # %%
 # %%writefile stacks.py
@@ -367,7 +371,7 @@ def train():
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=6))  # so that this example ends
 rank = dist.get_rank()
-stack_file = open(f"stack_{rank}.txt", "w")  # one file for each rank, opened once
+stack_file = open(f"stack_{rank}.txt", "w")  # opened once, before the loop
 for step in range(3):
     faulthandler.dump_traceback_later(2, file=stack_file)  # +  in your own job: 600 seconds
     if step == 2 and rank == 1:
@@ -384,13 +388,13 @@ for rank in range(2):
     print(f"rank {rank}:", own[0])
 
 # %% [markdown]
-# On a shared stderr, the stacks of the ranks would be mixed.
+# Rank 0 waits in `train`, rank 1 in `validate`.
 #
 # ### A job that already hangs
 #
 # `py-spy dump --pid N` reads the stack of a running process. (With Slurm, `srun --overlap --jobid=J` runs it on the
-# nodes of job J.) `./lockstep attach` compares all ranks on this machine. Both usually need `sudo`. If `stacks.py` has
-# no timeout, `attach` says:
+# nodes of job J.) `./lockstep attach` compares all ranks on this machine. Both usually need `sudo`. While `stacks.py`
+# hangs, `attach` prints:
 #
 # ```
 # HANG: rank 0 in all_reduce at stacks.py:9; rank 1 in barrier at stacks.py:6: the ranks wait for each other.
@@ -423,8 +427,9 @@ dist.all_reduce(torch.ones(1))
 #
 # ### Who is missing: a monitored barrier
 #
-# In `dist.monitored_barrier`, every rank sends rank 0 a message. This barrier needs gloo. In a job with NCCL, create a
-# second group for it: `dist.new_group(backend="gloo")`.
+# In `dist.monitored_barrier`, every rank sends rank 0 a message. With `wait_all_ranks=True`, rank 0 names every rank
+# whose message is missing, not only the first. Only gloo has this barrier. In a job with NCCL, create a second group
+# for it: `dist.new_group(backend="gloo")`.
 
 # %%
 # %%ranks 4 --expect hang --quiet
@@ -438,13 +443,12 @@ if dist.get_rank() in (1, 2):
 dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
 # %% [markdown]
-# Rank 0 names every missing rank. The barrier costs a round trip to each rank, so use it before the first step and
-# between epochs, not in every step.
+# The barrier costs a round trip to each rank, so use it before the first step and between epochs, not in every step.
 #
 # ### What TORCH_DISTRIBUTED_DEBUG does, and what it does not
 #
-# This variable is OFF by default; its other levels are INFO and DETAIL. With DETAIL, torch compares each collective
-# between the ranks before it runs the collective:
+# `TORCH_DISTRIBUTED_DEBUG` is OFF by default; its other levels are INFO and DETAIL. With DETAIL, torch first compares
+# the ranks' calls, and then runs the collective:
 
 # %%
 # %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -461,10 +465,11 @@ except RuntimeError as error:
 # %% [markdown]
 # In torch 2.13, DETAIL has limits:
 #
-# - It names a missing rank only when the timeout expires.
+# - Before each comparison, the ranks wait for each other in a monitored barrier. So rank 0 names a missing rank, but
+#   only when the timeout expires.
 # - It compares the kind of collective, and the shape and type of the tensors, but not which tensors they are
 #   ("Mismatches").
-# - With gloo, every job that uses DDP crashes:
+# - With gloo, DDP's constructor crashes:
 
 # %%
 # %%ranks 2 --expect crashed --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -545,12 +550,11 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default, DDP always divides by 2, so every batch has the same weight. With `False`, DDP divides by the number of
-# ranks that still have a batch, so rank 0's last two batches count twice as much as
-# the others.
+# By default, DDP divides by 2 even in steps 4 and 5: every batch adds half of its gradient, 2, to the average. With
+# `False`, DDP divides by the number of ranks that still have a batch, so rank 0's last two batches add 4 each.
 #
-# A rank without batches answers only **DDP's own collectives**. If the loop contains any other collective, for example
-# to average the loss, the ranks' calls no longer match:
+# A rank without batches calls only **DDP's own collectives**. If the loop contains any other collective, for example to
+# average the loss, the ranks' calls no longer match:
 
 # %%
 # %%ranks 2 --expect hang
@@ -563,9 +567,12 @@ with ddp.join():
     for _ in range([5, 3][dist.get_rank()]):
         loss = ddp(torch.ones(1, 1)).sum()
         loss.backward()
-        dist.all_reduce(loss.detach())  # BUG: rank 1 doesn't answer this call
+        dist.all_reduce(loss.detach())  # BUG: a rank without batches doesn't call it
 
 # %% [markdown]
+# Rank 0's own all-reduce was #16, and rank 1's #16 was DDP's. From then on, every pair is off by one: rank 0's #18
+# comes from DDP's forward (line 8), rank 1's #18 from the gradients.
+#
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
 # %%
@@ -587,8 +594,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ### An evaluation on rank 0
 #
-# Here rank 0 evaluates the model alone, without a backward (cause 2). The job hangs, because DDP's forward broadcasts
-# BatchNorm's buffers, even in evaluation mode:
+# Here rank 0 evaluates the model alone (cause 2). It calls no backward, but the job hangs: DDP's forward broadcasts
+# BatchNorm's buffers, even in evaluation mode.
 
 # %%
 # %%ranks 2 --expect hang
@@ -628,8 +635,8 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# In a mismatch, all ranks call a collective, but with different tensors. If the sizes differ, gloo ends the process
-# with exit code −6, without a Python error.
+# In a mismatch, all ranks call a collective, but with different tensors. What happens then depends on the sizes. If a
+# rank receives more bytes than it expects, gloo ends the process with exit code −6, without a Python error:
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -640,7 +647,22 @@ dist.init_process_group("gloo")
 dist.all_reduce(torch.ones([4, 8][dist.get_rank()]))  # BUG: the last batch of rank 0 is smaller
 
 # %% [markdown]
-# If the sizes are equal, **nothing complains.** Below, one rank swaps two tensors, and the job continues with wrong
+# With 2 and 3 elements, gloo doesn't notice. Which rank finishes?
+
+# %%
+# %%ranks 2 --expect hang
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones([2, 3][dist.get_rank()])  # BUG: two elements on rank 0, three on rank 1
+dist.all_reduce(t)
+print("the sum is", t)
+
+# %% [markdown]
+# Rank 0 finishes and continues with its sum; rank 1 waits.
+#
+# If the sizes are equal, **no rank even waits.** Below, one rank swaps two tensors, and the job continues with wrong
 # sums, although `DETAIL` is on.
 
 # %%
@@ -671,8 +693,8 @@ print(t)
 
 # %% [markdown]
 # If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Here rank 1
-# skips batch 1, whose loss is NaN. To make the pairs visible, each rank sends its batch's number instead of a gradient,
-# and subtracts it from the sum:
+# skips batch 1, whose loss is NaN. The ranks add up the numbers of their batches instead of gradients. The sum minus a
+# rank's own number is then the number of the other rank's batch:
 
 # %%
 # %%ranks 2 --expect hang
@@ -694,9 +716,10 @@ quiz("03_debugging/swapped")
 # %% [markdown]
 # ## Silent divergence
 #
-# DDP makes the **replicas**, the ranks' copies of the model, equal in its constructor, and never looks at the
-# parameters again. Replicas that start equal and take equal steps stay equal, *bit for bit*. So if a single bit
-# differs, the ranks did not take the same step. In this picture, only rank 1's learning rate changes, in step 4:
+# DDP's constructor makes the **replicas**, the ranks' copies of the model, equal. After that, DDP averages gradients,
+# and never compares the parameters. On processors of the same kind, replicas that start equal and take equal steps stay
+# equal, *bit for bit*. So if a single bit differs, the ranks did not take the same step. In this picture, only rank 1's
+# learning rate changes, in step 4:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -721,7 +744,8 @@ def start(wrap=DDP):
 
 def step(model, optimizer, x):
     optimizer.zero_grad()
-    model(x.to(next(model.parameters()).dtype)).square().mean().backward()
+    x = x.to(next(model.parameters()).dtype)  # for the model below that is cast to double
+    model(x).square().mean().backward()
     optimizer.step()
 
 # %%
@@ -785,9 +809,9 @@ print(f"after the step: spread {spread(model.parameters()):.2f}")
 # %% [markdown]
 # No: DDP averages gradients, not weights.
 #
-# **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step at which
-# the replicas start to differ. After each `optimizer.step()`, every rank reports a checksum and a few sampled values of each parameter to Lockstep, without a
-# collective.
+# **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step at which the
+# replicas start to differ. After each `optimizer.step()`, every rank sends Lockstep a checksum and a few values of each
+# parameter. This takes no collective.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -809,17 +833,18 @@ for number in range(6):
 # | Every rank reads the same samples. | `len(loader)` is the same as on one process. |
 # | All ranks use the same dropout masks. | The masks of two ranks are equal. |
 # | Every epoch has the same order. | The first indices of two epochs are equal. |
-# | The evaluation uses only rank 0's samples, or repeats some. | The number of counted samples is not the size of the data set. |
+# | The evaluation uses only rank 0's samples, or repeats some. | The ranks' numbers of samples don't add up to the size of the data set. |
 # | BatchNorm's statistics come from one rank's data. | The buffers differ between the ranks after a step. |
 #
-# With the same samples and the same seed, the gradients are equal before DDP averages them. `--watch-replicas` says so:
+# If every rank reads the same samples, the gradients are equal even before DDP averages them. `--watch-replicas`
+# reports it:
 
 # %%
 # %%ranks 2 --watch-replicas
 from drift import *
 
 model, optimizer, x = start()
-x = torch.ones(8, 4)  # BUG: no DistributedSampler, the same seed, the same batches
+x = torch.ones(8, 4)  # BUG: the same batch on every rank, as without a DistributedSampler
 for number in range(4):
     step(model, optimizer, x)
 
@@ -840,7 +865,8 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# It doesn't: before the next forward, DDP replaces the statistics on all ranks by rank 0's (chapter 1).
+# It reports no drift, because the parameters are equal. The statistics differ only until the next forward, when DDP
+# replaces them on all ranks by rank 0's (chapter 1).
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -871,9 +897,9 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# The error "Expected all tensors to be on the same device" doesn't name the tensor that is in the wrong place. Here the
-# device `meta` stands in for a GPU: its tensors have no values, and can't be mixed with CPU tensors. Which of the three
-# calls fail?
+# If a tensor is on the wrong device, torch's error names at most an argument of torch's own function, such as `mat1`.
+# Which tensor of yours is it? Here the device `meta`, whose tensors have no values, stands in for a GPU. Which of the
+# three calls fail?
 
 # %%
 from torch import nn
@@ -892,7 +918,7 @@ attempt("plain loss, not moved", plain, logits, target)
 attempt("weighted loss, not moved", weighted, logits, target)
 
 # %% [markdown]
-# Only a loss that holds a tensor has to be moved.
+# Neither error names the target or the weight. Only a loss that holds a tensor has to be moved.
 #
 # `.to(device)` moves the parameters and registered buffers of a module and its children. A tensor in a plain attribute
 # or a list stays where it is:
@@ -922,7 +948,7 @@ def verify_device(model, wanted):
 
 forgotten = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
-print("never moved:", diagnose(forgotten))  # BUG: true, with everything forgotten on the CPU
+print("never moved:", diagnose(forgotten))  # BUG: one device, with everything forgotten on the CPU
 print("half moved: ", verify_device(half, "meta"))
 
 # %%
@@ -951,8 +977,8 @@ contract("device_report")
 # ## The network
 #
 # **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the
-# address is wrong or a firewall blocks the port, torch tries again until the timeout, so this looks like a slow start.
-# torch keeps trying even if the connection is refused:
+# address is wrong or a firewall blocks the port, torch tries again until the timeout, so the job seems to start slowly.
+# Even if the connection is refused, as here, torch keeps trying:
 
 # %%
 # %%writefile blocked.py
@@ -972,8 +998,7 @@ print(job.stdout)
 # %% [markdown]
 # **The interface is missing or wrong.** gloo uses the address to which the node's own name resolves. NCCL prefers
 # InfiniBand (interfaces named `ib…`), and avoids the loopback and docker's interfaces. `GLOO_SOCKET_IFNAME` and
-# `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that rank fails at once, and the
-# other ranks wait for it:
+# `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that rank fails at once:
 
 # %%
 # %%ranks 2 --expect raised --quiet
@@ -985,10 +1010,9 @@ if os.environ["RANK"] == "1":
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# **The launchers meet, the ranks don't.** With the `c10d` rendezvous, the launchers meet at one store, here at port
-# 29500. Then they start a second store for the ranks. This store and the ranks' connections use ports that the system
-# chooses. Below, `cluster.Nodes` starts two nodes on this machine. A firewall on the first, `node0`, lets only port
-# 29500 through:
+# **The launchers meet, the ranks don't.** The `c10d` rendezvous uses two stores. The launchers meet at the first, here
+# at port 29500. The ranks meet at the second, which the launchers start at a port that the system chooses. Below,
+# `cluster.Nodes` starts two nodes on this machine. A firewall on the first, `node0`, lets only port 29500 through:
 
 # %%
 # %%writefile meet.py
@@ -1024,11 +1048,11 @@ except ranks.NotRun as missing:
 
 # %% [markdown]
 # The rank on the second node can't reach the ranks' store on `node0`. The rank on `node0` waits for an entry from the
-# other rank. Neither error says "firewall". Open all ports between the nodes. A fixed port for the store isn't enough,
-# and torchrun ignores `--master-port` with this rendezvous.
+# other rank. Neither error says "firewall". Open all ports between the nodes: with this rendezvous, torchrun ignores
+# `--master-port`, and the ranks' connections to each other need ports too.
 #
-# **If `init_process_group` fails, let it raise.** Then the launcher ends all ranks. This function catches the error
-# instead:
+# **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. This function
+# catches the error, and the others wait:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1041,7 +1065,7 @@ def process_group_is_ready():
         return True
     except Exception as error:
         print("failed:", type(error).__name__)
-        return False  # BUG: this rank continues while the others wait
+        return False  # BUG: this rank continues without the group
 
 if os.environ["RANK"] == "1":
     os.environ["GLOO_SOCKET_IFNAME"] = "eth9"
@@ -1070,8 +1094,8 @@ quiz("03_debugging/open_port")
 # %% [markdown]
 # ## NCCL on a cluster
 #
-# With NCCL a collective runs on the GPU. The call returns at once, and Python may be far ahead when the collective gets
-# stuck. So the error comes from a thread inside torch, the **watchdog**, which checks every collective that was
+# With NCCL, a collective runs on the GPU. The call returns at once, so Python may be far ahead when the collective gets
+# stuck, and can't raise the error there. A thread inside torch, the **watchdog**, checks every collective that was
 # **enqueued** (handed to the GPU). If a collective takes longer than the group's timeout, the watchdog writes to the
 # log and ends the process (exit code −6).
 #
@@ -1095,11 +1119,11 @@ quiz("03_debugging/open_port")
 #
 # <details><summary>Answer</summary>
 # Rank 1. All ranks completed #1579. Ranks 0, 2 and 3 wait in #1580, and have already enqueued #1581 and #1582. Rank 1
-# never called #1580. Its GPU and its link worked until then, so look at its Python first: get its stack. #1580 has 25
-# MiB of float32, DDP's default bucket size, so the other ranks are probably in backward.
+# never called #1580. Its GPU and its link worked until then, so look at its Python first: get its stack. If its
+# elements are float32, #1580 has 25 MiB, DDP's default bucket size: it is probably a bucket of gradients.
 # </details>
 #
-# Compare these two numbers after any timeout:
+# After any timeout, compare the ranks' last enqueued and last completed collectives:
 #
 # | last enqueued, last completed | look at |
 # |---|---|
@@ -1185,7 +1209,7 @@ explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as
 # | variable | what it does |
 # |---|---|
 # | `NCCL_DEBUG=INFO` | writes a log: versions, interfaces, connections. `WARN` is enough for errors |
-# | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | selects parts of the log; naming some hides the others. `BOOTSTRAP` and `NET` show the network |
+# | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | limits the log to these parts: naming some hides the others. `BOOTSTRAP` and `NET` show the network |
 # | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host and process. `%r` is not the rank but is taken literally: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
 # | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` is exact (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes interfaces |
 # | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The value 0 is the default and enables nothing |
@@ -1229,7 +1253,7 @@ contract("preflight")
 #
 # ## Find the bug in the check
 #
-# Each of these tests and measurements has a bug. Before you run a cell, predict its result for a **correct** job.
+# Each of these tests and measurements has a bug. Before you run a cell, **predict** its result.
 #
 # **1. Are the gradients synchronized?**
 
@@ -1306,7 +1330,7 @@ import torch
 import torch.distributed as dist
 
 def test_nccl():
-    return torch.cuda.nccl.is_available()  # BUG: needs tensors; dist.is_nccl_available() needs none
+    return torch.cuda.nccl.is_available()  # BUG: takes tensors; dist.is_nccl_available() needs none
 
 def test_communication():
     return torch.device(f"cuda:{os.environ['LOCAL_RANK']}")  # BUG: nobody imported os
@@ -1400,8 +1424,8 @@ for name, parameter in ddp.module.named_parameters():
 
 # %% [markdown]
 # `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. `spare` has a gradient on no rank, and keeps `None`.
-# Without the flag, the next step fails in forward, one step late. `TORCH_DISTRIBUTED_DEBUG=INFO` adds the parameters'
-# names to their numbers:
+# Without the flag, the first backward leaves DDP waiting for gradients, and the next forward raises the error.
+# `TORCH_DISTRIBUTED_DEBUG=INFO` adds the parameters' names to their numbers:
 
 # %%
 # %%ranks 2 --expect raised --quiet --env TORCH_DISTRIBUTED_DEBUG=INFO
@@ -1412,8 +1436,8 @@ for step in range(2):
     ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out a different layer
 
 # %% [markdown]
-# **"Out of memory, so a smaller batch."** If `nvidia-smi` shows one GPU much fuller than the others, the batch size is
-# not the cause.
+# **"Out of memory, so a smaller batch."** All ranks have the same batch size. So if `nvidia-smi` shows one GPU much
+# fuller than the others, the batch size is not the cause.
 #
 # **"It works on one node, so it works on two."** Two nodes mean new addresses, new interfaces and a firewall, and
 # `LOCAL_RANK` no longer equals `RANK`. Run the preflight first.
@@ -1451,8 +1475,8 @@ lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]
-# The cause is `uneven-data`, and the rank is 0. The complaint in the file also asks you to keep all records, so don't
-# stop at the shortest shard; the check tests that:
+# The cause is `uneven-data`, and the rank is 0. The complaint also asks you to keep all records, so a fix that stops
+# every rank at the shortest shard fails the check. A complete fix passes:
 
 # %%
 # %check clinic/short_shard
@@ -1464,7 +1488,7 @@ quiz("03_debugging/longer_timeout")
 # ## What to remember
 #
 # - **Before a long run**: run a preflight. Put `@record` on `main` and `faulthandler` in each step, and call
-#   `find_divergence` every few hundred steps.
+#   `find_divergence` every few hundred steps; if the ranks agree, it takes two small collectives.
 # - **The job failed**: find the first error that is not about a connection. torchrun's root cause may be an echo.
 # - **The job hangs**: get a stack of every rank, or with NCCL its last enqueued collective. Whether a rank calls a
 #   collective must not depend on what differs between ranks.

@@ -12,8 +12,7 @@
 # # Chapter 4. Optimization
 #
 # In this chapter you speed up one training step of a small GPT on two ranks. You measure the step, read its trace, work
-# out how fast it could be, and then change one thing after another. At the end you compare what you predicted with what
-# you measured.
+# out how fast it could be, and then change one thing after another.
 #
 # After this chapter you can
 #
@@ -24,10 +23,10 @@
 # - **compress** gradients, and compensate for the rounding;
 # - **decide** when DDP is no longer enough.
 #
-# About 125 minutes: 50 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
+# About 170 minutes: 95 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
 # **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Times differ from run
-# to run, so you find them only in pictures, each of one run.
+# to run; the pictures show those of one run.
 
 # %%
 # %load_ext lockstep
@@ -47,8 +46,8 @@ if missing:
 # %% [markdown]
 # ## One step
 #
-# The model is a GPT with four transformer layers and 0.9 million parameters. It reads 128 characters and predicts the
-# next one. The data are random.
+# The model is a GPT with four transformer layers and 0.9 million parameters. At each of 128 places in a text, it
+# predicts the next character. The data are random.
 
 # %%
 # %%writefile gpt.py
@@ -107,11 +106,12 @@ def plain_step(model, optimizer, batch):
 # - **MFU**, *model FLOPs utilization*: useful operations per second, divided by the hardware's peak. A transformer
 #   needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
 # - **memory**: the most bytes that a rank holds at once;
-# - **exposed communication**: the time that communication adds to the step. The rest is **hidden**: it runs while
-#   backward computes. Compare the step with the same step under `no_sync()`, which turns DDP's communication off.
+# - **exposed communication**: the time that communication adds to the step. Time the step again under `no_sync()`,
+#   which turns DDP's communication off: the difference is exposed. Communication that runs while backward computes is
+#   **hidden**.
 #
-# The function `measure` below runs steps with and without communication in turn. It keeps the fastest of each kind,
-# because other programs can only slow a step down.
+# This function runs several steps in turn and keeps each one's fastest run, because other programs can only slow a step
+# down:
 
 # %%
 # %%writefile measuring.py
@@ -134,8 +134,8 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. A CPU has no such number, so `measure` times
-# a large matrix product instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
+# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. For our CPU, `measure` times a large matrix
+# product instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
 # `torch.cuda.max_memory_allocated()`.
 
 # %%
@@ -152,7 +152,7 @@ def measure(one_step, model, optimizer, batch, tokens):
     def product():
         a @ a
     fastest([step, alone], 1)  # warm-up
-    together, without = fastest([step, alone], 4)
+    together, without = fastest([step, alone], 8)
     mark("one step")
     step()
     mark("end")
@@ -180,7 +180,7 @@ table = StepTable()
 table.add("DDP's defaults", run)
 
 # %% [markdown]
-# Each rank sends 3.5 MB of gradients in two all-reduces, and most of that time is exposed.
+# Each rank sends 3.5 MB of gradients in two all-reduces. The last column says how much longer they make the step.
 
 # %%
 quiz("04_optimization/one_step")
@@ -188,8 +188,7 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready, and when each bucket's all-reduce started and
-# ended.
+# Where does the time go? The timeline shows when each gradient was ready, and each bucket's all-reduce:
 
 # %%
 # %%writefile gpt_trace.py
@@ -225,10 +224,10 @@ traced()
 timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
-# The first bucket, of 1 MiB, leaves during backward, so its all-reduce is partly hidden. The second bucket holds all
+# The first bucket, about 1 MiB, leaves during backward, so its all-reduce is partly hidden. The second bucket holds all
 # other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
 #
-# `torch.profiler` records every operation, on CPUs and GPUs. Here it records only the third step:
+# `torch.profiler` records every operation, here of the third step:
 
 # %%
 # %%writefile profiled.py
@@ -255,13 +254,13 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # %% [markdown]
 # With NCCL, look for `nccl:all_reduce`. Sort events by `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
-# *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) computes exposed
-# communication from all ranks' traces. Our `measure` would report more than HTA, because hidden communication isn't
-# free: NCCL's kernels use some of the GPU's cores and memory bandwidth, which slows backward.
+# *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) adds up the time in which
+# a GPU only communicates. `measure` counts more, because hidden communication also slows backward: NCCL's kernels take
+# some of the GPU's cores and memory bandwidth.
 #
 # ### An all-reduce includes waiting
 #
-# Rank 1 is half a second late. How long does rank 0's all-reduce take?
+# Rank 1 is half a second late. How long does each rank's all-reduce take?
 
 # %%
 # %%ranks 2
@@ -275,12 +274,11 @@ if dist.get_rank() == 1:
 began = time.perf_counter()
 dist.all_reduce(torch.ones(1))
 waited = time.perf_counter() - began
-if dist.get_rank() == 0:
-    print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
+print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles. The rank with the *shortest*
-# all-reduce is the one that the others wait for.
+# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles. The others wait for the rank
+# whose all-reduce is *shortest*.
 #
 # ### Timing on a GPU
 #
@@ -297,13 +295,14 @@ if dist.get_rank() == 0:
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward. With
-# `async_op=True` you get a handle; with NCCL its `wait()` makes the stream of your computation wait, while the CPU continues. With gloo, `wait()` blocks the CPU.
+# Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
+# `async_op=True` returns a handle. NCCL's `wait()` holds back only the stream that computes; the CPU continues. Gloo's
+# `wait()` blocks the CPU.
 #
 # ### Skip the first steps
 #
-# Never count the first steps. DDP rebuilds its buckets after the first one, and a process's first `DDP()` imports
-# PyTorch's compiler, which takes seconds:
+# Never time the first steps. DDP rebuilds its buckets after the first step, and a process's first `DDP()` imports
+# PyTorch's compiler:
 
 # %%
 program = """
@@ -325,19 +324,21 @@ quiz("04_optimization/long_all_reduce")
 #
 # How fast could the step be? A **roofline** compares two times. With *P* parameters and *T* tokens per rank, a step
 # needs 6·*P*·*T* operations: divide them by the processor's speed. Each of *N* ranks sends 2(*N* − 1)/*N* times its
-# gradients (chapter 1): divide the bytes by the link's speed. The step takes at least the longer of the two times, and
-# at most about their sum.
+# gradients (chapter 1): divide the bytes by the link's speed. The step takes at least the longer time; without overlap,
+# it takes both.
 #
 # First check the factor 6:
 
 # %%
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt import GPT
 
 def operations(model, x):
     """Operations of forward and backward, per parameter."""
-    with FlopCounterMode(display=False) as counter:
+    # MATH computes attention with ordinary products, which the counter sees
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(x).float().sum().backward()
     return counter.get_total_flops() / sum(p.numel() for p in model.parameters())
 
@@ -346,11 +347,11 @@ print(f"our GPT, per token:        {operations(GPT(), torch.randint(256, (2, 128
 print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, padding=1), image):8.1f}")
 
 # %% [markdown]
-# The GPT needs 5.6 instead of 6: embeddings are looked up, not multiplied, and on CPUs the counter leaves out
-# attention. A convolution uses each weight at every position of the image, here 56 × 56. So count a convolutional
+# The GPT needs 6.5 instead of 6: embeddings are looked up, not multiplied, but attention adds products without
+# parameters. A convolution uses each weight at every position of the image, here 56 × 56. So count a convolutional
 # network's operations; 6 per parameter holds only for a transformer's tokens.
 #
-# Links differ by a factor of thousands (bytes per second in one direction, from data sheets):
+# Links differ by a factor of thousands (bytes per second in one direction, from data sheets; real links are slower):
 
 # %%
 links = {"NVLink, H100": 450e9, "PCIe 5, 16 lanes": 64e9, "InfiniBand, 400 Gbit/s": 50e9,
@@ -360,8 +361,8 @@ for name, link in links.items():
     print(f"{name:24}{2 * 7 / 8 * 4e9 / link * 1e3:10.0f} ms")
 
 # %% [markdown]
-# Real jobs reach less than the data sheet says. Measure your link's **bus bandwidth**, as NVIDIA's `nccl-tests` do: the
-# tensor's bytes, divided by the time of its all-reduce, times 2(*N* − 1)/*N*. On our link:
+# Measure your link's **bus bandwidth**, as NVIDIA's `nccl-tests` do: multiply a tensor's bytes by 2(*N* − 1)/*N*, and
+# divide by the time of its all-reduce. On our link:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -372,7 +373,7 @@ from measuring import fastest
 
 dist.init_process_group("gloo")
 found = {}
-for kilobytes in (4, 64, 1024, 4096):
+for kilobytes in (4, 16, 1024, 4096):
     tensor = torch.ones(kilobytes * 256)
     def reduce():
         dist.all_reduce(tensor)
@@ -387,7 +388,7 @@ bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-r
 # Large tensors approach 62 MB/s. The link carries 125 MB/s, and two ranks share it, so each has half. Small tensors
 # mostly wait for latency, which is why DDP sends buckets.
 #
-# Here are the times to compute and to send, for GPUs that reach 400 TFLOP/s, linked by InfiniBand:
+# Computing and sending on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
 
 # %%
 def roofline(parameters, tokens, ranks, flops=4e14, link=50e9):
@@ -407,29 +408,29 @@ for count in (8, 32, 128):
     print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
 
 # %% [markdown]
-# The last column is sending divided by computing. Only backward, two thirds of the computing, can hide sending. So
-# below 0.67, overlap can hide nearly everything. Above that, you have to send less, or less often.
+# The last column is sending divided by computing. Only backward, two thirds of the computing, can hide sending: nearly
+# all of it below 0.67. Above that, you have to send less, or less often.
 #
 # - **Tokens per rank decide.** A smaller model shrinks both times equally.
 # - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8 ranks,
 #   but has 1/16 of the computing.
 #
-# And our step? It needs 6 · 875,264 · 256 = 1.3 billion operations per rank, and both ranks send 3.5 MB through one
-# link of 125 MB/s, which takes 56 ms. MFU times the step's time is the time that the operations would take at this
-# CPU's peak:
+# In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations and sends 3.5 MB. Together, the two ranks send
+# 7 MB through one link of 125 MB/s, which takes 56 ms:
 
 # %% tags=["needs-bandwidth"]
 if table.rows:
     row = table.rows["DDP's defaults"]
     times = {
-        "computing at this CPU's peak": row["MFU"] * row["step"], "computing, measured": row["alone"],
+        "computing at this CPU's peak": row["MFU"] * row["step"],  # operations / peak
+        "computing, measured": row["alone"],
         "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}
     picture = bars(times, unit="ms", title="DDP's defaults")
 picture if table.rows else None
 
 # %% [markdown]
-# Sending takes several times as long as computing, even at the speed that this CPU really reaches. So no overlap can
-# hide it all: you have to send less, or less often.
+# Is sending longer than two thirds of the measured computing? On a quiet machine it is. Then no overlap can hide it
+# all: you have to send less, or less often.
 
 # %%
 quiz("04_optimization/roofline")
@@ -437,13 +438,13 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
-# You can still hide a part. Communication makes a step much longer only if it runs after backward:
+# How much does overlap hide? In this calculation, forward takes 2 units of time and backward 4. Each of four buckets
+# takes 0.8 to send, or 1.6 over the slower link:
 #
 # ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #
-# **Change 1: start sending earlier.** In the trace, most gradients wait in one bucket. `bucket_cap_mb=0.5` makes
-# smaller buckets. **Predict**: how many buckets, how many bytes, and how many leave before the last gradient is ready?
-# Replace each `None`.
+# **Change 1: start sending earlier.** `bucket_cap_mb=0.5` makes smaller buckets. **Predict**: how many buckets, how
+# many bytes, and how many leave before the last gradient is ready? Replace each `None`.
 
 # %%
 guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -471,10 +472,10 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# Every bucket but the last now leaves during backward. But the link needs longer to send the buckets than backward
-# needs to fill them, so the later ones queue.
+# Every bucket but the last now leaves during backward. But backward fills buckets faster than the link sends them: gloo
+# sends two at a time, and the others queue.
 #
-# Each bucket also costs latency (chapter 1, "What it costs"), and on a fast link there is little to gain.
+# Each bucket also costs latency (chapter 1, "What it costs"), so smaller isn't always better.
 #
 # ### The default
 #
@@ -550,8 +551,8 @@ def reductions(run):
 print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
-# DDP communicates in `backward`, not in `optimizer.step()`, so accumulating without `no_sync` saves no traffic. In both
-# cases, divide each loss by the number of micro-batches. Then the gradient equals that of one big batch:
+# So accumulating without `no_sync` saves no traffic. In both cases, divide each loss by the number of micro-batches.
+# Then the gradient equals that of one big batch:
 
 # %%
 # %%ranks 2
@@ -609,9 +610,8 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. If
-# you take one more step for the two leftovers, it gets worse: their gradients were never averaged, so the replicas
-# diverge:
+# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. One
+# more step for these two is worse: their gradients were never averaged, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -628,8 +628,8 @@ for i, x in enumerate(micro_batches):
         optimizer.zero_grad()
 
 # %% [markdown]
-# That step is also too small: two micro-batches, divided by four. So always synchronize the last micro-batch of a step,
-# and divide by the number of *samples* in the step. Now the GPT, with four micro-batches per step:
+# That step is also too small: two micro-batches, divided by four. So synchronize the last micro-batch of every step,
+# and weight each micro-batch by its share of the step's samples. Now the GPT, with four micro-batches per step:
 
 # %%
 # %%writefile accumulating.py
@@ -655,9 +655,9 @@ measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
 table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
-# A step now trains on four times the tokens for the same bytes. The exposed time per *step* doesn't fall, because only
-# the last backward hides communication. And a larger **global batch** (all ranks' samples in a step) changes the
-# training: see "Batch and learning rate".
+# A step now trains on four times the tokens for the same bytes. Only the last backward hides communication, so about as
+# much time is exposed per *step*, and a quarter as much per token. A larger **global batch** (all ranks' samples in a
+# step) changes the training: see "Batch and learning rate".
 
 # %%
 quiz("04_optimization/accumulate")
@@ -744,8 +744,8 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory, but gets slower, because this CPU has no units for matrix products in bfloat16. So undo
-# this change. *GPU:* with **tensor cores**, which are such units, it gains more than any other.
+# The step needs less memory. Whether it gets faster depends on the processor: some CPUs compute bfloat16 slowly. The
+# changes below stay in float32. *GPU.* **Tensor cores** multiply matrices in half precision many times faster.
 #
 # ### Scaling and clipping
 #
@@ -761,8 +761,8 @@ table.add("0.5 MiB, autocast", run)
 # scaler.update()
 # ```
 #
-# Without `unscale_`, clipping sees gradients 65536 times too large and shrinks them to `max_norm`. Then the scaler
-# divides by 65536:
+# Without `unscale_`, clipping shrinks gradients that are 65536 times too large to `max_norm`. Then the scaler divides
+# by 65536:
 
 # %%
 # %%ranks 1
@@ -780,7 +780,7 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# No error appears, and the weights hardly move. (Adam would hide it, because it divides by the size of the gradients.)
+# No error appears, and the weights hardly move. (Adam would hide the mistake: it divides gradients by their size.)
 #
 # ### One scaler per rank
 #
@@ -805,8 +805,8 @@ print("weight moved by", model.module.weight.item() - before, "  scale now", sca
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# All three skip the step and halve their scale. The ranks disagree if one rank decides alone to skip a step (chapter 3,
-# "Mismatches"), or if no backward was synchronized:
+# All three skip the step and halve their scale. Ranks disagree if one of them skips a step on its own (chapter 3,
+# "Mismatches"), or if their gradients were never averaged:
 
 # %%
 # %%ranks 2
@@ -825,16 +825,13 @@ scaler.update()
 print("scale now", scaler.get_scale())
 
 # %% [markdown]
-# Under FSDP2 ("Beyond DDP"), each rank holds only a part of the gradients. The same `GradScaler` works there: if one
-# rank's part overflows, all ranks skip.
-#
 # ### Other ways to compute less
 #
 # - *GPU.* **TF32** rounds the inputs of float32 matrix products to 11 significant bits, so that tensor cores can
 #   compute them: `torch.set_float32_matmul_precision("high")`. By default only cuDNN's convolutions use it.
 # - **`torch.compile`** joins several operations of the model in one kernel ("Compiling", in the appendix).
-# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Our GPT has 52
-#   parameter tensors, and its optimizer is fused:
+# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Count the
+#   operations for our GPT's 52 parameter tensors:
 
 # %%
 from step_table import count_operations
@@ -929,11 +926,11 @@ table.add("4 micro-batches, float16 sent", run)
 #
 # ### Writing a hook
 #
-# Know three things before you write a hook:
+# Before you write a hook, know three things:
 #
 # - **The bucket isn't divided yet.** Taking the mean is your job.
-# - **Divide before the sum, and better before the cast.** The largest float16 is 65504. If each of two ranks has 40000,
-#   their sum overflows; a gradient of 80000 overflows in the cast.
+# - **Divide before the cast.** The largest float16 is 65504. A gradient of 80000 overflows in the cast, and two of
+#   40000 in the sum.
 # - **The second argument must be named `bucket`.** DDP checks the name:
 
 # %%
@@ -948,7 +945,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's own bfloat16 hook refuses gloo; the one that you write will run on both:
+# PyTorch's bfloat16 hook refuses gloo. In the exercise you write one that works:
 
 # %%
 # %%ranks 1 --expect raised
@@ -999,7 +996,7 @@ contract("compress_gradients", "compress_hook", "register")
 # ## Memory
 #
 # **Change 5: make room for a larger batch.** With more tokens per rank, a step computes more for the same bytes sent.
-# But it also needs more memory for **activations**, the tensors that forward keeps for backward:
+# But it keeps more **activations**, the tensors that backward needs from forward:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -1023,8 +1020,8 @@ print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} 
 
 # %% [markdown]
 # The last line is **activation checkpointing**: forward keeps only each layer's input, and backward computes the layer
-# again. That is about a third more computing. Always pass `use_reentrant=False`; the appendix shows why. Here is its
-# step:
+# again. That is about a third more computing. Always pass `use_reentrant=False`; the appendix shows why. Measure a step
+# with recomputed layers:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1040,9 +1037,8 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The step holds less and takes longer. So recomputing pays off only if you use the freed memory for a larger batch. One
-# saving is free: with `gradient_as_bucket_view=True`, DDP keeps the gradients in its buckets, without a second copy
-# (chapter 1, "Memory").
+# The step holds less and takes longer, so use the freed memory for a larger batch. One saving is free: with
+# `gradient_as_bucket_view=True`, DDP keeps the gradients in its buckets, without a second copy (chapter 1, "Memory").
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
 # `pytorch.org/memory_viz` draws them.
@@ -1053,15 +1049,16 @@ quiz("04_optimization/memory")
 # %% [markdown]
 # ## Predict, then measure
 #
-# Two numbers explain each row of the table: the time to compute alone, and the bytes to send. There are two limits:
+# From a row's time without communication, its bytes and its number of buckets, you can predict its step. Two things can
+# limit it:
 #
 # - **the processor**: all buckets but the last are hidden. The step takes its computing time, plus the time to send the
 #   last bucket;
-# - **the link**: it sends without a pause from the first full bucket on. The step takes the time until the first bucket
-#   is full, plus the time to send all bytes.
+# - **the link**: from the first full bucket on, it is always busy. The step takes the time until the first bucket is
+#   full, plus the time to send all bytes.
 #
-# The prediction is the longer of the two. Backward is about two thirds of a step's computing. If a step has several
-# micro-batches, only the last backward hides communication.
+# The longer of the two is the prediction. It takes all buckets as equal, and backward as two thirds of the computing.
+# Of several micro-batches, only the last one's backward hides communication.
 
 # %%
 def predicted(row, micro_batches):
@@ -1083,12 +1080,11 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# The measured steps are somewhat longer. The prediction leaves out latency and casting, and it assumes that sending
-# costs the processor nothing, while gloo's threads share two cores with backward. In the exercise `measure_step` you
-# write a fuller prediction; `benchmarks/predict_step.py` tests it on a slow link. Now compare the table's first row
-# with the others. In the stored run, accumulation doubled the tokens per second, and float16 added another quarter:
-# both send fewer bytes per token, as the roofline advised. Smaller buckets alone gained nothing here, because the link
-# was busy all the time.
+# Most steps take longer than predicted: latency, casting and the processor's work for sending are left out. In the
+# exercise `measure_step` you write a fuller prediction; `benchmarks/predict_step.py` tests it on a slow link.
+#
+# Now compare the table's tokens per second. Accumulation and float16 send fewer bytes per token, as the roofline
+# advised. Smaller buckets only start sending sooner: the link still needs 56 ms.
 
 # %%
 quiz("04_optimization/predict")
@@ -1097,8 +1093,8 @@ quiz("04_optimization/predict")
 # ## Scaling
 #
 # **Strong scaling** keeps the global batch fixed: do more ranks finish it sooner? **Weak scaling** keeps the batch per
-# rank fixed: does each rank keep its speed? In both, *efficiency* is samples per second per rank, relative to the run
-# on the fewest ranks.
+# rank fixed: does each rank keep its speed? Both are judged by *efficiency*: samples per second per rank, relative to
+# the run on the fewest ranks.
 #
 # | seconds per step | 1 rank | 4 ranks | efficiency |
 # |---|---|---|---|
@@ -1138,9 +1134,9 @@ longer = time.perf_counter() - began
 print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]):.1f} s")
 
 # %% [markdown]
-# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest, and the
-# GPU with the least memory limits the batch. Give the slow device a smaller batch and weight the losses by samples, as
-# in `accumulate`. With a separate group for each kind of GPU, you would train two independent models:
+# Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest. Give the
+# slow device a smaller batch and weight the losses by samples, as in `accumulate`. With a separate group for each kind
+# of GPU, you would train two independent models:
 
 # %%
 # %%ranks 4
@@ -1182,15 +1178,15 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # %% [markdown]
 # ## Data loading
 #
-# Often the loader is the bottleneck. Replace the model with one that returns zeros: if the step takes as long as
-# before, the loader limits you. With several ranks:
+# Replace the model with one that returns zeros. If the step takes as long as before, the loader limits you. With
+# several ranks:
 #
 # - `num_workers` is **per rank**: with 4 ranks and 8 workers each, a node needs 32 cores.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
 # - *GPU.* With `pin_memory=True` in the loader, `.to(device, non_blocking=True)` copies a batch while the GPU computes.
-#   Without it, the copy blocks.
+#   Without it, the CPU waits for the copy.
 # - *GPU.* `torchrun --numa-binding` runs each rank on the CPU socket nearest its GPU.
-# - An `IterableDataset` has no sampler. Divide the stream over ranks *and* workers yourself, or every worker delivers
+# - An `IterableDataset` has no sampler. Divide the stream over ranks *and* workers, or every worker delivers
 #   everything:
 
 # %%
@@ -1250,9 +1246,9 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four times the learning rate brings the loss down again: the **linear scaling rule**. The rule works up to some batch
-# size. Start with a small rate and raise it over the first steps (**warm-up**), because a large rate can ruin these.
-# With Adam, people usually multiply by the square root of N.
+# Four times the learning rate brings the loss down again: the **linear scaling rule**. It fails when the batch gets too
+# large. Raise the rate over the first steps (**warm-up**), because training can diverge if it starts with a large one.
+# With Adam, the usual factor is the square root: 2 instead of 4.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1267,9 +1263,9 @@ quiz("04_optimization/fewer_steps")
 # |---|---|---|---|---|
 # | DDP | whole | whole | whole | `DistributedDataParallel` |
 # | ZeRO-1 | whole | whole | sharded | `ZeroRedundancyOptimizer` |
-# | ZeRO-2 | sharded; whole from forward to backward | sharded | sharded | `fully_shard(reshard_after_forward=False)` |
+# | ZeRO-2 | whole (FSDP2: sharded between steps) | sharded | sharded | `fully_shard(reshard_after_forward=False)` |
 # | ZeRO-3 | sharded | sharded | sharded | `fully_shard` |
-# | HSDP (hybrid) | sharded within a node, replicated across nodes | the same | the same | `fully_shard` with two dimensions |
+# | HSDP (hybrid) | sharded within a node, replicated across nodes | the same | the same | `fully_shard` on a mesh of two dimensions |
 
 # %%
 # %%ranks 2
@@ -1288,8 +1284,8 @@ print(f"parameters: {parameters}   Adam's state: {2 * parameters}, on this rank:
 
 # %% [markdown]
 # FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. For HSDP, a **device mesh**
-# arranges the ranks in a grid: the model is replicated along one dimension and sharded along the other. Here is one
-# step of three layers on four ranks, in four ways:
+# arranges the ranks in a grid: one dimension replicates the model, the other shards it. One step of three layers on
+# four ranks, in four ways:
 
 # %%
 # %%ranks 4 --into sharded --quiet
@@ -1333,11 +1329,10 @@ for name, calls in sent.items():
     print("   ", ", ".join(f"{count} {call}" for call, count in calls.items()))
 
 # %% [markdown]
-# ZeRO-3 gathers each layer twice, ZeRO-2 once. HSDP adds an all-reduce between the replicas. With a mixed-precision
-# policy, layers are gathered in bfloat16 (`param_dtype`); gradients are sent in float32 (`reduce_dtype`), and the
-# shards stay float32.
+# ZeRO-3 gathers each layer twice, ZeRO-2 once. HSDP adds an all-reduce between the replicas. The policy gathers layers
+# in bfloat16 (`param_dtype`) and sends gradients in float32 (`reduce_dtype`); shards stay float32.
 #
-# In float32 with Adam, a parameter takes 4 bytes, its gradient 4 and the two moments 8. How much does each rank need?
+# In float32, a parameter takes 4 bytes, its gradient 4 and Adam's two moments 8. How much does each rank need?
 
 # %%
 def gigabytes(parameters, ranks):
@@ -1364,7 +1359,7 @@ quiz("04_optimization/zero")
 #
 # ### Reentrant checkpointing
 #
-# `checkpoint(..., use_reentrant=True)` is the old form, and still the default, with a warning. If a checkpointed
+# `checkpoint(..., use_reentrant=True)` is the old form and, with a warning, still the default. If a checkpointed
 # layer's input needs no gradient, the layer's parameters get none, and DDP complains in the next step. First the new
 # form, then the old:
 
@@ -1449,8 +1444,7 @@ show(model)
 # ### A static graph
 #
 # **`static_graph=True`** promises DDP that every step uses the same parameters, and replaces `find_unused_parameters`.
-# The next cells compare the two flags. They print a number when a gradient is ready, and brackets when an all-reduce
-# starts:
+# Below, a number is a gradient that is ready, and brackets are an all-reduce that starts:
 
 # %%
 # %%ranks 2 --into orders --quiet
@@ -1491,7 +1485,7 @@ show_order(in_order(orders.ranks[0]))
 # the end of the first two steps, while it learns the graph; then it works like plain DDP.
 #
 # If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
-# before, DDP raises only in the next step; the gradients of the step that skipped were not averaged.
+# before, no gradient is averaged, and DDP raises only in the next step.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1560,8 +1554,8 @@ print(run.ranks[0].stdout)
 # Four layers of 1 MiB make four buckets and four graphs. With one large bucket there are still two graphs, because the
 # compiler assumes a first bucket of 1 MiB. It refuses a smaller limit, such as our `bucket_cap_mb=0.5`.
 #
-# Does each bucket still leave early, and does it matter which of `DDP` and `torch.compile` comes first? `aot_eager`
-# compiles without fusing:
+# Does each bucket still leave early, and does the order of `DDP` and `torch.compile` matter? `aot_eager` compiles
+# without fusing:
 
 # %%
 # %%ranks 2 --into compiled --quiet
@@ -1589,7 +1583,7 @@ for way in ("eager", "compile(DDP)", "DDP(compile)"):
 show_order(in_order(compiled.ranks[0]))
 
 # %% [markdown]
-# From the second step on, each bucket leaves as soon as it is full, compiled or not, and whichever comes first.
+# All three ways send each bucket as soon as it is full, from the second step on.
 #
 # `torch.compile`'s usual backend, `inductor`, writes C++ for CPUs and Triton for GPUs. Without a C++ compiler, the
 # *first call* fails, not `torch.compile` itself:
@@ -1610,19 +1604,18 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Is it faster? That depends on the model: matrix products dominate these layers, and compiling cannot speed those up.
-# `benchmarks/compile_ddp.py` measures your machine.
+# Is it faster? Small operations gain, large matrix products hardly. `benchmarks/compile_ddp.py` measures your machine.
 #
-# Each rank compiles its own copy, and compiles again for each new input shape, while the other ranks wait. So keep
-# shapes constant, and make the group's timeout longer than compiling takes.
+# Each rank compiles its own copy, and again for each new input shape, while the other ranks wait. Keep shapes constant,
+# and the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
 # **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`. With
-# gloo, use a single bucket; with several, it hung in our trials.
+# gloo, use a single bucket: with several, ranks start its all-reduces in different orders, and hang.
 #
 # **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. That is a different
-# algorithm, with different results.
+# algorithm. These ranks average gradients in two steps, and parameters in every third step from then on:
 
 # %%
 # %%ranks 2
@@ -1653,10 +1646,10 @@ for step in range(8):
 #
 # - `forward_sync_buffers` replaces `broadcast_buffers`;
 # - `batched_grad_copy` copies a bucket's gradients in one operation;
-# - `mixed_precision` computes in one type and sends in another;
+# - `mixed_precision` sets the types to compute in and to send;
 # - `bucket_cap_mb_list` gives each bucket a size;
-# - `skip_all_reduce_unused_params` doesn't send gradients of unused parameters. All ranks must skip the *same* ones, or
-#   the job may hang.
+# - `skip_all_reduce_unused_params` doesn't send gradients of unused parameters. If ranks skip *different* ones, DDP
+#   averages gradients of different layers, or fails.
 #
 # Here one of two layers is unused:
 
@@ -1691,9 +1684,9 @@ for event in in_order(skipped.ranks[0]):
 # %% [markdown]
 # ### NCCL's variables
 #
-# *GPU.* You can rarely improve on NCCL's choices. Run `nccl-tests` before you try, and measure your step afterwards.
-# These variables are worth knowing: `NCCL_SOCKET_IFNAME` (which network card), `NCCL_IB_HCA` (which InfiniBand
-# adapter), `NCCL_BUFFSIZE` (4 MiB per channel by default), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
+# *GPU.* You can rarely improve on NCCL's choices. Run `nccl-tests` first, and measure your step afterwards. Worth
+# knowing: `NCCL_SOCKET_IFNAME` (which network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (4 MiB
+# per channel by default), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
 #
 # ### Older names
 #
@@ -1704,7 +1697,7 @@ for event in in_order(skipped.ranks[0]):
 # | `nvprof`, which refuses every GPU since Ampere | `nsys profile` |
 # | FairScale's `OSS` | `ZeroRedundancyOptimizer` |
 # | FairScale's `ShardedDDP`, which shards gradients and not parameters (ZeRO-2) | `fully_shard(reshard_after_forward=False)` |
-# | tables of speed-ups such as 7.5 on 8 GPUs, or "99 % of bad scaling is configuration" | your own roofline; they name no model, batch or network |
+# | figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration" | your own roofline: they name no model, batch or network |
 
 # %%
 import warnings
@@ -1742,8 +1735,8 @@ quiz("04_optimization/reentrant")
 # - Ranks skip the same steps because their gradients are equal. Never let one rank decide alone.
 # - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
-# In an interview, expect: "Eight GPUs give you four times the speed. Why?" Say what you would measure first and what
-# each outcome tells you.
+# In an interview, expect: "Eight GPUs give you four times the speed. Why?" What would you measure first, and what does
+# each outcome tell you?
 #
 # ## What to read next
 #

@@ -23,7 +23,7 @@
 # - **restart** a job under torchrun, even with fewer nodes, and stop it when a scheduler asks;
 # - **rehearse** all of this before the long run.
 #
-# About 210 minutes: 60 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
+# About 245 minutes: 95 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and for
 # the capstone chapter 4, but no GPU. What the chapter says about GPUs, NCCL, power failures and network file systems
 # was not run here.
 
@@ -223,7 +223,7 @@ for turn in range(dist.get_world_size()):
 
 # %% [markdown]
 # Rank 0 renamed the file first, so rank 1 found nothing to rename. Now the ranks write to the final name. Rank 1 is
-# slower, and opens the file when rank 0 has completed it:
+# slower, and opens the file after rank 0 has completed it:
 
 # %%
 # %%ranks 2 --expect raised
@@ -359,15 +359,15 @@ dist.broadcast_object_list(chosen, src=0)  # one rank decides
 print("rank 0 chose", chosen[0])
 
 # %% [markdown]
-# Choosing by number does, but only on rank 0. So let rank 0 choose by number and broadcast its choice. As text, "9"
-# sorts after "10", and the copy has changed the times.
+# Only the number leads to checkpoint 10, and only on rank 0, which sees the file. So let rank 0 choose by number and
+# broadcast its choice. The name fails because "9" sorts after "10" as text, the time because the copy has changed it.
 #
 # **Rotation** deletes all but the newest few checkpoints. It must delete only files that your code has written.
 #
 # ### Loading: where, and on which ranks
 #
-# DDP copies rank 0's weights to all ranks once, when it wraps the model. If only rank 0 loads a checkpoint, may it do
-# so after wrapping?
+# When DDP wraps the model, it copies rank 0's weights to all ranks. Suppose that only rank 0 loads a checkpoint. Does
+# it matter whether DDP wraps the model before or after that?
 
 # %%
 # %%ranks 2
@@ -392,7 +392,8 @@ for when in ("before", "after"):
     print(f"loaded on rank 0 {when} wrapping: after one step the ranks are {same}")
 
 # %% [markdown]
-# No: DDP does not copy the weights again. It never copies the optimizer's state. So **let every rank load everything.**
+# Yes: if rank 0 loads after wrapping, DDP does not copy the weights again. And DDP never copies the optimizer's state.
+# So **let every rank load everything.**
 #
 # A file records the device of each tensor. This cell writes a file that says "GPU 0", and loads it without a GPU:
 
@@ -507,7 +508,8 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
 
 # %% [markdown]
 # Checkpoint 2 is **torn**, that is, cut short. Checkpoint 1 is gone, because opening the file for writing emptied it.
-# The type of the error depends on where the file was cut, so catch `Exception` before you load an older checkpoint.
+# The type of the error depends on where the file was cut. So catch every `Exception`, and then load an older
+# checkpoint.
 #
 # Now each function saves eleven times. Ten saves are killed, each at a different byte, and the last one is not. Which
 # checkpoint can be loaded afterwards?
@@ -566,7 +568,7 @@ print(torch.load("saved/newest.pt"))
 # | file system | what to know |
 # |---|---|
 # | local disk | The files are lost with the node, so copy them elsewhere |
-# | NFS | A node sees the whole file if it *opens* it after the writer has closed it. Listings may be a minute old. A full quota may show only at `fsync` or `close` |
+# | NFS | A node that *opens* a file after the writer has closed it sees the whole file. Listings may be a minute old. A full quota may show only at `fsync` or `close` |
 # | Lustre, GPFS | Opening files is slow, so write few large ones |
 # | object storage, mounted as a folder | Rename may fail, or may copy the file. Upload a small marker file last, and trust only what has a marker |
 #
@@ -590,11 +592,13 @@ print("checksum:", "unchanged" if digest("saved/flipped.pt") == before else "cha
 print("zipfile finds:", zipfile.ZipFile("saved/flipped.pt").testzip())
 
 # %% [markdown]
-# No: a weight of 1 has silently become infinite. The archive holds a CRC (a short checksum) of every entry. Call
-# `testzip` before you load, although it reads the whole file once more. Or put your own checksum into the file's name.
+# No: a weight of 1 has silently become infinite. The archive holds a CRC (a short checksum) of every entry. `testzip`
+# checks them all, but reads the whole file once more. You can also put your own checksum into the file's name. Check
+# before you load.
 #
-# If the newest file is damaged, print a warning and load the one before it. If you raised an error, an unattended job
-# would end although an intact checkpoint exists. If you started at step 0, rotation would delete the good checkpoints.
+# If the newest file is damaged, print a warning and load the one before it. An error would end an unattended job,
+# although an intact checkpoint exists. And don't start at step 0: if your files are numbered by step, each new one has
+# the lowest number, so rotation deletes it. If they are numbered by save, rotation deletes the intact ones.
 #
 # ### weights_only
 #
@@ -706,8 +710,8 @@ print("used a:", megabytes("Rss"), "MB in memory, shared by the ranks:", megabyt
 dist.barrier()
 
 # %% [markdown]
-# While a file is mapped, nothing may write to it in place. `os.replace` is safe: the old file exists until no process
-# maps it.
+# Never write to a mapped file in place: the loaded weights change too, or SIGBUS kills the process. `os.replace` is
+# safe, because the old contents stay on disk until no process maps them.
 #
 # **safetensors** has no pickle, so loading runs no code. A header says where each tensor is; the bytes follow:
 
@@ -768,8 +772,8 @@ if dist.get_rank() == 0:
         print(f"{name:14}{os.path.getsize(f'saved/shards/{name}') / 1e6:6.1f} MB")
 
 # %% [markdown]
-# Each rank wrote half. `.metadata` says which piece is in which file. So a different number of ranks can read the
-# folder, even if their model is not sharded. Here are three ranks under DDP:
+# Each rank wrote half. `.metadata` says which piece is in which file. So any number of ranks can read the folder, and
+# their model need not be sharded. Here are three ranks under DDP:
 
 # %%
 # %%ranks 3
@@ -861,8 +865,8 @@ bars({"save": waited, "async_save": stalled}, unit="s", title="how long training
 # Because of the copy, the file holds the values at the time of the call. The copy takes as much host memory as the
 # state. Until the future is done, keep the old checkpoint, and don't start another save.
 #
-# The thread calls collectives too. If it shares training's group, their collectives get mixed up, and the job may hang.
-# So give the thread **a separate gloo group**, even if you train with NCCL.
+# The thread calls collectives too. In training's group, gloo may pair these with training's collectives, and the job
+# hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
 
 # %%
 quiz("05_checkpointing/async")
@@ -905,8 +909,8 @@ for name, after in ways.items():
 # rest = list(sampler)[done * batch_size :]
 # ```
 #
-# Then use `DataLoader(data, batch_size, sampler=rest)`. Fetching the finished batches again would take longer. Count a
-# step only when its update is *in the weights*.
+# Then use `DataLoader(data, batch_size, sampler=rest)`, which fetches only the batches that remain. Count a step only
+# when its update is *in the weights*.
 #
 # ### The loader is ahead of you
 #
@@ -930,8 +934,8 @@ next(batches)
 print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
-# Each worker has fetched two batches in advance. Only the code that hands out batches can count them. torchdata's
-# `StatefulDataLoader` does. If the dataset has indices, you can write such a loader yourself:
+# Each worker has fetched two batches in advance. Only the loader knows how many batches your loop has received.
+# torchdata's `StatefulDataLoader` counts them. If the dataset has indices, you can write such a loader yourself:
 
 # %%
 # %%writefile stateful.py
@@ -980,8 +984,8 @@ same = sum(one == other for one, other in zip(seen, through))
 print("interrupted at", state, f"- {same} of {len(through)} batches as without interruption")
 
 # %% [markdown]
-# The samples are right. But if workers augment them, the random numbers come from the workers' generators, whose states
-# are in no checkpoint. Do the batches still agree with the uninterrupted run?
+# The samples are right. But workers that augment samples draw from their own generators, and no checkpoint holds their
+# states. Do the batches still agree with the uninterrupted run?
 
 # %%
 # %%ranks 1
@@ -1030,8 +1034,9 @@ print("iter(DataLoader):                 ", moves(iter, DataLoader(range(4))))
 print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
-# A job that resumes mid-epoch creates one more iterator than the uninterrupted run, which changes later dropout masks.
-# So give the loader its own generator. Python, NumPy, torch and each GPU have separate generators.
+# A `for` loop creates the iterator after you restore the states. A job that resumes mid-epoch thus draws one number
+# more than the uninterrupted run, and later dropout masks differ. So give the loader its own generator. Python, NumPy,
+# torch and each GPU have separate generators.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1103,16 +1108,16 @@ for unused in (False, True):
 for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
     through, restarted = map(torch.as_tensor, run.observed(flag)[0])
     differ = "some" if not torch.equal(through, restarted) else "none"
-    print(f"{flag:29}weights with other bits: {differ:5}"
+    print(f"{flag:28} weights with other bits: {differ},"
           f" by more than 1e-6: {int(((through - restarted).abs() > 1e-6).sum())}")
 
 # %% [markdown]
 # Not by default. After its first step, DDP sorts the gradients into new buckets (chapter 1). A restarted process has
 # the initial buckets again. With three or more ranks, an element's place in its bucket decides in which order the
-# ranks' values are added. Two ranks are safe, because a + b equals b + a.
+# ranks' values are added. On two ranks the order doesn't matter: a + b and b + a have the same bits.
 #
-# Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten scheduler. So test on two ranks, or
-# with `find_unused_parameters=True`. DDP then never rebuilds its buckets, but needs one more all-reduce per step.
+# Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten scheduler. So test on two ranks. Or
+# set `find_unused_parameters=True`: DDP then never rebuilds its buckets, but needs one more all-reduce per step.
 #
 # ### A different number of ranks
 #
@@ -1142,8 +1147,8 @@ for world_size in (1, 2, 3, 4):
 
 # %% [markdown]
 # On a different number of ranks, DDP's all-reduce adds in a different order. So keep the *global* batch (more samples
-# per rank, or more accumulation) and compare loss curves. Dropout cannot continue exactly, because samples move to
-# ranks with other random states.
+# per rank, or more accumulation) and compare loss curves. Dropout cannot continue exactly: samples move to other ranks,
+# which draw other masks.
 #
 # *GPU.* Some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes them
 # raise an error or use a slower method.
@@ -1255,8 +1260,9 @@ for name in ("undisturbed", "killed"):
 #
 # **Before you rely on torchrun's restarts, set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.** The ranks publish their
 # addresses in torchrun's store (chapter 2). By default all attempts share one store, so a rank may read a dead rank's
-# address, and the job ends with `Connection refused` (PyTorch issue 135712). That happened in 8 of 18 restarts of this
-# script, and with the variable in none of 16.
+# address, and the job ends with `Connection refused` (PyTorch issue 135712). Without the variable, 8 of 18 restarts of
+# this script failed like this; with it, none of 16 did. If you pass `--master-port`, torchrun ignores the variable (4
+# of 6 restarts failed). Use `--rdzv-backend=c10d` instead.
 #
 # ### A hang is not a death
 #
@@ -1280,8 +1286,8 @@ torchrun("--nproc-per-node=2", "--max-restarts=1", "elastic.py", "hang", "hung")
 # %% [markdown]
 # ### When a node is lost
 #
-# `--nnodes=1:2` asks for two nodes and makes do with one. The next cell sets up two nodes with their own addresses,
-# and kills node 1 after the first save:
+# With `--nnodes=1:2`, torchrun asks for two nodes and accepts one. The next cell sets up two nodes with their own
+# addresses, and kills node 1 after the first save:
 
 # %%
 # %%writefile shrinking.py
@@ -1347,13 +1353,13 @@ else:
 # | It may change `RANK` and `WORLD_SIZE` | It reads both again |
 # | It repeats the setup code | It accepts an existing folder, and appends to the log |
 # | It restarts after every failure | You set a low limit: with `--max-restarts=100`, a bug fails 101 times |
-# | It counts exit status 0 as success | It exits with a nonzero status on failure, and at once if nothing is left to do |
+# | It counts exit status 0 as success | On failure it exits with a nonzero status. If nothing is left to do, it exits at once, with 0 |
 #
 # ### How often to save
 #
 # Each save stops training for *C* hours, and each failure costs half an interval of work on average. If the job fails
-# every *M* hours on average, the best interval is about √(2·C·M) (Young, 1974). On ten nodes, *M* is a tenth of one
-# node's. Here a job of a thousand hours needs 3 minutes per save and fails every 20 hours:
+# every *M* hours on average, the best interval is about √(2·C·M) (Young, 1974). Ten nodes fail ten times as often as
+# one, so *M* falls to a tenth. Here a job of a thousand hours needs 3 minutes per save and fails every 20 hours:
 
 # %%
 import math, random
@@ -1374,7 +1380,8 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
     print(f"every {hours:4.1f} h   {overhead(hours):.0%} more time")
 
 # %% [markdown]
-# The formula gives 1.4 hours. An interval three times shorter or longer costs only 3 to 4 percentage points more.
+# The formula gives 1.4 hours, which costs 7 %. Saving three times as often costs 11 %, and three times as rarely 10 %.
+# So a rough value of *M* is good enough.
 
 # %%
 quiz("05_checkpointing/restart")
@@ -1383,8 +1390,8 @@ quiz("05_checkpointing/restart")
 # ## Preemption and SLURM
 #
 # Before a scheduler takes the nodes back, it sends a signal: SIGTERM by default, SIGUSR1 if you ask SLURM for it. A
-# handler may run between any two lines of Python, so let it only set a flag that the loop checks. But the signal
-# reaches the ranks at different moments, or only one of them:
+# handler may run between any two lines of Python, so let it only set a flag that the loop checks. But the ranks receive
+# the signal at different moments, and sometimes only one rank receives it:
 
 # %%
 # %%ranks 3 --expect hang
@@ -1433,7 +1440,7 @@ print("saves after step", step)
 
 # %% [markdown]
 # With `ReduceOp.MAX`, one rank with the signal is enough. With NCCL, `stop` must be on the GPU, and `if stop` waits for
-# the GPU. If steps are short, check only every tenth step, on all ranks.
+# the GPU. If steps are short, run this all-reduce only after every tenth step, on all ranks.
 #
 # ### Under SLURM
 #
@@ -1461,8 +1468,8 @@ Path("preempted.sbatch").write_text(script)
 os.environ["PYTHON"] = sys.executable  # on your cluster: python, from the environment that has torch
 
 # %% [markdown]
-# - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 seconds before the time limit. At a preemption, it
-#   comes only if the cluster sets `preempt_send_user_signal`, as the one below does.
+# - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 seconds before the time limit. At a preemption,
+#   SLURM sends it only if the cluster sets `preempt_send_user_signal`, as the cluster below does.
 # - The `trap`, bash's signal handler, sends SIGTERM to torchrun (`.0` is the first `srun`) and waits until the ranks
 #   have saved. torchrun does not pass on SIGUSR1 by default.
 # - `--requeue` and `scontrol requeue` put the job back into the queue with the same job id. Don't trap SIGTERM, or
@@ -1486,8 +1493,9 @@ print("foreground:", trapped(command))
 print("background:", trapped(command + " & while kill -0 $!; do wait $!; done 2>/dev/null"))
 
 # %% [markdown]
-# bash runs a trap only after the foreground command has ended. The signal also ends the script's `wait`, so the
-# trap waits again. This is the training script:
+# bash runs a trap only after the foreground command has ended. If this command is `wait`, the signal ends it at once.
+# So the trap has a second `wait $step`: without it, the job would be requeued before the ranks have saved. This is the
+# training script:
 
 # %%
 # %%writefile preempted.py
@@ -1511,6 +1519,7 @@ while step < 60 and not stop:
     dist.all_reduce(stop, op=dist.ReduceOp.MAX)
     if rank == 0 and (stop or step % 10 == 0):
         replace({"step": step}, NAME)
+    dist.barrier()  # if rank 0 fails to save, no rank exits with 0
 if rank == 0:
     print("ends after step", step, flush=True)
 os._exit(0)
@@ -1551,8 +1560,8 @@ else:
     print(f"started at step {zero}, repeated {int(left) - int(resumed)} steps, ended at step {last}")
 
 # %% [markdown]
-# No step was repeated. The **grace period** is the time from the signal to the kill. It must be long enough for
-# all steps until the next check of the flag, and for one save. Three limits apply:
+# No step was repeated. The **grace period** is the time from the signal to the kill. In this time, the job must reach
+# the next check of the flag and save. Three limits apply:
 #
 # | who kills | when | where you set it |
 # |---|---|---|
@@ -1615,7 +1624,7 @@ else:
     slurm.environment |= {"SCRIPT": str(yours / "train.py"), "FOLDER": "saved/runs"}
     options = "--parsable", "--output=saved/train.log"
     number = slurm.run("sbatch", *options, str(yours / "train.sbatch"), "--epochs=5").strip()
-    job = slurm.wait(number, 55)
+    job = slurm.wait(number, 120)
     said = Path("saved/train.log").read_text()
     if right := re.findall(r"test accuracy ([\d.]+)", said):
         percent = int(10 * float(right[-1])) * 10

@@ -25,7 +25,7 @@
 # - **place** sharding, replicas and tensor parallelism within nodes and across nodes;
 # - **resume** a sharded checkpoint on a different number of ranks.
 #
-# About 140 minutes: 25 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
+# About 160 minutes: 45 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
 #
 # **What a CPU shows here.** Everything below runs over gloo, with the same collectives of the same sizes as under NCCL.
 # One thing needs a GPU and was not run here: to gather the next layer *while* a layer computes.
@@ -75,8 +75,8 @@ def loss_of(model, batch):
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
 # **activations**, which forward keeps for backward. To measure the activations, `saved_tensors_hooks` calls a function
-# of yours with each tensor that forward keeps. Later in this chapter, forward will also keep copies of parameters,
-# gathered from other ranks, so these get a separate name.
+# of yours with each tensor that forward keeps. Later in this chapter, a rank gathers parameters from other ranks.
+# `forward` counts these copies separately.
 
 # %%
 # %%writefile kinds.py
@@ -88,19 +88,20 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 def forward(model, batch):
-    """The loss, and the MB that forward keeps: activations, and gathered copies of parameters."""
+    """The loss, and the MB in memory after forward: activations, and gathered copies of parameters."""
     own = {local(p).data_ptr() for p in model.parameters()}
-    kept = []
+    kept = {}
     def keep(tensor):
         original = tensor if tensor._base is None else tensor._base  # a linear layer keeps a view
-        kept.append((isinstance(original, torch.nn.Parameter), tensor.untyped_storage()))
+        if not isinstance(original, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()  # each storage once
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of(model, batch)
-    # Each storage once. FSDP2 frees one by shrinking it to 0 bytes.
-    sizes = {s.data_ptr(): (copy, s.nbytes() / 1e6) for copy, s in kept if s.nbytes()}
-    extra = [one for place, one in sizes.items() if place not in own]
-    return loss, sum(size for copy, size in extra if not copy), sum(size for copy, size in extra if copy)
+    # While parameters are gathered, FSDP2 has the copies in place of this rank's rows.
+    copies = sum(p.nbytes for p in model.parameters() if local(p).data_ptr() not in own)
+    return loss, sum(kept.values()) / 1e6, copies / 1e6
 
 # %% [markdown]
 # The other kinds can be read from the model and the optimizer:
@@ -184,9 +185,9 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # %% [markdown]
 # Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# The broadcasts add to the traffic of DDP's all-reduce, but they don't have to. An all-reduce is a reduce-scatter
-# followed by an all-gather (chapter 1). So reduce-scatter the gradients to their owners, and after the update
-# all-gather the *parameters*. Together, the two send as many bytes as DDP.
+# The broadcasts come on top of DDP's all-reduce. You can save that traffic: an all-reduce is a reduce-scatter followed
+# by an all-gather (chapter 1). So reduce-scatter the gradients to their owners, and after the update all-gather the
+# *parameters*. Together, these two send as many bytes as DDP's all-reduce.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -328,7 +329,7 @@ def make(way):
     torch.manual_seed(0)
     model = GPT()
     if way in ("DDP", "ZeRO-1"):
-        model = DDP(model, gradient_as_bucket_view=True)  # else DDP's buckets hold the gradients again
+        model = DDP(model, gradient_as_bucket_view=True)  # else the buckets are a second copy
         if way == "ZeRO-1":
             return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
     else:
@@ -372,11 +373,13 @@ for kind, nbytes in calls_of("FSDP2"):
 # %% [markdown]
 # The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
 # gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always gathers one
-# layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The model's own parameters are
-# gathered only once: backward needs them first, so `fully_shard` keeps the outermost module's parameters after forward.
+# layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The embeddings and head are
+# gathered only once. They belong to the model's own unit, and `fully_shard` keeps the outermost unit gathered until
+# backward, which needs the head first.
 #
 # **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
-# parameters. (The option `gradient_as_bucket_view` saves a fifth P.) How much do ZeRO-1 and FSDP2 hold?
+# parameters. (With `gradient_as_bucket_view`, the gradients are DDP's buckets. Without it, the buckets take another P.)
+# How much do ZeRO-1 and FSDP2 hold?
 
 # %%
 def predicted(way, size, n):
@@ -395,12 +398,12 @@ picture = stacked(held, unit="MB", title="each of four ranks")
 picture
 
 # %% [markdown]
-# On this rank ZeRO-1 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
+# With ZeRO-1, rank 0 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
 # activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# **`reshard_after_forward=False`** ("FSDP2, kept") keeps the gathered layers, nearly a whole copy of the parameters,
-# from forward to backward. These bars show the moment between forward and backward; at its peak, a step also holds the
-# one or two layers that are gathered at that time. What do you gain?
+# Copies and activations are those in memory at the end of forward. FSDP2 then holds one copy of the embeddings and
+# head; while it computes, it also holds one or two gathered layers. **`reshard_after_forward=False`** ("FSDP2, kept")
+# keeps all layers gathered until backward: a whole copy of the parameters. What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -408,25 +411,26 @@ quiz("06_beyond_ddp/reshard")
 # %% [markdown]
 # ## Count the traffic
 #
-# On N ranks, each rank sends (N−1)/N of the whole tensor's size for an all-gather, a reduce-scatter or (on average) a
-# broadcast, and twice as much for an all-reduce. **Predict** for four ranks and size P:
+# In an all-gather or a reduce-scatter on N ranks, each rank sends (N−1)/N of the whole tensor. A broadcast costs the
+# same, averaged over the ranks; an all-reduce costs twice as much. **Predict** what four ranks send for parameters of
+# size P:
 #
 # - DDP: an all-reduce, 2·¾·P. ZeRO-1 adds broadcasts, ¾·P.
-# - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If it keeps the layers, one all-gather is enough.
+# - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
 
 # %%
-FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # it puts in a quarter
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # its input: a quarter
 ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
 
 for way in WAYS:
     sent = sum(FACTOR[kind] * nbytes * 3 / 4 for kind, nbytes in calls_of(way)) / 1e6
-    print(f"{way:16} predicted {ROUNDS[way] * P * 3 / 4:5.2f} MB   measured {sent:5.2f} MB")
+    print(f"{way:16} predicted {ROUNDS[way] * P * 3 / 4:5.2f} MB   from the calls {sent:5.2f} MB")
 
 # %% [markdown]
-# FSDP2 sends slightly less than predicted, because the outermost module is gathered once. If it keeps its layers, it
-# sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model. In bfloat16
-# it sends as much as DDP again: `param_dtype` halves the gathers. The gradients are still summed in float32, as
-# `reduce_dtype` says.
+# FSDP2 sends slightly less than predicted, because the embeddings and head are gathered only once. If it keeps its
+# layers, it sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model.
+# In bfloat16, `param_dtype` halves the gathers, so FSDP2 sends no more than DDP. The gradients are still summed in
+# float32, as `reduce_dtype` says.
 
 # %%
 quiz("06_beyond_ddp/traffic")
@@ -464,8 +468,9 @@ for way, mesh in meshes.items():
 # %% [markdown]
 # **Predict** what a rank holds, and what one node sends to the other in a step:
 #
-# - FSDP2: in a ring of four ranks, one link leaves each node. It carries ¾ of P for each of three collectives.
-# - HSDP: each rank all-reduces its half of the gradients with its counterpart. That is P/2 per rank, P per node.
+# - FSDP2: in a ring of four ranks, one link leaves each node. This link carries ¾·P in each of three collectives.
+# - HSDP: each rank all-reduces its half of the gradients with one rank of the other node. An all-reduce between two
+#   ranks sends as many bytes as it sums: P/2 per rank, P per node.
 
 # %%
 def sent(way, across):
@@ -494,8 +499,10 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
 
 # %% [markdown]
 # HSDP sends less than half as much between nodes. In return it sends a third more within a node and needs twice the
-# memory per rank. On two nodes of eight GPUs each, a node would send P under HSDP and 2.8P under FSDP2; on many nodes,
-# 2P and 3P. So use HSDP if one node has room for the model, its gradients and its optimizer state.
+# memory per rank. So use HSDP if one node has room for the model, its gradients and its optimizer state.
+#
+# With more nodes, HSDP saves less. On n nodes with N ranks in all, each node sends 2·(n−1)/n·P under HSDP and
+# 3·(N−1)/N·P under FSDP2: at most 2P and 3P.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -503,10 +510,10 @@ quiz("06_beyond_ddp/hybrid")
 # %% [markdown]
 # ## Divide a layer's computation
 #
-# FSDP2 still gathers one whole layer at a time. If a single layer is too large, or the activations of a single sample
-# are, divide the *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the
-# weights. Two linear layers make a pair: the first is split along its outputs (`ColwiseParallel`), the second along its
-# inputs (`RowwiseParallel`). Then the ranks only have to add up the pair's results.
+# FSDP2 still gathers one whole layer at a time. If one layer or one sample's activations are too large, divide the
+# *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
+# linear layers make a pair: the first is split along its outputs (`ColwiseParallel`), the second along its inputs
+# (`RowwiseParallel`). Then the ranks only have to add up the pair's results.
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
 
@@ -542,11 +549,11 @@ for call in run.collectives[0]:
         print(f"{phase[-1]:9} {call.kind}  {call.nbytes} bytes, for 16 × 128 × 4 = {16 * 128 * 4}")
 
 # %% [markdown]
-# Forward has one all-reduce and backward another. Each has the size of the pair's *outputs or inputs*; the weights are
-# never sent. Between the two layers, each rank holds only half of the 512 values.
+# Forward has one all-reduce and backward another. Forward sums the pair's *outputs*, and backward the gradient of its
+# *inputs*. The weights are never sent. Between the two layers, each rank holds only half of the 512 values.
 #
-# This traffic is hard to hide, because the next layer needs the sum. A transformer layer has two such pairs (attention
-# and MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink.
+# The next layer needs the sum, so it waits for the all-reduce. A transformer layer has two such pairs (attention and
+# MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink.
 # Across nodes, combine it with FSDP2 on the mesh's other dimension:
 
 # %%
@@ -572,11 +579,13 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# Two things go wrong easily. `fully_shard` averages the ranks' gradients, as DDP does, even if the ranks have different
-# numbers of samples. And a rank holds only its rows of the gradient, but has to clip by the norm of all rows.
+# Two things go wrong easily. First, `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have
+# different numbers of samples, this is not the mean of all samples. Second, a rank must clip by the norm of all rows of
+# the gradient, but holds only its own.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank. The first row's gradient is the mean of the samples, the second row's is twice that. **Predict** both lines:
+# rank. The first row's gradient should be the mean of the four samples, and the second row's twice that. **Predict**
+# what each way gives:
 
 # %%
 # %%ranks 2
@@ -602,8 +611,8 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 #
 # Rank 0's row has the norm 3, rank 1's row 6, and the whole gradient 3·√5 = 6.71. The gradients are **DTensors**:
 # tensors that know how they are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns
-# the result into a plain tensor. If each rank clipped by the norm of its own row, rank 1 would scale its row down twice
-# as much as rank 0, without an error.
+# the result into a plain tensor. With `max_norm=1`, both rows must shrink 6.71 times. If each rank clipped by its own
+# row's norm, rank 0's row would shrink 3 times and rank 1's 6 times, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -677,9 +686,9 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 # the other two also on AdamW's moments.
 #
 # With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
-# returns, and a thread writes them while the next steps run. These threads call collectives too, so give them a
-# **process group of their own**. In the default group, gloo would pair their collectives with those of the training,
-# and the job would fail:
+# returns, and a thread writes them while the next steps run. These threads call collectives too. In the default group,
+# gloo may pair these with training's collectives, and the job hangs or crashes. So give the threads a **process group
+# of their own**:
 
 # %%
 # %%ranks 4
@@ -700,7 +709,7 @@ set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_di
 print("losses:", *before, " during the save ", *after, " loaded ", train(model, optimizer))
 
 # %% [markdown]
-# The loaded state has the loss of step 3 again: the copy was made when you called `async_save`, before the next steps.
+# The loaded model has the loss of step 3 again, because `async_save` copied the state before it returned.
 
 # %%
 quiz("06_beyond_ddp/resume")
@@ -748,13 +757,14 @@ for parameters in (125e6, 1.5e9, 13e9):
 # Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
 # ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is the simplest, and in float32 none of the others sends fewer bytes in all.
+# - **DDP** while it fits. It is the simplest way, and in float32 no other way sends fewer bytes.
 # - **ZeRO-1** if only the optimizer's state is too large.
-# - **FSDP2** if parameters or gradients are too large. Try `reshard_after_forward=False` first.
-# - **HSDP** if the shards fit in one node and the network between nodes is slow.
+# - **FSDP2** if parameters or gradients are too large. If a rank has room for one whole copy of the parameters, set
+#   `reshard_after_forward=False`: it sends no more than DDP.
+# - **HSDP** if one node has room for all shards of the model and the network between nodes is slow.
 # - **Tensor parallelism**, within a node, if one layer is too large for a GPU.
-# - **Pipelines**, which give each node some of the layers and send only activations between nodes, if even FSDP2's
-#   traffic is too much.
+# - **Pipelines** if even FSDP2's traffic is too much. Each node has some of the layers, and only activations and their
+#   gradients travel between nodes.
 
 # %%
 quiz("06_beyond_ddp/which")
@@ -771,12 +781,12 @@ quiz("06_beyond_ddp/which")
 #
 # ## What to remember
 #
-# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides those within a pair
-#   of layers, at the price of two all-reduces.
+# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides the activations
+#   between a pair's two layers, for two all-reduces per pair and step.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
-# - Keep the traffic that is hard to hide within a node.
+# - If computing has to wait for traffic, keep this traffic within a node.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
 # which kind of memory it is, and say what your choice sends.

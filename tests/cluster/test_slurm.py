@@ -307,3 +307,39 @@ except ranks.NotRun as missing:
         *hidden,
     ).splitlines()
     assert said == ["SLURM: no slurmctld (sudo apt install slurm-wlm)"] * 2
+
+
+LATE = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("ready", flush=True)
+if os.environ["RANK"] == "3":
+    time.sleep(600)  # LATE
+dist.all_reduce(total)
+"""
+
+
+def test_a_hang_over_two_nodes_is_explained_from_outside(slurm: cluster.Slurm, tmp_path: Path) -> None:
+    """Each node tells of its own ranks, and of no other job's; of a job that is gone srun says so."""
+    (tmp_path / "late.py").write_text(LATE)
+    train = (
+        "srun torchrun --nnodes=2 --nproc-per-node=2 --rdzv-id=$SLURM_JOB_ID --rdzv-backend=c10d "
+        "--rdzv-endpoint=node0:29517 late.py"
+    )
+    job = slurm.sbatch(batch("#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=2", train))
+    attach = (sys.executable, "-m", "lockstep", "attach", "--slurm", job)
+    give_up, said = time.monotonic() + SECONDS, ""
+    while "ranks 0, 1 and 2 wait in all_reduce" not in said and time.monotonic() < give_up:
+        try:
+            said = slurm.run(*attach, timeout=SECONDS)
+        except cluster.ClusterError as stuck:
+            said = str(stuck)
+    assert said.startswith(f"{sys.executable} ended with status 1: "), said
+    assert "WAITING: ranks 0, 1 and 2 wait in all_reduce at late.py:9. Rank 3 sleeps at late.py:8." in said
+    assert re.search(r"2 +all_reduce +node1 +late\.py:9", said) and re.search(r"3 ← .*sleeps +node1 +late\.py:8", said)
+    slurm.scancel(job)
+    slurm.wait(job, SECONDS)
+    with pytest.raises(cluster.ClusterError, match=f"status 2: lockstep attach: job {job} doesn't run"):
+        slurm.run(*attach, timeout=SECONDS)

@@ -2,10 +2,16 @@
 
 A wrong one names the diagnosis that it must get (`lockstep.authoring.bank`). That diagnosis must come first, and no other
 may stand beside it unless the entry says so, so that nothing hides it.
+
+A wrong one is graded by the check that its entry names and by what that needs: a third of the work. A quarter of them,
+drawn anew by the seed of each run, are graded by all checks, and so is each whose entry names none; `--whole` does so with
+all of them.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +29,8 @@ NAMES = Course(ROOT).names
 BANK = entries(ROOT)
 WRONG = [entry for entry in BANK if not entry.right]
 RIGHT = [entry for entry in BANK if entry.right]
+WHOLE = 0.25
+"""The share of the wrong ones that a run grades by all checks."""
 
 
 def each(chosen: list[Entry]) -> pytest.MarkDecorator:
@@ -33,22 +41,34 @@ def each(chosen: list[Entry]) -> pytest.MarkDecorator:
     )
 
 
-def grade(entry: Entry, worker: Worker, course: Course, folder: Path) -> Report:
-    """What the grader says of a submission of the bank."""
+@pytest.fixture(scope="session")
+def whole(request: pytest.FixtureRequest) -> Callable[[Entry], bool]:
+    """Whether all checks grade this entry in this run."""
+    option = request.config.option
+    seed = getattr(option, "randomly_seed", 0)
+    return lambda entry: option.whole or random.Random(f"{seed} {entry.label}").random() < WHOLE
+
+
+def grade(entry: Entry, worker: Worker, course: Course, folder: Path, checks: str | None = None) -> Report:
+    """What the grader says of a submission of the bank, by `checks` and what they need, or by all that grade it."""
     missing = entry.missing()
     if missing:
         pytest.skip(f"not run: {missing}")
-    return worker.grade(course, GradeRequest((entry.exercise,), entry.hand_in(course, folder), checks=entry.checks))
+    return worker.grade(
+        course, GradeRequest((entry.exercise,), entry.hand_in(course, folder), checks=checks or entry.checks)
+    )
 
 
 @each(WRONG)
-def test_wrong_fails_for_its_own_reason(entry: Entry, worker: Worker, course: Course, tmp_path: Path) -> None:
-    """The named diagnosis comes first and alone, with a message in which something was seen."""
+def test_wrong_fails_for_its_own_reason(
+    entry: Entry, worker: Worker, course: Course, whole: Callable[[Entry], bool], tmp_path: Path
+) -> None:
+    """The named diagnosis comes first and alone, from the named check, with a message in which something was seen."""
     mistake = entry.mistake
     assert mistake is not None and mistake.diagnosis in course.catalogue, (
         f"{mistake} is not in autograder/diagnoses.toml"
     )
-    report = grade(entry, worker, course, tmp_path)
+    report = grade(entry, worker, course, tmp_path, None if whole(entry) else mistake.check)
     assert not report.faults, report.faults
     (result,) = report.exercises
     shown = report_text(report)
@@ -56,6 +76,8 @@ def test_wrong_fails_for_its_own_reason(entry: Entry, worker: Worker, course: Co
     found = [diagnosis.id for diagnosis in result.diagnoses]
     assert found, f"it was not graded at all\n{shown}"
     assert found[0] == mistake.diagnosis, f"the first diagnosis is {found[0]}\n{shown}"
+    noticed = next(check.id for check in result.checks if check.diagnosis is not None)
+    assert mistake.check in (noticed, ""), f"the first check to notice it is {noticed}, not {mistake.check}\n{shown}"
     assert set(found) <= {mistake.diagnosis, *mistake.also}, f"other diagnoses beside it: {found}\n{shown}"
     first = result.diagnoses[0]
     assert first.message and first.why and first.read, shown

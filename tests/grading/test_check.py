@@ -270,3 +270,11 @@ def test_whoever_reads_may_stop_reading(course: Course) -> None:
     assert done.stderr.read() == ""
     assert done.wait(120) == 0
     done.stderr.close()
+
+
+def test_a_check_that_is_asked_for_brings_those_that_it_needs(worker: Worker, course: Course) -> None:
+    request = GradeRequest(("checkpoint",), course.solutions / "checkpoint.py", checks="test_keep")
+    (result,) = worker.grade(course, request).exercises
+    assert [(check.id, check.outcome) for check in result.checks] == [
+        (id, CheckOutcome.PASSED) for id in ("test_one_writer", "test_round_trip", "test_newest", "test_keep")
+    ]

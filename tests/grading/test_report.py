@@ -20,12 +20,13 @@ from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.html_report import html_report
 from lockstep.grading.exports.pages import MOST_CHARACTERS, cut
+from lockstep.grading.exports.summary_md import summary_md
 from lockstep.grading.intake import Handed
 from lockstep.grading.policy import apply
 from lockstep.grading.policy_file import parse
 from lockstep.grading.request import GradeRequest
 from lockstep.grading.similar import LineRange, Pair
-from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
+from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.grading.worker import Worker
 from lockstep.grading.writers import write_all
 
@@ -103,7 +104,7 @@ class Tree(HTMLParser):
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str, str | None]] = []
         self.texts: list[str] = []
-        self.feed(page)
+        self.feed(page.replace("<wbr>", ""))  # where a long name may go on in the next line
         self.close()
         assert self.open == [], f"never closed: {self.open}"
 
@@ -325,6 +326,40 @@ def graded_for_real(course: Course, worker: Worker, folder: Path) -> list[Learne
         handed = Handed(f"id-{number}", path.stem, path.parent, (f"{exercise}.py",))
         people.append(Learner(handed, report, 7, isolation="nothing: the grader's own machine"))
     return people
+
+
+def test_what_is_not_written_is_three_lines() -> None:
+    """However many checks look at it: what, where and how to go on, and the checks folded."""
+
+    def unwritten(name: str, line: int) -> CheckResult:
+        text = "Nothing is written here yet.\nTo do: " + "a long story. " * 40
+        found = Diagnosis(UNWRITTEN, text, "proof", (), "exercises/train_ddp.py", line, "Read", "Why.", "raise X")
+        return CheckResult(name, name, CheckOutcome.FAILED, found)
+
+    waits = CheckResult("again", "again", CheckOutcome.NOT_RUN, reason="needs “it steps”")
+    report = learner(
+        "Ada", unwritten("it steps", 12), unwritten("it sums", 12), unwritten("it ends", 31), waits, PASSED
+    )
+    text = Tree(html_report(report)).text
+    assert text.count("Nothing is written here yet") == 1 and "long story" not in text and "proof" not in text
+    assert "exercises/train_ddp.py:12, 31" in text and "./lockstep hint train_ddp" in text and "it passes" in text
+    page = html_report(report)
+    folded = page[page.index("<summary>4 checks wait for it</summary>") :].partition("</details>")[0]
+    assert re.findall(r"<li>([^<]+)", folded) == ["it steps", "it sums", "it ends", "again"]
+    said = summary_md(report.report)
+    assert said.count("train&#95;ddp\n\nNothing") == 2 and "long story" not in said
+
+
+def test_the_points_say_why_a_check_was_not_run() -> None:
+    """At the top, beside the marks: nobody has to look for what a dash means."""
+    waits = replace(SKIPPED, name="again", reason="needs “it passes”")
+    page = html_report(learner("Ada", PASSED, SKIPPED, replace(SKIPPED, name="on two"), waits))
+    points = page[page.index('<table class="points">') : page.index("</table>")]
+    assert re.findall(r"– (\d not run: [^<]+)<", points) == [
+        "2 not run: there is no GPU",
+        "1 not run: each needs a check that is listed before it",
+    ]
+    assert "<summary>1 not run: each needs a check that is listed before it</summary>" in page
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="not run: no chromium here")

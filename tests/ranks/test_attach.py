@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command_line import call
 
-from lockstep.outside import attach, jobs
+from lockstep.outside import attach, jobs, machines
 from lockstep.outside.attach import Explained, Position, Verdict
 from lockstep.outside.stacks import NoSampler, NotPermitted, Thread
 from lockstep.outside.watch import Seen
@@ -173,7 +173,55 @@ def test_a_torchrun_job_with_a_rank_that_has_ended(start: Start, tmp_path: Path)
     assert done.stdout.startswith("HANG: ranks 0 and 2 wait in init_process_group") and "has ended" in done.stdout
     [one] = json.loads(call("attach", "--json", str(pid)).stdout)
     assert one["missing"] == [1] and [rank["pid"] for rank in one["ranks"]] == ranks
+
+    told = over_ssh(tmp_path, "one,gone,two").stdout
+    assert "ranks 0 and 2 wait in init_process_group" in told
+    assert "gone was not looked at: ssh says: ssh: connect to host gone port 22: No route to host" in told
     assert set(ranks) <= set(descendants(pid)), "looking at them has ended one"
+
+
+SSH = """#!/bin/sh
+# Runs the command here, as ssh would on the machine that is named before it.
+shift 2
+if [ "$1" = gone ]; then echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; fi
+exec sh -c "$2"
+"""
+
+
+def over_ssh(folder: Path, hosts: str) -> subprocess.CompletedProcess[str]:
+    """`lockstep attach --hosts …` with an ssh of our own."""
+    (folder / "bin").mkdir(exist_ok=True)
+    ssh = folder / "bin" / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    return call("attach", "--hosts", hosts, "--seconds", "0.5", PATH=f"{ssh.parent}:{os.environ['PATH']}")
+
+
+def test_a_machine_that_cannot_be_reached_is_said_in_a_line(tmp_path: Path) -> None:
+    done = over_ssh(tmp_path, "gone")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "lockstep attach: gone was not looked at: ssh says: ssh: connect to host gone port 22: No route to host\n"
+    )
+
+
+def answer(node: str, *ranks: int, key: tuple[str, ...] = ("node0", "29500", "4", "")) -> machines.Answer:
+    """What a machine with these two ranks of a job of four says, all of them in one barrier."""
+    job = jobs.Job(dict.fromkeys(ranks, 100), 4, frozenset(ranks), key=key)
+    return machines.Answer(node, (machines.Look(job, tuple(position(rank, *in_("barrier", 9)) for rank in ranks)),))
+
+
+def test_what_several_machines_have_seen_is_put_together_by_jobs() -> None:
+    other = ("node0", "29501", "4", "")
+    looks = machines.put_together(
+        [answer("a", 2, 3), answer("b", 0, 1), answer("b", 0, 1, key=other), machines.Answer("c")]
+    )
+    whole, half = (attach.explain(look.job, look.positions) for look in looks)
+    assert whole.headline == "all ranks wait in barrier at train.py:9, and nothing moves."
+    assert [(row.rank, row.node) for row in attach.rows(whole)] == [(0, "b"), (1, "b"), (2, "a"), (3, "a")]
+    assert not whole.job.remote and half.job.remote == [2, 3]
+    with pytest.raises(jobs.NoJob):
+        machines.put_together([machines.Answer("c")])
 
 
 def position(rank: int, *frames: tuple[str, int, str], moves: bool = False, doing: str = "sleeps") -> Position:
@@ -231,7 +279,7 @@ def test_a_job_in_which_all_sleep_outside_of_calls_stands_still() -> None:
 def test_ranks_on_other_machines_are_asked_for_there() -> None:
     job = jobs.Job({2: 102, 3: 103}, 4, frozenset({2, 3}))
     found = explained(*(position(rank, *in_("barrier", 9)) for rank in (2, 3)), job=job)
-    assert found.notes[-1] == "Ranks 0 and 1 run on other machines: run the same command there."
+    assert found.notes[-1] == "Ranks 0 and 1 run on other machines: --slurm JOB or --hosts NAMES asks these too."
     assert not job.missing
 
 

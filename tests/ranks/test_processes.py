@@ -75,3 +75,18 @@ def test_memory_goes_into_huge_pages_and_keeps_what_it_holds() -> None:
     done = subprocess.run([sys.executable, "-c", IN_HUGE_PAGES], capture_output=True, text=True, timeout=60)
     same, pages = done.stdout.split()
     assert same == "True" and int(pages) >= 7, done.stdout + done.stderr
+
+
+NICE = """
+from lockstep import ranks
+run = ranks.run(ranks.Source("import os; print(os.getpriority(os.PRIO_PROCESS, 0))"), 2)
+print(*[rank.stdout for rank in run.ranks])
+"""
+
+
+def test_ranks_are_as_nice_as_who_started_them() -> None:
+    """The server is served first, and its ranks are not: `nice -n 7` of a command holds for them."""
+    command = ["nice", "-n", "7", sys.executable, "-c", NICE]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    niceness = os.getpriority(os.PRIO_PROCESS, 0) + 7
+    assert said.split() == [str(niceness)] * 2

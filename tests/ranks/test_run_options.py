@@ -335,3 +335,24 @@ def test_with_one_rank_a_script_that_starts_processes_is_told_what_watches_them(
         ]
         assert len(said) == (count == "1" and STARTS[text] is not None)
         assert all("--spawns" in remark and "lockstep attach" in remark for remark in said)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_help_lists_every_option_once_under_its_title(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    said = parser("./lockstep run").format_help()
+    assert max(map(len, said.splitlines())) <= columns
+    usage, *rest = said.splitlines()
+    assert usage == "usage: ./lockstep run [options] script ..."
+    titles = [line for line in rest if re.fullmatch(r"\w[\w ]+:", line)]
+    assert titles == ["What to run:", "Launch:", "Hangs and failures:", "Output:"]
+    heads = [line for line in rest if re.match(r"  -", line)]
+    assert heads[0].startswith("  -n, --nproc-per-node N  ranks per node")
+    listed = re.findall(r"(?<![\w-])--?[a-z][\w-]*", "\n".join(line[:26] for line in heads))
+    assert len(listed) == len(set(listed)) > 25 and not any("_" in name for name in listed)
+    under = dict(zip(titles, re.split(r"\n(?:\w[\w ]+:)\n", said)[1:], strict=True))
+    assert (
+        "--nnodes" in under["Launch:"] and "--deadline" in under["Hangs and failures:"] and "--json" in under["Output:"]
+    )
+    assert "--tee" not in said and parser("x").parse_args(["--nproc_per_node", "3", "t.py"]).nproc_per_node == "3"

@@ -5,6 +5,7 @@ base with one mistake, and only the mistake is stored, in `tests/submissions/wro
 
     [no_set_epoch]
     diagnosis = "missing-set-epoch"     # the first failed check must name it
+    check = "test_shuffles"             # that check
     why = "never calls set_epoch, so every epoch has the same order"
     also = ["…"]                        # diagnoses that may stand beside it
     needs = ["hosts"]                   # what this machine must have to show it
@@ -13,7 +14,8 @@ base with one mistake, and only the mistake is stored, in `tests/submissions/wro
     -            sampler.set_epoch(epoch)
     '''
 
-`also`, `needs` and `base` are optional. Without `base` an entry changes the file's default, which a line `base = "…"`
+`check`, `also`, `needs` and `base` are optional. The tests grade most entries by their `check` and what that needs, and
+those that they draw by all checks. Without `base` an entry changes the file's default, which a line `base = "…"`
 above all entries sets; without that, the solution as a reader sees it (no markers). `patch.py` explains `change`. An
 entry that no longer fits its base is an error as soon as the bank is read.
 
@@ -46,8 +48,8 @@ SOLUTION, STUB = "solution", "stub"
 TICKET = "ticket.txt"
 WORDS = ("diagnosis", "why")
 LISTS = ("also", "needs")
-FIELDS = (*WORDS, *LISTS, "base", "change")
-HEAD = re.compile(r"# (style|diagnosis|why|also|needs): *(.+)")
+FIELDS = (*WORDS, "check", *LISTS, "base", "change")
+HEAD = re.compile(r"# (style|diagnosis|check|why|also|needs): *(.+)")
 
 
 class BankError(CourseError):
@@ -56,10 +58,13 @@ class BankError(CourseError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong: the diagnosis that the submission must get, why, and which other diagnoses may come `also`."""
+    """What is wrong: the diagnosis that the submission must get, why, which other diagnoses may come `also`, and the
+    `check` that must give the first; empty where the entry doesn't say.
+    """
 
     diagnosis: str
     why: str
+    check: str = ""
     also: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
@@ -68,6 +73,7 @@ class Mistake:
         """The comment lines that say it in a file."""
         lists = {"also": self.also, "needs": self.needs}
         lines = [f"# diagnosis: {self.diagnosis}", f"# why: {self.why}"]
+        lines += [f"# check: {self.check}"] if self.check else []
         return "".join(
             f"{line}\n" for line in (*lines, *(f"# {key}: {', '.join(of)}" for key, of in lists.items() if of))
         )
@@ -260,7 +266,8 @@ class WrongSubmissions:
             changed = patch.apply(item["change"], text)
         except patch.PatchError as error:
             raise BankError(f"{error}\n  The base is {base!r}.") from None
-        mistake = Mistake(item["diagnosis"], item["why"], tuple(item.get("also", ())), tuple(item.get("needs", ())))
+        also, needs = tuple(item.get("also", ())), tuple(item.get("needs", ()))
+        mistake = Mistake(item["diagnosis"], item["why"], item.get("check", ""), also, needs)
         name = key.removesuffix(SCRIPT)
         return Entry(self.exercise, name, suffix == SCRIPT, with_head(mistake.head, changed), self.file, mistake)
 
@@ -288,6 +295,8 @@ def _check_fields(item: Mapping[str, Any]) -> None:
     for key in (*WORDS, "change"):
         if not isinstance(item.get(key), str) or not item[key].strip():
             raise BankError(f"it has no {key}")
+    if not isinstance(item.get("check", ""), str):
+        raise BankError('check must be one check: check = "test_…"')
     for key in LISTS:
         if not all(isinstance(one, str) for one in item.get(key, [])) or isinstance(item.get(key), str):
             raise BankError(f'{key} must be a list: {key} = ["…"]')

@@ -61,7 +61,9 @@ def add(course: Course, exercise: str, file: Path, *, replace: bool = False) -> 
 def written(key: str, mistake: Mistake, base: str | None, change: str) -> str:
     """An entry as TOML; `base` is None where it is the file's default."""
     lines = [f"[{key}]" if re.fullmatch(r"[\w-]+", key, re.ASCII) else f'["{key}"]']
-    lines += [f"diagnosis = {_string(mistake.diagnosis)}", f"why = {_string(mistake.why)}"]
+    lines += [f"diagnosis = {_string(mistake.diagnosis)}"]
+    lines += [f"check = {_string(mistake.check)}"] if mistake.check else []
+    lines += [f"why = {_string(mistake.why)}"]
     for name, words in (("also", mistake.also), ("needs", mistake.needs)):
         lines += [f"{name} = [{', '.join(map(_string, words))}]"] if words else []
     lines += [f"base = {_string(base)}"] if base else []
@@ -80,7 +82,7 @@ def _mistake(course: Course, name: str, said: dict[str, str]) -> Mistake:
             near = nearest(id, course.catalogue)
             hint = f"Did you mean {near}?" if near else "Add it first."
             raise BankError(f"the diagnosis {id!r} is not in autograder/diagnoses.toml. {hint}")
-    return Mistake(said["diagnosis"], said["why"], also, needs)
+    return Mistake(said["diagnosis"], said["why"], said.get("check", ""), also, needs)
 
 
 def _smallest_change(wrong: WrongSubmissions, default: str, suffix: str, text: str) -> tuple[str, str]:

@@ -251,9 +251,13 @@ def _bank_gradings(course: Course, name: str, entries: list[bank.Entry]) -> Iter
         elif entry.mistake and found[:1] != [entry.mistake.diagnosis]:
             what = f"{entry.label} gets the diagnosis {found[0] if found else 'nothing'}, not {entry.mistake.diagnosis}"
             yield Lack(name, where, what, "Look at the order of the checks and of their findings.")
-        failed = {check.id for one in report.exercises for check in one.checks if check.diagnosis is not None}
+        failed = [check.id for one in report.exercises for check in one.checks if check.diagnosis is not None]
+        if entry.mistake and failed and failed[0] != entry.mistake.check:
+            said = entry.mistake.check or "nothing"
+            remedy = f'Write check = "{failed[0]}" into the entry, or fix the check that should have noticed it.'
+            yield Lack(name, where, f"{entry.label} is noticed by {failed[0]} first; its check says {said}", remedy)
         for said, held_by in contracts.breached(course, name, entry) if failed else ():
-            if not failed & held_by:
+            if held_by.isdisjoint(failed):
                 what = f"{entry.label} breaches “{said}”, and passes {', '.join(sorted(held_by))}"
                 yield Lack(name, where, what, "Let that check notice it, or correct held_by or breached_by.")
 

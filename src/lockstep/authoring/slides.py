@@ -13,11 +13,11 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
 
 from ..course import Course
@@ -25,7 +25,6 @@ from ..course.outline import EFFORT, Outline, Section, outlines
 from ..course.quizzes import Question, rich
 from .book import PAGES, SHOWN_FILE, chapter_bodies, questions_of, render, style, title_of
 
-Tag = Any  # BeautifulSoup's own types know too little of what is in a page
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
@@ -75,9 +74,8 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
     for link in body.find_all("a", href=True):
         if link.get("class") == ["anchor-link"]:
             link.decompose()
-        elif "://" not in str(link["href"]):
-            place, hash, anchor = str(link["href"]).partition("#")
-            link["href"] = f"../{place or f'{name}.html'}{hash}{anchor}"
+        elif "://" not in (to := str(link["href"])):
+            link["href"] = f"../{name}.html{to}" if to.startswith("#") else f"../{to}"
 
 
 @dataclass
@@ -93,7 +91,7 @@ class _Deck:
         section, above = Section(""), ""
         (first, introduction), *parts = _parts(body)
         for drawn in (one for node in introduction for one in node.select(".output > .html > .lockstep-timeline")):
-            yield Slide(first.decode_contents(), Markup(drawn.parent.decode()), str(first["id"]), "picture")
+            yield Slide(first.decode_contents(), Markup(str(drawn.parent)), str(first["id"]), "picture")
         for heading, nodes in parts:
             title, anchor = heading.decode_contents(), str(heading["id"])
             main = heading.name == "h2"
@@ -139,16 +137,16 @@ class _Deck:
             if node.name == "p" and not node.img:
                 lead, asked = node, Markup(node.decode()) if _predicts(node) else Markup()
             elif node.name == "p" or (node.name == "details" and node.img):
-                yield "picture", self.last(lead) + Markup(node.img.decode()) + self.taken(rest)
+                yield "picture", self.last(lead) + Markup(str(node.img)) + self.taken(rest)
             elif node.name == "details":
-                question = Markup(lead.decode()) if lead else Markup()
+                before = Markup(str(lead or ""))
                 hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
-                yield from (("ask", question), ("answer", hidden))
-            elif "quiz" in node.get("class", ()):
-                quiz = self.questions[str(node["data-key"])]
-                yield from (("ask", _choices(quiz)), ("answer", _answer(quiz)))
-            elif "cell" in node.get("class", ()):
-                cells = [node, *takewhile(lambda one: "cell" in one.get("class", ()), rest)]
+                yield from (("ask", before), ("answer", hidden))
+            elif _is("quiz", node):
+                question = self.questions[str(node["data-key"])]
+                yield from (("ask", _choices(question)), ("answer", _answer(question)))
+            elif _is("cell", node):
+                cells = [node, *takewhile(partial(_is, "cell"), rest)]
                 rest = rest[len(cells) - 1 :]
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
@@ -218,6 +216,10 @@ def _parts(body: BeautifulSoup) -> Iterator[tuple[Tag, list[Tag]]]:
     yield from found
 
 
+def _is(name: str, node: Tag) -> bool:
+    return name in node.get_attribute_list("class")
+
+
 def _predicts(paragraph: Tag) -> bool:
     return any(one.get_text().startswith("Predict") for one in paragraph.find_all("strong"))
 
@@ -256,7 +258,7 @@ def _source(cell: Tag) -> str:
 
 
 def _lines(pre: Tag) -> list[str]:
-    """A `pre` line by line, each as HTML that is whole."""
+    """A `pre` line by line, each as HTML that is whole. Outside a `pre`, BeautifulSoup would take out the indent."""
     lines = [one.decode_contents() for one in pre.select(".line")] or pre.decode_contents().strip("\n").split("\n")
     whole = [BeautifulSoup(f"<pre>{line.rstrip()}</pre>", "html.parser") for line in lines]
     return [str(one).removeprefix("<pre>").removesuffix("</pre>") for one in whole]
@@ -264,10 +266,9 @@ def _lines(pre: Tag) -> list[str]:
 
 def _code(cell: Tag) -> list[Markup]:
     """A cell's code, in two parts or more if it is long. Its `%%ranks` line is said in words, but for how it ends."""
-    source = cell.select_one(".input")
-    runs = str(source.get("data-runs", "")).partition(" · meant to end")[0]
+    runs = str(cell.select(".input")[0].get("data-runs", "")).partition(" · meant to end")[0]
     said = Markup(f'<p class="runs">{html.escape(runs)}</p>' if runs else "")
-    lines = _lines(source.pre)[bool(runs) :]
+    lines = _lines(cell.select(".input pre")[0])[bool(runs) :]
     start, end = _fitting(lines, 0, ROOM - 6)
     parts = [said + _shown(lines[start:end], "input") + _remark(start, "lines of imports")]
     while end < len(lines):
@@ -296,10 +297,10 @@ def _outputs(cell: Tag) -> list[Markup]:
     """What a cell drew, and what it printed, cut with a remark if it is long."""
     made = []
     for output in cell.select(".output > *"):
-        if output.name == "img" or "html" in output.get("class", ()):
+        if output.name == "img" or _is("html", output):
             made += [] if output.iframe else [Markup(output.decode())]  # what moves is in the book
             continue
-        lines = _lines(output if output.name == "pre" else output.pre)
+        lines = _lines(output.pre or output)
         start, end = _fitting(lines, 0, ROOM - 6)
         made.append(_shown(lines[start:end], "printed") + _remark(len(lines) - end + start, "more lines"))
     return made

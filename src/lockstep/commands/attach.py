@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..outside import attach, jobs
+from ..outside import attach, jobs, machines
+from ..outside.attach import Explained
 from ..outside.stacks import NoSampler, NotPermitted
 from ..ranks import text
 from .console import console, show_text, width
@@ -14,14 +16,17 @@ from .console import console, show_text, width
 NOT_RUN = 4
 
 
-def main(pids: Sequence[int], seconds: float, as_json: bool) -> int:
-    """Explain the jobs that these processes belong to, or all of this user's.
+def main(pids: Sequence[int], seconds: float, as_json: bool, slurm: str = "", hosts: Sequence[str] = ()) -> int:
+    """Explain the jobs of these processes, or all of this user's: here, on a SLURM job's nodes, or on `hosts`.
 
     Exit codes: 0 something moves in each job, 1 a job is stuck, 2 there is no such job, 4 it may not be read here.
     """
     try:
-        found = [attach.attach(job, seconds) for job in jobs.find(pids)]
-    except jobs.NoJob as error:
+        if slurm or hosts:
+            found = _elsewhere(machines.over_slurm(slurm, seconds) if slurm else machines.over_ssh(hosts, seconds))
+        else:
+            found = [attach.attach(job, seconds) for job in jobs.find(pids)]
+    except (jobs.NoJob, machines.Unreachable) as error:
         print(f"lockstep attach: {error}", file=sys.stderr)
         return 2
     except (NotPermitted, NoSampler) as missing:
@@ -37,3 +42,15 @@ def main(pids: Sequence[int], seconds: float, as_json: bool) -> int:
                 said = f"Job {number + 1} of {len(found)}, {one.job.world_size} ranks\n{said}"
             show_text(("\n" if number else "") + (text.fit(said, room) if room else said))
     return 1 if any(one.still for one in found) else 0
+
+
+def _elsewhere(answers: Sequence[machines.Answer]) -> list[Explained]:
+    problems = tuple(f"{one.node} was not looked at: {one.problem}" for one in answers if one.problem)
+    try:
+        looks = machines.put_together(answers)
+    except jobs.NoJob:
+        if problems:
+            raise machines.Unreachable("; ".join(problems)) from None
+        raise
+    found = [attach.explain(look.job, look.positions) for look in looks]
+    return [replace(one, notes=(*one.notes, *problems)) for one in found]

@@ -46,11 +46,23 @@ def attach(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="how long to look at the job")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON array on stdout and nothing else")] = False,
+    slurm: Annotated[str, typer.Option(metavar="JOB", help="ask all nodes of this SLURM job", show_default=False)] = "",
+    hosts: Annotated[
+        str, typer.Option(metavar="NAMES", help="ask these machines over ssh: a,b,c", show_default=False)
+    ] = "",
+    answer: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> int:
     """Explain a job that hangs now, from outside: which ranks wait, where and for whom. It only reads the processes."""
+    if answer:
+        from ..outside import machines
+
+        typer.echo(machines.answer(seconds))
+        return 0
+    if sum(map(bool, (pids, slurm, hosts))) > 1:
+        raise typer.BadParameter("give process ids, --slurm or --hosts, not several of them")
     from .attach import main
 
-    return main(pids or [], seconds, as_json)
+    return main(pids or [], seconds, as_json, slurm, [host for host in hosts.split(",") if host])
 
 
 @commands.command()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import shutil
 import socket
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +62,50 @@ PORT = 29500
 ENDPOINT_PORT = 29400
 """... for --rdzv-endpoint."""
 BACKENDS = ("static", "c10d")
+COLUMN, WIDEST = 26, 100
+"""Where the help's explanations begin, and where its lines end."""
 SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Lists the options under their titles, each once, and says what is wrong in one line."""
+
+    def __init__(self, **more: Any) -> None:
+        self.titled: dict[str, list[argparse.Action]] = {}
+        self.title = ""
+        super().__init__(add_help=False, **more)
+
+    def add_argument(self, *names: Any, **more: Any) -> argparse.Action:
+        """As argparse's; the option is listed under `title`."""
+        action = super().add_argument(*names, **more)
+        self.titled.setdefault(self.title, []).append(action)
+        return action
+
+    def format_help(self) -> str:
+        """The options as wide as the terminal; of two spellings, only the one with hyphens."""
+        width = min(shutil.get_terminal_size().columns, WIDEST) - 2
+        parts = [f"usage: {self.prog} [options] script ...", textwrap.fill(self.description or "", width)]
+        for title, actions in self.titled.items():
+            parts.append(
+                "\n".join(
+                    [f"{title}:", *(_listed(action, width) for action in actions if action.help != argparse.SUPPRESS)]
+                )
+            )
+        return "\n\n".join([*parts, textwrap.fill(self.epilog or "", width)]) + "\n"
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nAll options: {self.prog} --help\n")
+
+
+def _listed(action: argparse.Action, width: int) -> str:
+    """`  -n, --nproc-per-node N`, and beside it, or below where there is no room, what it is for."""
+    names = ", ".join(name for name in action.option_strings if "_" not in name) or action.dest
+    value = action.metavar or "|".join(action.choices or ())
+    head = f"  {names} {value if action.option_strings else ''}".rstrip()
+    told = textwrap.wrap(action.help or "", width - COLUMN, break_on_hyphens=False)
+    beside = len(head) + 2 <= COLUMN
+    lines = [head.ljust(COLUMN) + told.pop(0)] if beside else [head]
+    return "\n".join([*lines, *(" " * COLUMN + line for line in told)])
 
 
 @dataclass(frozen=True)
@@ -85,25 +123,50 @@ def parser(program: str) -> argparse.ArgumentParser:
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
         epilog="An option of torchrun that can have no effect here is refused, with a sentence that says what to do.",
     )
+    options.title = "What to run"
+    options.add_argument("script", help="the Python file to run")
+    options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    options.title = "Launch"
     _add(options, "-n", "--nproc-per-node", metavar="N",
          help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")  # fmt: skip
     _add(options, "--nnodes", metavar="K",
          help="K nodes of N ranks each: on this machine, or, with --rdzv-endpoint, --node-rank or under srun, each on its own")  # fmt: skip
+    _flag(options, "-m", "--module", help="the script is a module's name, as with python -m")
+    _flag(options, "--no-python",
+          help="the script is any program: how it ends is explained, its collectives are not seen")  # fmt: skip
+    options.add_argument("--spawns", action="store_true",
+                         help="the script starts its ranks itself, with mp.spawn: it is started once, and they are watched")  # fmt: skip
+    options.add_argument("--device", choices=("cpu", "cuda"), default=None,
+                         help="cpu hides the GPUs from the ranks (default: what the machine has)")  # fmt: skip
+    _flag(options, "--virtual-local-rank", help="LOCAL_RANK is 0 for all ranks, and each sees one GPU, its own")
+    options.add_argument("--bandwidth", metavar="RATE", default=None,
+                         help="let the ranks share a link this slow, such as 1gbit; with --hosts, each node has its own")  # fmt: skip
+    options.add_argument("--hosts", action="store_true",
+                         help="make each node of --nnodes a host with its own name and address")  # fmt: skip
     _add(options, "--node-rank", metavar="K", help="this machine's number, if the nodes are machines of their own")
     _add(options, "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: an address of node 0")
+    _add(options, "--rdzv-id", default=None, metavar="ID", help="the ranks' TORCHELASTIC_RUN_ID")
+    _add(options, "--role", default="default", metavar="ROLE", help="the ranks' ROLE_NAME")
+    _flag(options, "--run-path", help="accepted: a script always runs inside its rank's interpreter")
+    _flag(options, "--standalone", help="accepted: all ranks are on this machine anyway")
+    options.title = "Hangs and failures"
+    options.add_argument("--watch-replicas", action="store_true",
+                         help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
+    options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
+    options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
     _add(options, "--max-restarts", type=int, default=0, metavar="R",
          help="start all ranks again after a failure, at most R times")  # fmt: skip
     _add(options, "--shutdown-timeout", type=int, metavar="SECONDS",
          help="how long ranks that are stopped have for their SIGTERM handlers, as with torchrun (default 30)")  # fmt: skip
-    _add(options, "--role", default="default", help="the ranks' ROLE_NAME")
-    _add(options, "--rdzv-id", default=None, metavar="ID", help="the ranks' TORCHELASTIC_RUN_ID")
+    options.title = "Output"
+    options.add_argument("--timeline", metavar="FILE", default=None,
+                         help="draw what each rank computed and sent: FILE.html is a page, FILE.json a trace for ui.perfetto.dev")  # fmt: skip
+    options.add_argument("--report", metavar="FILE.html", default=None, help="write the explanation as a page")
+    options.add_argument("--json", action="store_true",
+                         help="print one JSON object on stdout, and all that the ranks print on stderr")  # fmt: skip
     _add(options, "--local-ranks-filter", default="", metavar="0,1", help="print only what these local ranks print")
-    _flag(options, "--virtual-local-rank", help="LOCAL_RANK is 0 for all ranks, and each sees one GPU, its own")
-    _flag(options, "-m", "--module", help="the script is a module's name, as with python -m")
-    _flag(options, "--no-python",
-          help="the script is any program: how it ends is explained, its collectives are not seen")  # fmt: skip
-    _flag(options, "--run-path", help="accepted: a script always runs inside its rank's interpreter")
-    _flag(options, "--standalone", help="accepted: all ranks are on this machine anyway")
+    options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
+    options.add_argument("-h", "--help", action="help", help="show this help")
     # Of a script torchrun starts processes by `exec`, whatever this says.
     _add(options, "--start-method", default="spawn", choices=("spawn", "fork", "forkserver"), help=argparse.SUPPRESS)
     _add(options, "--signals-to-handle", default="", help=argparse.SUPPRESS)
@@ -112,26 +175,6 @@ def parser(program: str) -> argparse.ArgumentParser:
     for name in (*REFUSED, *MEETING):
         if name not in ("redirects", "tee", "rdzv_id", "node_rank", "rdzv_endpoint"):
             _add(options, "--" + name.replace("_", "-"), help=argparse.SUPPRESS)
-    options.add_argument("--spawns", action="store_true",
-                         help="the script starts its ranks itself, with mp.spawn: it is started once, and they are watched")  # fmt: skip
-    options.add_argument("--device", choices=("cpu", "cuda"), default=None,
-                         help="cpu hides the GPUs from the ranks (default: what the machine has)")  # fmt: skip
-    options.add_argument("--bandwidth", metavar="RATE", default=None,
-                         help="let the ranks share a link this slow, such as 1gbit; with --hosts, each node has its own")  # fmt: skip
-    options.add_argument("--hosts", action="store_true",
-                         help="make each node of --nnodes a host with its own name and address")  # fmt: skip
-    options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
-    options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
-    options.add_argument("--watch-replicas", action="store_true",
-                         help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
-    options.add_argument("--timeline", metavar="FILE", default=None,
-                         help="draw what each rank computed and sent: FILE.html is a page, FILE.json a trace for ui.perfetto.dev")  # fmt: skip
-    options.add_argument("--json", action="store_true",
-                         help="print one JSON object on stdout, and all that the ranks print on stderr")  # fmt: skip
-    options.add_argument("--report", metavar="FILE.html", default=None, help="write the explanation as a page")
-    options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
-    options.add_argument("script", help="the Python file to run")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     return options
 
 

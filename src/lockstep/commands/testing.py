@@ -27,6 +27,9 @@ PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "test
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3
 """How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise."""
+DRAWN = """\
+A quarter of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
+notice them. `./lockstep test --all --whole` grades each by all checks."""
 SECOND_TRIES = 6
 """How many tests, or chapters, may be run once more."""
 
@@ -58,6 +61,8 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
                 _call_twice(tests, ["-q", *options], root, environment, cache / "tests"),
                 _call_twice(at_once, ["--nbval", "-q"], root, environment, cache / "chapters"),
             ]
+    if everything and "--whole" not in options:
+        print(DRAWN)
     print(_claims(root), flush=True)
     return max(codes)
 

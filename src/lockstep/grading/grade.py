@@ -33,8 +33,7 @@ def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None
         ranks.warm(PRELOADED)
     request = replace(request, exercises=tuple(course.require(request.exercises)))
     listener = _Listener(request, on_check)
-    options = ["-k", request.checks] if request.checks else []
-    options += ["--exitfirst"] if request.until_failure else []
+    options = ["--exitfirst"] if request.until_failure else []
     status, said = _pytest(course, request.exercises, options, listener)
     session, faults = listener.session, listener.faults
     if status == pytest.ExitCode.INTERRUPTED and not listener.uncollected:

@@ -133,6 +133,20 @@ def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
     yield one
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the checks that were not asked for, unless one that was asked for needs them."""
+    asked = config.stash[SESSION].request.checks
+    if not asked:
+        return
+    needed = {(exercise_of(item), item.name) for item in items if asked in item.name}
+    for item in reversed(items):  # a check stands below those that it needs
+        if (exercise_of(item), item.name) in needed:
+            needed |= {(exercise_of(item), name) for marker in item.iter_markers("needs") for name in marker.args}
+    left_out = [item for item in items if (exercise_of(item), item.name) not in needed]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold back a check that needs others which have not passed."""
     session = item.config.stash[SESSION]

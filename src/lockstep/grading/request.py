@@ -28,8 +28,8 @@ class GradeRequest:
     (LOCKSTEP_SUBMISSION, where that is set) or in `exercises/`. Reports name paths relative to `directory`.
 
     `seed` decides what inputs are drawn; None draws one. `isolation` names the tier in which the ranks run
-    (`isolation.TIERS`), None being for your own code. `checks` restricts it to checks whose ids contain this. With
-    `until_failure` nothing is run after the first check that fails.
+    (`isolation.TIERS`), None being for your own code. `checks` restricts it to checks whose ids contain this, and those
+    that they need. With `until_failure` nothing is run after the first check that fails.
     """
 
     exercises: tuple[str, ...]

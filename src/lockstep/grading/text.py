@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
+from collections.abc import Iterable
 
 from ..ranks.text import fit
 from .verdict import UNWRITTEN, CheckOutcome, CheckResult, ExerciseResult, Report
 
 WIDTH = 100
 HINT = "./lockstep hint"
+WAITS = "each needs a check that is listed before it"
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode's categories of characters that act or cannot be seen."""
 BROKE = "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:"
@@ -49,6 +51,18 @@ class Worth:
 def is_unwritten(check: CheckResult) -> bool:
     """True for a check that failed because its part is still as it was handed out."""
     return check.diagnosis is not None and check.diagnosis.id == UNWRITTEN
+
+
+def not_run(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
+    """The checks that were not run, by their reasons; the names of those that wait for others, with what they need."""
+    found: dict[str, list[str]] = {}
+    for check in checks:
+        if check.outcome is CheckOutcome.NOT_RUN:
+            waits = check.reason.startswith("needs “")
+            found.setdefault(WAITS if waits else check.reason, []).append(
+                f"{check.name}: {check.reason}" if waits else check.name
+            )
+    return found
 
 
 def report_text(report: Report, hint: str = HINT) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 from ..course import CourseError, find
 from ..course.course import leaf
 from ..course.runs import READ_ON
-from ..grading.text import BROKE, Worth, check_text, is_unwritten, report_text, stage_text
+from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
-from ..ranks.cards import card, said
+from ..ranks.cards import breakable, card, said
 
 HINT = "%hint"
 COMMAND = re.compile(r"(%check [\w/]+)")
@@ -83,35 +83,36 @@ def _exercise(result: ExerciseResult) -> str:
     failed = [check for check in checks if check.outcome is CheckOutcome.FAILED]
     wrong = any(not is_unwritten(check) for check in failed)
     state = "ls-good" if result.passed else "ls-bad" if wrong else ""
-    name = f'<span class="ls-name">{escape(result.name)}</span>'
-    head = f'<span class="ls-green">✓ {escape(result.name)}</span>' if result.passed else name
+    name = f'<span class="ls-name">{breakable(result.name)}</span>'
+    head = f'<span class="ls-green">✓ {breakable(result.name)}</span>' if result.passed else name
     score = f'<span class="ls-soft">{result.score} of {result.max_score} · {result.seconds:.1f} s</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
-    for outcome, mark, words in (
-        (CheckOutcome.PASSED, '<span class="ls-green">✓</span>', "passed"),
-        (CheckOutcome.NOT_RUN, "–", "not run"),
-    ):
-        some = [check for check in checks if check.outcome is outcome]
-        if some:
-            listed = "".join(f"<li>{escape(_reasoned(check))}</li>" for check in some)
-            parts.append(f"<details><summary>{mark} {len(some)} {words}</summary><ul>{listed}</ul></details>")
+    passed = [check.name for check in checks if check.outcome is CheckOutcome.PASSED]
+    parts.append(_folded('<span class="ls-green">✓</span>', passed, "passed"))
+    parts += [_folded("–", names, f"not run: {why}" if why else "not run") for why, names in not_run(checks).items()]
     parts += [f"<p>{_linked(stage_text(result))}</p>"] if result.stage else []
     return f'<div class="ls-card {state}">{"".join(parts)}</div>'
 
 
-def _reasoned(check: CheckResult) -> str:
-    return f"{check.name}: {check.reason}" if check.reason else check.name
+def _folded(mark: str, names: list[str], words: str) -> str:
+    if not names:
+        return ""
+    listed = "".join(f"<li>{breakable(name)}</li>" for name in names)
+    return f"<details><summary>{mark} {len(names)} {escape(words)}</summary><ul>{listed}</ul></details>"
 
 
 def _failed(check: CheckResult, exercise: str) -> str:
     found = check.diagnosis
     assert found is not None
-    hint = f'<code class="ls-keep">{HINT} {escape(exercise)}</code>'
+    hint = f"<code>{HINT} {breakable(exercise)}</code>"
     message, _, more = found.message.partition("\n")
     place = _opened(found.file or "", found.line)
     if is_unwritten(check):
         return f"<p>✗ {escape(message.removesuffix('.'))} · {place} · {hint}</p>"
-    name, id = f'<span class="ls-red">✗ {escape(check.name)}</span>', f'<code class="ls-soft">{escape(found.id)}</code>'
+    name, id = (
+        f'<span class="ls-red">✗ {breakable(check.name)}</span>',
+        f'<code class="ls-soft">{escape(found.id)}</code>',
+    )
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
         f"<p>{escape(message)}</p>",
@@ -133,7 +134,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
 
 def _opened(file: str, line: int | None) -> str:
     """`exercises/train_ddp.py:64`, a link that opens the file where JupyterLab can."""
-    shown = f"<code>{escape(f'{file}:{line}' if line else file).replace('/', '/<wbr>')}</code>"
+    shown = f"<code>{breakable(f'{file}:{line}' if line else file)}</code>"
     with_link = file and not os.path.isabs(file) and (Path("..") / file).is_file()
     return f'<a href="../{escape(file)}">{shown}</a>' if with_link else shown
 

@@ -51,19 +51,38 @@ STYLE = """<style>
 .ls-map .ls-state { display: inline-block; width: 1.4em }
 </style>"""
 BESIDE = """<script>
-window.lockstepBeside ??= (addEventListener("click", (event) => {
-  const { jupyterapp: app } = window, link = event.target.closest?.("a[href]");
-  const path = app && link && new URL(link.href).pathname.match(/\\/files\\/(exercises\\/.+\\.\\w+)$/)?.[1];
-  if (!path) return;
+window.lockstepBeside ??= (addEventListener("click", async (event) => {
+  const { jupyterapp: app } = window, link = event.target.closest?.("a[href]"), to = app && link && new URL(link.href);
+  const path = to && to.pathname.match(/\\/files\\/((?:exercises\\/.+\\.\\w+)|(?:chapters\\/.+\\.ipynb))$/)?.[1];
+  if (!path || (path.startsWith("chapters/") && !to.hash)) return;
   event.preventDefault();
   event.stopPropagation();
+  if (to.hash) {
+    const opened = await app.commands.execute("docmanager:open", { path });
+    const place = decodeURIComponent(to.hash.slice(1));
+    await opened?.context?.ready;
+    let ticks = 40, there = 0;
+    opened?.node.addEventListener("wheel", () => { ticks = 0 }, { once: true });
+    while (opened?.setFragment && ticks-- > 0 && there < 3) {
+      const heading = opened.node.querySelector(`[data-jupyter-id="${CSS.escape(place)}"]`);
+      const all = opened.node.getBoundingClientRect();
+      const at = heading ? heading.getBoundingClientRect().top - all.top : -1;
+      const seen = at >= 0 && at < all.height - 60;
+      there = seen ? there + 1 : 0;
+      if (!seen) opened.setFragment(to.hash);
+      await new Promise((done) => { setTimeout(done, 250) });
+    }
+    return;
+  }
   const there = [...app.shell.widgets("main")].find((one) => one.context?.path?.startsWith("exercises/"));
   const options = there ? { mode: "tab-after", ref: there.id } : { mode: "split-right" };
+  if (innerWidth < 1200) app.shell.collapseLeft?.();
   app.commands.execute("docmanager:open", { path, options });
 }, true), true);
 </script>"""
 """An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
-JupyterLab does it, over the chapter.
+JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
+if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top.
 """
 
 
@@ -159,6 +178,7 @@ def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bo
     kind = "ls-number ls-complete" if one.complete else "ls-number"
     done, of = one.answered + one.passed, one.questions + one.exercises
     counts = f"questions {one.answered} of {one.questions} · exercises {one.passed} of {one.exercises}"
+    counts = f"about {html.escape(one.outline.minutes)} · {counts}" if one.outline.minutes else counts
     complete = " · complete" if one.complete else ""
     here = now.here is not None and now.here[0] == one.outline.name
     sections = "".join(
@@ -177,7 +197,8 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     glyph, told = ("✓", "done") if part.is_done else ("◐", "partly done") if part.done else ("○", "not done yet")
     state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
     title = seen.link(chapter, part.section, part.section.plain)
-    notes = [f"{part.done} of {part.of}"] if part.of > 1 else []
+    notes = [html.escape(part.section.effort.lower())] if part.section.effort else []
+    notes += [f"{part.done} of {part.of}"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
         files = (seen.course.exercises / f"{name}.py" for name in part.section.exercises)
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]

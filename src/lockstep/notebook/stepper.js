@@ -86,8 +86,8 @@ function mount(root, data) {
   };
   const [ranksLabel, ranks] = choose("Ranks", counts, change("ranks", true));
   const [lengthLabel, length] = choose("Numbers", data.lengths.map((n) => [n, n]), change("length", true));
-  const ways = [["ring", "ring"], ["naive", "everybody sends everything"]];
-  const [wayLabel, way] = choose("Way", ways, change("way", false));
+  const ways = [["ring", "ring"], ["naive", "every rank sends everything"]];
+  const [wayLabel, way] = choose("Method", ways, change("way", false));
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   let playing = 0;
   const go = (step) => {
@@ -119,7 +119,7 @@ function mount(root, data) {
   said.setAttribute("role", "status");
   const asks = element("div", { className: "row asks", role: "group" });
   const key = element("p", { className: "key" });
-  for (const [name, text] of [["own", "what the rank brought"], ["part", "a partial sum"], ["full", "the sum of all"]]) {
+  for (const [name, text] of [["own", "the rank's own numbers"], ["part", "a sum over some ranks"], ["full", "the sum over all ranks"]]) {
     const swatch = element("i");
     swatch.style.background = `var(--${name})`;
     key.append(element("span", {}, swatch, text));
@@ -130,7 +130,7 @@ function mount(root, data) {
     element("div", { className: "row" }, player, first, back, next, last, slider), said, field, key, cost);
   root.tabIndex = 0;
   root.setAttribute("role", "group");
-  root.ariaLabel = "All-reduce, step by step. Arrow keys go forward and back.";
+  root.ariaLabel = "All-reduce, step by step. The arrow keys step forward and back.";
   root.addEventListener("keydown", (event) => {
     if (event.target.tagName === "SELECT" || event.target === slider) return;
     const target = { ArrowRight: now.step + 1, ArrowLeft: now.step - 1, Home: 0, End: Infinity }[event.key];
@@ -183,19 +183,19 @@ function mount(root, data) {
     said.textContent = tell(now.step);
     const whole = now.length * data.numberBytes;
     const ring = sent(schedule("ring")), naive = sent(schedule("naive"));
-    const times = (all) => `${Math.max(...all)} bytes a rank, ${(Math.max(...all) / whole).toFixed(2)} × the tensor`;
-    cost.textContent = `The tensor has ${whole} bytes. To the end, the ring sends at most ${times(ring)}; `
-      + `everybody to everybody ${times(naive)}.`;
+    const times = (all) => `${Math.max(...all)} bytes (${(Math.max(...all) / whole).toFixed(2)} × the tensor)`;
+    cost.textContent = `The tensor has ${whole} bytes. In all steps together, a rank sends up to ${times(ring)} in the ring, `
+      + `and ${times(naive)} if every rank sends everything.`;
     arrows(step);
   }
 
   function tell(number) {
     const plan = schedule(), at = ends(plan), count = plan.steps.length, step = plan.steps[number - 1];
-    if (!step) return `Before the first of ${count} steps: every rank holds what it brought.`;
+    if (!step) return `Before step 1 of ${count}: each rank holds its own numbers.`;
     const [sender, receiver, chunk, how] = step.moves[0];
     const size = (at[chunk + 1] - at[chunk]) * data.numberBytes;
-    const does = how === "copy" ? "puts it in place of its own" : "adds it";
-    const what = how === "own" ? `all it brought (${size} bytes)` : `chunk ${chunk} (${size} bytes)`;
+    const does = how === "copy" ? "replaces its own chunk with it" : "adds it to its own";
+    const what = how === "own" ? `all its own numbers (${size} bytes)` : `chunk ${chunk} (${size} bytes)`;
     const end = number === count ? " Done: all ranks hold the same sum." : "";
     return `Step ${number} of ${count}, ${step.phase}: all ranks send at once. Rank ${sender} sends ${what} to `
       + `rank ${receiver}, which ${does}.${answer(number)}${end}`;
@@ -212,7 +212,7 @@ function mount(root, data) {
   function answer(number) {
     const end = ending();
     if (number !== end?.step) return "";
-    const guessed = now.guess === null ? "" : now.guess === end.rank ? " (as you said)" : ` (you said rank ${now.guess})`;
+    const guessed = now.guess === null ? "" : now.guess === end.rank ? ", as you predicted" : `; you chose rank ${now.guess}`;
     return ` Chunk ${ASKED} is now complete on rank ${end.rank}${guessed}.`;
   }
 
@@ -234,7 +234,7 @@ function mount(root, data) {
     said.removeAttribute("role");
     const heights = [0, ...schedule().steps.map((_, number) => number + 1)].map((number) => {
       said.textContent = tell(number);
-      return said.offsetHeight;
+      return Math.ceil(said.getBoundingClientRect().height);
     });
     said.style.minHeight = `${Math.max(...heights)}px`;
     said.textContent = shown;

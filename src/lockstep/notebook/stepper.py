@@ -85,7 +85,7 @@ def ring(ranks: int) -> Schedule:
 def naive(ranks: int) -> Schedule:
     """Everybody sends the whole tensor to everybody, one after the other."""
     steps = [
-        Step("everything to everybody", tuple(Move(rank, (rank + d) % ranks, 0, How.OWN) for rank in range(ranks)))
+        Step("every rank to every rank", tuple(Move(rank, (rank + d) % ranks, 0, How.OWN) for rank in range(ranks)))
         for d in range(1, ranks)
     ]
     return Schedule("naive", ranks, 1, tuple(steps))

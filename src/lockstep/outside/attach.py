@@ -38,12 +38,15 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Position:
-    """One rank: what it and the processes below it do. `own` is None when it could not be read."""
+    """One rank: what it and the processes below it do. `own` is None when it could not be read. `node` is the name of its
+    machine, if several were looked at.
+    """
 
     rank: int
     pid: int
     own: Seen | None
     children: tuple[Seen, ...] = ()
+    node: str = ""
 
     @property
     def call(self) -> str:
@@ -90,13 +93,17 @@ class Explained:
 
 def attach(job: Job, seconds: float) -> Explained:
     """Look at the job for this many seconds. Raises NotPermitted and NoSampler."""
+    return explain(job, look(job, seconds))
+
+
+def look(job: Job, seconds: float) -> list[Position]:
+    """Where its ranks on this machine are. Raises NotPermitted and NoSampler."""
     below = {rank: descendants(pid) for rank, pid in job.processes.items()}
     seen = watch.look([*job.processes.values(), *(pid for pids in below.values() for pid in pids)], seconds)
-    positions = [
+    return [
         Position(rank, pid, seen.get(pid), tuple(seen[child] for child in below[rank] if child in seen))
         for rank, pid in job.processes.items()
     ]
-    return explain(job, positions)
 
 
 def explain(job: Job, positions: Sequence[Position]) -> Explained:
@@ -163,7 +170,7 @@ def _notes(job: Job) -> list[str]:
         )
     if job.remote:
         notes.append(f"{names(job.remote).capitalize()} {one_or_more(job.remote, 'runs', 'run')} on other machines: "
-                     "run the same command there.")  # fmt: skip
+                     "--slurm JOB or --hosts NAMES asks these too.")  # fmt: skip
     return notes
 
 
@@ -179,7 +186,13 @@ def rows(found: Explained) -> tuple[Waiting, ...]:
     late = {one.rank for one in found.late}
     shown = [
         Waiting(
-            one.rank, said_of(one) if one.call else f"its own code: {one.doing}", "", None, one.frame, one.rank in late
+            one.rank,
+            said_of(one) if one.call else f"its own code: {one.doing}",
+            "",
+            None,
+            one.frame,
+            one.rank in late,
+            one.node,
         )
         for one in found.positions
     ]
@@ -187,7 +200,8 @@ def rows(found: Explained) -> tuple[Waiting, ...]:
     marks = any(not row.differs for row in shown)  # an arrow at every rank would point at none
     return tuple(
         sorted(
-            (row if marks else Waiting(row.rank, row.what, frame=row.frame) for row in shown), key=lambda row: row.rank
+            (row if marks else Waiting(row.rank, row.what, frame=row.frame, node=row.node) for row in shown),
+            key=lambda row: row.rank,
         )
     )
 
@@ -240,6 +254,7 @@ def to_json(found: Explained) -> dict[str, Any]:
             {
                 "rank": one.rank,
                 "pid": one.pid,
+                "node": one.node,
                 "call": one.call,
                 "waits": one.waits,
                 "at": [one.frame.file, one.frame.line] if one.frame else None,

@@ -21,13 +21,15 @@ class NoJob(Exception):
 class Job:
     """The ranks of one job on this machine, by number: {rank: process id}.
 
-    `expected` are the ranks that should be here; `guessed` tells that the processes do not say which rank they are.
+    `expected` are the ranks that should be here; `guessed` tells that the processes do not say which rank they are. `key`
+    is the same on all machines of a job: address and port of its store, number of ranks, torchrun's id.
     """
 
     processes: dict[int, int]
     world_size: int
     expected: frozenset[int]
     guessed: bool = False
+    key: tuple[str, ...] = ()
 
     @property
     def missing(self) -> list[int]:
@@ -49,13 +51,21 @@ def environment(pid: int) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
 
 
-def find(pids: Sequence[int] = ()) -> list[Job]:
-    """The jobs of this user; with `pids`, those that these processes or their descendants are ranks of. Raises NoJob."""
+def find(pids: Sequence[int] = (), within: Mapping[str, str] | None = None) -> list[Job]:
+    """The jobs of this user; with `pids`, those that these processes or their descendants are ranks of. Raises NoJob.
+
+    `within` are variables that the ranks must have.
+    """
     known = parents()
     if gone := [pid for pid in pids if pid not in known]:
         raise NoJob(f"there is no process {gone[0]}")
     chosen = {one for pid in pids for one in (pid, *descendants(pid, known))} if pids else set(known)
-    ranks = {pid: variables for pid in chosen if (variables := environment(pid)) and _is_rank(variables)}
+    told = {pid: environment(pid) for pid in chosen}
+    ranks = {
+        pid: variables
+        for pid, variables in told.items()
+        if _is_rank(variables) and (within or {}).items() <= variables.items()
+    }
     leaders = {pid for pid in ranks if not _same_rank_above(pid, ranks, known)}
     # torchrun below SLURM has a rank's variables too, those of the task that it is: its ranks are what counts.
     leaders -= {
@@ -63,7 +73,7 @@ def find(pids: Sequence[int] = ()) -> list[Job]:
         for pid in leaders
         if any(one in leaders and not _alike(ranks[one], ranks[pid]) for one in descendants(pid, known))
     }
-    jobs: dict[tuple[str | None, ...], list[int]] = {}
+    jobs: dict[tuple[str, ...], list[int]] = {}
     for pid in sorted(leaders):
         jobs.setdefault(_key(ranks[pid]), []).append(pid)
     if jobs:
@@ -77,8 +87,8 @@ def _is_rank(variables: Mapping[str, str]) -> bool:
     return "MASTER_ADDR" in variables and all(variables.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE"))
 
 
-def _key(variables: Mapping[str, str]) -> tuple[str | None, ...]:
-    return tuple(variables.get(name) for name in _SAME_JOB)
+def _key(variables: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(variables.get(name, "") for name in _SAME_JOB)
 
 
 def _alike(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
@@ -106,7 +116,7 @@ def _job(members: Mapping[int, Mapping[str, str]], known: dict[int, int]) -> Job
             expected |= set(range(start, min(start + int(count), world_size)))
         elif variables["MASTER_ADDR"].startswith(_LOOPBACK):
             expected |= set(range(world_size))
-    return Job(dict(sorted(processes.items())), world_size, frozenset(expected))
+    return Job(dict(sorted(processes.items())), world_size, frozenset(expected), key=_key(first))
 
 
 def _python(pid: int, known: dict[int, int]) -> int:

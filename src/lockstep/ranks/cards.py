@@ -6,6 +6,7 @@ A card has its own style and no script. It takes the colors of the page around i
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Callable
 from functools import cache
 from html import escape
@@ -17,6 +18,7 @@ from .result import Run
 from .words import names
 
 MOST_LINES = 14
+JOINTS = re.compile(r"[/_](?=\w)")
 STYLE = Path(__file__).with_name("cards.css")
 
 
@@ -28,6 +30,11 @@ def said(body: str) -> str:
 @cache
 def _style() -> str:
     return " ".join(STYLE.read_text(encoding="utf-8").split())
+
+
+def breakable(name: str) -> str:
+    """HTML of a file's or a check's name, which may go on in the next line after `/` or `_` and is never cut."""
+    return JOINTS.sub(r"\g<0><wbr>", escape(name))
 
 
 def page(title: str, body: str) -> str:

@@ -310,7 +310,7 @@ def run(
     )  # fmt: skip
     channel = Channel(_connect())
     try:
-        channel.send(Order(job, len(arguments)))
+        channel.send(Order(job, len(arguments), os.getpriority(os.PRIO_PROCESS, 0)))
         for tree, blob in arguments:
             channel.send(Arguments(tree, secret), blob)
         with only_places_below(sources):

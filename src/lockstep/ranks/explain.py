@@ -173,7 +173,10 @@ def _raised(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
     if told := _told_of_others(same, error):
         return told
     who = "every rank" if len(same) == run.world_size > 1 else names(report.rank for report in same)
-    return _raised_by(who, [report.rank for report in same], error)
+    cause = _raised_by(who, [report.rank for report in same], error)
+    if lists := _unused_on_each(in_order):
+        return replace(cause, headline=f"{who} raised {error.type}: {AWAITED}: {lists}")
+    return cause
 
 
 def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
@@ -207,16 +210,33 @@ MODEL = re.compile(r"DDP expects same model across all ranks, but Rank \d+ has (
 GATHERED = re.compile(r"CheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 UNUSED = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
+AWAITED = "in the step before, some parameters got no gradient, and DDP still waits for them"
 
 
 def _short(error: Error) -> str:
     said = first_line(error.message)
-    unused = UNUSED.search(error.message.partition(UNFINISHED)[2])
-    if unused:  # Its first line is five lines of advice; what one needs to know stands at its end.
-        named = re.search(r"Parameters which did not receive grad for rank \d+: (.+)", error.message)
-        which = named.group(1) if named else f"number {', '.join(unused.group(1).split())}"
-        said = f"in the step before, some parameters got no gradient, and DDP still waits for them: {which}"
+    if unused := _unused(error):  # Its first line is five lines of advice; what one needs to know stands at its end.
+        said = f"{AWAITED}: {unused}"
     return f"{error.type}: {said}" if said else error.type
+
+
+def _unused(error: Error) -> str:
+    """The parameters that got no gradient on the rank that raised this error, by name where DDP was told to name them."""
+    unused = UNUSED.search(error.message.partition(UNFINISHED)[2])
+    if not unused:
+        return ""
+    named = re.search(r"Parameters which did not receive grad for rank \d+: (.+)", error.message)
+    return named.group(1) if named else f"number {', '.join(unused.group(1).split())}"
+
+
+def _unused_on_each(same: Sequence[RankReport]) -> str:
+    """Each rank's parameters without a gradient, if they are not the same on all: every rank knows only its own."""
+    by_list: dict[str, list[int]] = {}
+    for report in same:
+        by_list.setdefault(_unused(report.error) if report.error else "", []).append(report.rank)
+    if len(by_list) == 1 or "" in by_list:
+        return ""
+    return "; ".join(f"on {names(ranks)} {unused}" for unused, ranks in by_list.items())
 
 
 def _help(error: Error) -> tuple[str, ...]:
@@ -281,8 +301,8 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
     if name == "SIGSEGV" and "_ddp_init_helper" in report.fault:
         why = ": DDP() on gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL crashes, a bug of torch 2.13"
         notes.append(
-            "Use TORCH_DISTRIBUTED_DEBUG=INFO with DDP, or set the level after init_process_group: "
-            "dist.set_debug_level(dist.DebugLevel.DETAIL)."
+            "Use TORCH_DISTRIBUTED_DEBUG=INFO with DDP. A level that is set after init_process_group avoids the crash, "
+            "but torch then compares no calls in this group."
         )
     said = re.search(r"what\(\):\s*(.+)", report.stderr)
     if said:

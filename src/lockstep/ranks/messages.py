@@ -243,10 +243,11 @@ class Drawn(msgspec.Struct, tag_field="event", tag="drawn"):
 
 
 class Order(msgspec.Struct, tag_field="event", tag="order"):
-    """A run; so many `Arguments` follow."""
+    """A run; so many `Arguments` follow. The ranks are served as the client is (`niceness`), not as the server is."""
 
     job: Job
     arguments: int
+    niceness: int
 
 
 class Arguments(msgspec.Struct, tag_field="event", tag="arguments"):

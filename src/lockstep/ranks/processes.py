@@ -70,11 +70,12 @@ def give_precedence(pid: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(PRECEDENCE))
 
 
-def queue_up() -> None:
-    """Be served among others again, in a session of one's own."""
+def queue_up(niceness: int) -> None:
+    """Be served among others again, with this `niceness` (see nice(1)), in a session of one's own."""
     os.setsid()
-    if os.getpriority(os.PRIO_PROCESS, 0) <= PRECEDENCE:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 def threads() -> int:

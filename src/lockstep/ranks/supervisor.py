@@ -69,8 +69,8 @@ ENDED_BY_ITSELF = (Outcome.RETURNED, Outcome.RAISED, Outcome.EXITED, Outcome.CRA
 class Supervisor:
     """Carries out one job for one client."""
 
-    def __init__(self, client: Channel, job: Job) -> None:
-        self.client, self.job = client, job
+    def __init__(self, client: Channel, job: Job, niceness: int = 0) -> None:
+        self.client, self.job, self.niceness = client, job, niceness
         self.run = RunState(job)
         self.directory = ""
         self.store: Any = None
@@ -192,7 +192,7 @@ class Supervisor:
 
     def _become_rank(self, rank: int, pipes: list[tuple[int, int]]) -> None:
         try:
-            processes.queue_up()
+            processes.queue_up(self.niceness)
             processes.close_to_others(False)
             processes.die_with_parent()
             os.dup2(pipes[0][1], 1)
@@ -519,7 +519,7 @@ def serve(sock: socket.socket, fork: bool) -> None:
     said = client.wait()
     if said is not None:
         order: Order = read(Order, said[0])
-        Supervisor(client, order.job).carry_out(order.arguments, fork)
+        Supervisor(client, order.job, order.niceness).carry_out(order.arguments, fork)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
 WIDTH, LEFT, RIGHT = 720, 62, 14
 CHARACTER = 6.9
+LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
+"""How wide letters are, in the font's size; all others are near 0.556."""
 TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
 ABOVE = 60
 """How far the highest tip may stand out above the picture."""
@@ -274,7 +276,13 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     keys += [("tick", "a gradient is ready", "")] if any(one.gradients for one in steps) else []
     keys += [("ready", "its bucket is full", "")] if any(item.ready is not None for item in items) else []
     keys += [("step", "a step begins", "")] if any(panel.numbers for panel in panels) else []
-    return [(key, 38 + 7.4 * len(key[1])) for key in keys]
+    return [(key, 24 + 1.05 * _wide(key[1]) + 16) for key in keys]
+
+
+def _wide(words: str) -> float:
+    """How wide words are in a legend, in a font like Arial; most others differ by little."""
+    ems = (next((wide for letters, wide in LETTERS if letter in letters), 0.556) for letter in words)
+    return 13 * sum(ems)
 
 
 def _key(key: tuple[str, str, str], x: float, y: float) -> str:

@@ -214,5 +214,11 @@ function unfold() {
 }
 addEventListener("hashchange", unfold);
 unfold();
-addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach((one) => { one.open = true }));
+// Newer browsers print what is folded as the style sheet says; older ones need it unfolded, and folded again afterward.
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("main details:not([open])")];
+  folded.forEach((one) => { one.open = true });
+});
+addEventListener("afterprint", () => folded.forEach((one) => { one.open = false }));
 for (const text of document.querySelectorAll("pre, .wide, main p:has(> img)")) if (text.scrollWidth > text.clientWidth) text.tabIndex = 0;

@@ -7,7 +7,7 @@ from typing import Any
 from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
-from ..text import MARKS
+from ..text import MARKS, Worth, is_unwritten, not_run
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
 from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
@@ -53,6 +53,8 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
 
 
 def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grade | None) -> dict[str, Any]:
+    worth = Worth()
+    written = [check for check in result.checks if worth(check) and not is_unwritten(check)]
     points: object = result.score
     most: object = result.max_score
     if grade is not None:
@@ -65,8 +67,32 @@ def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grad
         "points": points,
         "most": most,
         "seconds": f"{result.seconds:.1f}",
-        "checks": [_check(learner, result.name, check) for check in result.checks],
+        "marks": [(KINDS[check.outcome], MARKS[check.outcome]) for check in result.checks],
+        "stubs": _stubs(learner, result),
+        "checks": [_check(learner, result.name, check) for check in written],
+        "not_run": [f"{len(names)} not run: {why}" for why, names in not_run(written).items() if why],
     }
+
+
+def _stubs(learner: Learner, result: ExerciseResult) -> list[dict[str, Any]]:
+    """What is still as it was handed out, once for each file: its lines, and the checks that wait for it."""
+    worth = Worth()
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    last: dict[str, Any] | None = None
+    for check in result.checks:
+        shown = worth(check)
+        if check.diagnosis is not None and is_unwritten(check):
+            said = (
+                _own(learner, cut(check.diagnosis.message, MOST_MESSAGE)).strip().partition("\n")[0].removesuffix(".")
+            )
+            file = _file(check.diagnosis.file or "", result.name)
+            last = found.setdefault((said, file), {"said": said, "file": file, "lines": [], "names": []})
+            if check.diagnosis.line and check.diagnosis.line not in last["lines"]:
+                last["lines"].append(check.diagnosis.line)
+            last["names"].append(cut(check.name, 2 * MOST_NAME))
+        elif not shown and last is not None:
+            last["names"].append(cut(check.name, 2 * MOST_NAME))
+    return list(found.values())
 
 
 def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any]:

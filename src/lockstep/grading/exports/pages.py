@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ...ranks.cards import breakable
 from . import visible
 
 MOST_CHARACTERS = 16_000  # of one text
@@ -46,7 +47,7 @@ def plural(number: int, one: str, many: str = "") -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("lockstep.grading.exports"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -54,11 +55,18 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_harmless,
     )
+    environment.filters["breakable"] = _breakable
+    return environment
 
 
 @cache
 def _style() -> str:
     return (files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
+
+
+def _breakable(value: object) -> Markup:
+    """A file's or a check's name, which may go on in the next line after `/` or `_` and is never cut."""
+    return Markup(breakable(str(_harmless(value))))
 
 
 def _harmless(value: object) -> object:

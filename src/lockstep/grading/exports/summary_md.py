@@ -7,6 +7,7 @@ import string
 
 from ..classroom import ClassResult, GradingOutcome, Learner
 from ..policy import Grade, Grades
+from ..text import Worth, is_unwritten
 from ..verdict import CheckOutcome, CheckResult, Report
 from . import visible
 
@@ -27,7 +28,11 @@ def summary_md(report: Report, title: str = "Lockstep") -> str:
         signs = "".join(SIGNS[check.outcome] for check in exercise.checks)
         lines.append(f"| {plain(exercise.name)} | {exercise.score} of {exercise.max_score} | {signs} |")
     size = len("\n".join(lines).encode())
-    open_checks = [(e.name, c) for e in report.exercises for c in e.checks if c.outcome is not CheckOutcome.PASSED]
+    open_checks: list[tuple[str, CheckResult]] = []
+    for exercise in report.exercises:
+        worth = Worth()
+        checks = [check for check in exercise.checks if worth(check)]
+        open_checks += [(exercise.name, check) for check in checks if check.outcome is not CheckOutcome.PASSED]
     for number, (name, check) in enumerate(open_checks):
         block = _check(name, check)
         size += len(block.encode()) + 1
@@ -96,6 +101,9 @@ def _check(exercise: str, check: CheckResult) -> str:
     found = check.diagnosis
     if found is None:
         return head
+    if is_unwritten(check):
+        at = f" {plain(found.place)}" if found.place else ""
+        return f"\n### {SIGNS[check.outcome]} {plain(exercise)}\n\n{plain(found.message.partition(chr(10))[0])}{at}"
     parts = [head, plain(found.message[:MOST_EVIDENCE])]
     parts += [f"\nAt {plain(found.place)}."] if found.place else []
     parts += [f"\n{plain(found.why)}"] if found.why else []
