@@ -119,6 +119,7 @@ why = "nobody looks"
 WRONG = """\
 [minus]
 diagnosis = "raised"
+check = "test_agrees_on_both_ranks"
 why = "subtracts"
 change = '''
 -    return a + b
@@ -127,6 +128,7 @@ change = '''
 
 [loud]
 diagnosis = "raised"
+check = "test_is_quiet"
 why = "prints"
 change = '''
 -    return a + b
