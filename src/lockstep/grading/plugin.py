@@ -138,12 +138,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     asked = config.stash[SESSION].request.checks
     if not asked:
         return
-    needed = {(exercise_of(item), item.name) for item in items if asked in item.name}
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    needed: set[tuple[str, str]] = set()
     for item in reversed(items):  # a check stands below those that it needs
-        if (exercise_of(item), item.name) in needed:
-            needed |= {(exercise_of(item), name) for marker in item.iter_markers("needs") for name in marker.args}
-    left_out = [item for item in items if (exercise_of(item), item.name) not in needed]
-    items[:] = [item for item in items if item not in left_out]
+        exercise = exercise_of(item)
+        if asked in item.name or (exercise, item.name) in needed:
+            needed |= {(exercise, name) for marker in item.iter_markers("needs") for name in marker.args}
+            kept.append(item)
+        else:
+            left_out.append(item)
+    items[:] = kept[::-1]
     config.hook.pytest_deselected(items=left_out)
 
 
