@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,15 @@ SAMPLE = 50
 """How many submissions of the bank `--quick` grades."""
 
 left_out = {"slow": 0, "bank": 0}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser for the pages of one file's tests."""
+    from support.browser import chromium  # here: other tests copy this file without that one
+
+    with chromium() as started:
+        yield started
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

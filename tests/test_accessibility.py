@@ -7,14 +7,12 @@ in tests/test_front_end.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ROOT
 from support.accessibility import violations
-from support.browser import chromium
 
 from lockstep.authoring import book as books
 from lockstep.authoring.slides import write_slides
@@ -36,12 +34,6 @@ COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
 LONG = "a line of output that is much wider than any page and has to be scrolled " * 4
 in_both_schemes = pytest.mark.parametrize("scheme", ["light", "dark"])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

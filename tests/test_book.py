@@ -7,14 +7,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from support.browser import CONTRASTS, chromium, faults
+from support.browser import CONTRASTS, faults
 from support.front_end import wait_for
 
 bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
@@ -183,12 +183,6 @@ def test_the_command_replaces_an_old_book_by_the_same_bytes_and_says_where(book:
 
 
 # The pages in a browser -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

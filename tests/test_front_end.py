@@ -16,7 +16,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from support.browser import CONTRASTS, chromium, faults
+from support.browser import CONTRASTS, faults
 
 pytest.importorskip("jupyterlab", reason="not run: no JupyterLab here")
 
@@ -51,12 +51,6 @@ if dist.get_rank() == 1:
     print("rank 1 sleeps", flush=True)
     time.sleep(500)  # not a hang: it would go on
 dist.all_reduce(torch.ones(1))"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.browser import chromium
 from test_accessibility import PEOPLE, REPORT
 
 from lockstep.authoring import book as books
@@ -36,12 +35,6 @@ INK = "(one) => getComputedStyle(one).color"
 DARK = (
     "<!doctype html><html lang=en data-theme=dark><title>x</title><style>{css}</style><body data-jp-theme-light=false>"
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from itertools import dropwhile
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.browser import CONTRASTS, chromium, faults
+from support.browser import CONTRASTS, faults
 
 bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
 
@@ -181,12 +180,6 @@ def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_o
 
 
 # The slides in a browser ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.mark.parametrize("width, height", [(1280, 720), (1024, 768)])
