@@ -63,6 +63,14 @@ class Slow(torch.autograd.Function):
 model = DDP(torch.nn.Linear(4, 4))
 Slow.apply(model(torch.ones(2, 4))).sum().backward()
 """,
+    "a compilation that takes longer on one rank": """
+def compiled(graph, inputs):
+    if rank == 1: subprocess.run(["sleep", str(PAUSE)], check=True)
+    return graph.forward
+model = torch.compile(DDP(torch.nn.Linear(4, 4)), backend=compiled)
+model(torch.ones(2, 4)).sum().backward()
+dist.barrier()
+""",
     "a debugger": """
 if rank == 1:
     ours, theirs = os.pipe()

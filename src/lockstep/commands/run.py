@@ -104,7 +104,7 @@ def _runs(
         if result.cause.kind is ranks.Kind.INTERRUPTED:
             return result, 128 + (result.signal or signal.SIGINT)
         if restart < options.max_restarts:
-            print(f"\nRestart {restart + 1} of {options.max_restarts}: all ranks begin again.", file=sys.stderr)
+            print(f"\nRestart {restart + 1} of {options.max_restarts}: all ranks start again.", file=sys.stderr)
     return result, 1
 
 

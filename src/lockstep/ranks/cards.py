@@ -64,21 +64,23 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
 
 
 def _ranks(rows: tuple[Waiting, ...]) -> str:
-    """The ranks of a hang, one a row; those that differ are tinted."""
+    """The ranks of a hang, as in `text.table`; those that differ are tinted."""
     if not rows:
         return ""
+    together = text.alike(rows)
+    firsts = [same[0] for same in together]
     cells = {
-        "rank": [str(row.rank) for row in rows],
-        "waits in": [row.what for row in rows],
-        "tensor": [row.tensor for row in rows],
-        "since": [f"{row.since:.1f} s" if row.since is not None else "" for row in rows],
-        "node": [row.node for row in rows],
-        "at": [row.frame.short if row.frame else "" for row in rows],
+        "rank": [text.ranks_of(same) for same in together],
+        "waits in": [row.what for row in firsts],
+        "tensor": [row.tensor for row in firsts],
+        "since": [text.since(same) for same in together],
+        "node": [row.node for row in firsts],
+        "at": [row.frame.short if row.frame else "" for row in firsts],
     }
     used = {name: column for name, column in cells.items() if any(column)}
     head = "".join(f'<th scope="col">{name}</th>' for name in used)
     lines = []
-    for number, row in enumerate(rows):
+    for number, row in enumerate(firsts):
         line = "".join(f"<td>{escape(column[number])}</td>" for column in used.values())
         lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"

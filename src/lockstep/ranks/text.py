@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from .hangs import groups_apart
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rule, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
-from .words import at, names
+from .words import MANY, at, names, spans
 
 WIDTH = 96
 CODE_WIDTH = 40
@@ -159,14 +160,18 @@ def _blowup(run: Run, found: Blowup) -> list[str]:
 
 
 def table(rows: tuple[Waiting, ...]) -> str:
-    """One line a rank: what it waits in, with what tensor, since when, and where. An arrow marks the odd one."""
+    """One line a rank: what it waits in, with what tensor, since when, and where. An arrow marks the odd one.
+
+    Of many ranks, those that wait in the same call at the same place share a line.
+    """
     cells = [list(COLUMNS)]
-    for row in rows:
+    for same in alike(rows):
+        row = same[0]
         cells.append([
-            str(row.rank) + (ODD if row.differs else ""),
+            ranks_of(same) + (ODD if row.differs else ""),
             row.what,
             row.tensor,
-            f"{row.since:.1f} s" if row.since is not None else "",
+            since(same),
             row.node,
             row.frame.short if row.frame else "",
             _code(row.frame),
@@ -174,6 +179,28 @@ def table(rows: tuple[Waiting, ...]) -> str:
     used = [column for column in range(len(COLUMNS)) if column in (0, 1) or any(line[column] for line in cells[1:])]
     widths = {column: max(len(line[column]) for line in cells) for column in used}
     return "\n".join("  " + GAP.join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells)
+
+
+def alike(rows: Iterable[Waiting]) -> list[list[Waiting]]:
+    """The rows of a table, each alone; of more than `MANY` ranks, those that differ only in rank and seconds together."""
+    rows = list(rows)
+    if len(rows) <= MANY:
+        return [[row] for row in rows]
+    together: dict[Waiting, list[Waiting]] = {}
+    for row in rows:
+        together.setdefault(replace(row, rank=0, since=None), []).append(row)
+    return list(together.values())
+
+
+def ranks_of(rows: Sequence[Waiting]) -> str:
+    """`3`, or `0–6, 8–119`."""
+    return ", ".join(spans(row.rank for row in rows))
+
+
+def since(rows: Sequence[Waiting]) -> str:
+    """How long these ranks have waited: `0.8 s`, or `0.7–0.9 s`; empty when it isn't known."""
+    seconds = [f"{one:.1f}" for one in sorted(row.since for row in rows if row.since is not None)]
+    return "–".join(dict.fromkeys([seconds[0], seconds[-1]])) + " s" if seconds else ""
 
 
 def fit(text: str, width: int) -> str:
@@ -222,7 +249,9 @@ def _stacked(head: str, rows: list[str], width: int) -> list[str]:
     for row in rows:
         cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
         waits = "" if NOT_WAITING.match(cells[1]) else "waits in "
-        lines += _broken(f"{margin}rank {cells[0]}  {waits}{cells[1]}", width, margin)
+        lines += _broken(
+            f"{margin}{'ranks' if '–' in cells[0] else 'rank'} {cells[0]}  {waits}{cells[1]}", width, margin
+        )
         more = dict(zip(names[1:], cells[2:], strict=True))
         where = re.sub(r" {3,}", GAP, more.pop("at", ""))
         beside = " · ".join(value if name == "tensor" else f"{name} {value}" for name, value in more.items() if value)

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
+from itertools import groupby
 
 from .report import Frame
 
+MANY = 8
+"""With more ranks than this, consecutive ones are named by the first and the last."""
+
 
 def names(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0 and 1`, `ranks 0, 1 and 3`."""
-    listed = [str(rank) for rank in sorted(ranks)]
-    if len(listed) < 2:
-        return f"rank {listed[0]}" if listed else "no rank"
+    """`rank 2`, `ranks 0 and 1`, `ranks 0, 1 and 3`; of more than `MANY`, `ranks 0 to 6 and 8 to 119`."""
+    listed = spans(ranks, " to ")
+    if not listed:
+        return "no rank"
+    if len(listed) == 1:
+        return f"rank{'s' if ' ' in listed[0] else ''} {listed[0]}"
     return f"ranks {', '.join(listed[:-1])} and {listed[-1]}"
+
+
+def spans(ranks: Iterable[int], to: str = "–") -> list[str]:
+    """`0`, `1`, `3`; of more than `MANY`, three or more consecutive ones in one: `0–6`, `8–119`."""
+    ranks = sorted(ranks)
+    if len(ranks) <= MANY:
+        return [str(rank) for rank in ranks]
+    listed: list[str] = []
+    for _, consecutive in groupby(enumerate(ranks), lambda numbered: numbered[1] - numbered[0]):
+        span = [str(rank) for _, rank in consecutive]
+        listed += span if len(span) < 3 else [f"{span[0]}{to}{span[-1]}"]
+    return listed
 
 
 def one_or_more(ranks: Sized, one: str, more: str) -> str:
