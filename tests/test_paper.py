@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pypdf import PdfReader
 from support import ROOT
 from test_accessibility import PEOPLE, REPORT
 
@@ -111,6 +112,13 @@ def test_a_heading_stays_with_its_text_and_a_hang_whole(book: Path, printed: Any
     contents = printed(book / "index.html", A4)
     for one in (".map h2", ".map .facts", ".map .after"):
         assert contents.locator(one).first.evaluate(rule, "breakAfter") == "avoid", one
+
+
+def test_each_printed_page_has_its_number(book: Path, printed: Any, tmp_path: Path) -> None:
+    paper = tmp_path / "book.pdf"
+    printed(book / "index.html", A4).pdf(path=paper)
+    pages = [page.extract_text().split() for page in PdfReader(paper).pages]
+    assert len(pages) > 1 and [page[0] for page in pages] == [str(number) for number, _ in enumerate(pages, 1)]
 
 
 @pytest.mark.parametrize("width", [A4, A5])
