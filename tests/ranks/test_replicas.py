@@ -103,7 +103,7 @@ def test_what_watching_finds(case: Case) -> None:
 BLOWUPS = {
     "loss = (m(x) * (float('nan') if rank == 1 and step == 2 else 1)).sum()": (
         3, "NaN", (0, 1, 2), "NaN", (1,), r"NaN at step 3 \(cell line \d+\): a.weight on every rank holds NaN after it. "
-        "Its gradient held NaN on rank 1 alone; DDP's average brought it to every rank."),
+        "Its gradient held NaN only on rank 1; DDP's average spread it to every rank."),
     "loss = m(x).sum() * (float('inf') if step == 1 else 1)": (2, "NaN|inf", (0, 1, 2), "NaN|inf", (0, 1, 2), "on every rank before DDP averaged them"),
     "loss = m(x).sum(); o.param_groups[0]['lr'] = float('inf') if step == 1 else 0.0": (
         2, "NaN|inf", (0, 1, 2), "", (), "Its gradient was finite: the optimizer made it"),

@@ -39,18 +39,18 @@ SLOW_DEATH = 0.5
 HELP = (
     (r"EOF when reading a line", "A rank has no keyboard: input() finds nothing to read."),
     (r"EADDRINUSE|Address already in use",
-     "The port is taken, by another run or by one that has just ended. torchrun chooses a free one; a launcher of your "
-     "own can bind port 0 and ask which it got."),
+     "Another run has this port, or one that has just ended. torchrun chooses a free port; your own launcher can bind "
+     "port 0 and read which port it got."),
     (r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
      r"|^KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
-     "torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process; a launcher of your own "
-     "has to set them, or to pass rank= and world_size= to init_process_group."),
+     "torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process. Your own launcher must "
+     "set them, or pass rank= and world_size= to init_process_group."),
     (r"Default process group has not been initialized",
-     "A collective needs a group: init_process_group comes before it, destroy_process_group after it."),
+     "Call init_process_group before the first collective, and destroy_process_group after the last."),
     (r"initialize the default process group twice",
-     "This process has a group already: destroy_process_group() comes before another init_process_group."),
+     "This process already has a group. Call destroy_process_group() before you call init_process_group again."),
     (r"before the current process has finished its bootstrapping phase",
-     'A process that spawns others imports the file anew: start them below `if __name__ == "__main__":`.'),
+     'Each spawned process imports this file again. Start processes only below `if __name__ == "__main__":`.'),
 )  # fmt: skip
 
 
@@ -158,8 +158,8 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
             return _crashed(run, first, causes)
     said = {
         Outcome.OUT_OF_MEMORY: f"{rank} was stopped when it held {size(first.peak_memory)} of memory.",
-        Outcome.TOO_MUCH_OUTPUT: f"{rank} was stopped because it printed or reported without end.",
-        Outcome.TOO_MANY_PROCESSES: f"{rank} and what it started were stopped: they were becoming too many processes.",
+        Outcome.TOO_MUCH_OUTPUT: f"{rank} was stopped because it never stopped printing.",
+        Outcome.TOO_MANY_PROCESSES: f"{rank} was stopped because it had started too many processes.",
     }.get(first.outcome, f"{rank}: {first.outcome.value}.")
     return Cause(Kind(first.outcome.value), said, (first.rank,), place(first), topic=Topic.FAILURES)
 
@@ -189,7 +189,7 @@ def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
         have = ", ".join(f"rank {rank}: {size}" for rank, size in sorted(sizes.items()))
         said = f"the ranks' models have different numbers of parameters, and DDP needs the same on all ({have})"
         if odd:
-            said = f"{names(odd)} brought DDP a model of {sizes[odd[0]]} parameters, the others one of {usual}"
+            said = f"{names(odd)} gave DDP a model with {sizes[odd[0]]} parameters, the others one with {usual}"
         return replace(_raised_by(names(odd), odd or sorted(sizes), error), headline=f"{said}.")
     gathered = GATHERED.search(error.message)
     if gathered:
@@ -249,7 +249,11 @@ def _exited(run: Run, report: RankReport) -> Cause:
     how = "sys.exit" if frame else "os._exit"
     said = f': "{report.error.message}"' if report.error and report.error.type == "" and report.error.message else ""
     others = [one.rank for one in run.ranks if one.rank != report.rank and one.outcome is Outcome.STOPPED]
-    note = (f"{names(others).capitalize()} still worked, and had to be stopped.",) if others else ()
+    note = (
+        (f"{names(others).capitalize()} {one_or_more(others, 'was', 'were')} still running and had to be stopped.",)
+        if others
+        else ()
+    )
     left = f"left with status {report.code} (by {how}){said}"
     caught = report.because
     if caught is not None:
@@ -309,7 +313,7 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
         notes.append(said.group(1).strip())
     last = report.last_collective
     if last is not None:
-        notes.append(f"The last call that it began was {last.title}{at(last.frame)}.")
+        notes.append(f"Its last call was {last.title}{at(last.frame)}.")
     return Cause(
         Kind.CRASHED,
         f"{who} {was} killed by {name}{why}.",
@@ -361,7 +365,7 @@ def launched(run: Run, job: Job) -> Cause | None:
         found = _describe(run, launcher, [launcher])
         said = re.sub(r"^(rank 0|every rank)", "the launcher", found.headline)
         return replace(found, headline=said, ranks=())
-    note = f"The launcher was told of it by {error.type}." if error else "The launcher was stopped."
+    note = f"The launcher learned of it from {error.type}." if error else "The launcher was stopped."
     return replace(found, notes=(*found.notes, note))
 
 
@@ -488,7 +492,7 @@ def _interrupted(run: Run, job: Job, end: RunEnd) -> Cause:
     members = _members(run, job)
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
-    who = still if alive else "nobody was running any more"
+    who = still if alive else "no rank was still running"
     where = f" on {end.node}" if end.node else ""
     return Cause(Kind.INTERRUPTED, f"interrupted{where}: {who}.", tuple(alive), None, rows(members))
 

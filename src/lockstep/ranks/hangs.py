@@ -215,12 +215,12 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
         now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
         return Finding(
             f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
-            f"for a store at {now}, where nobody listens: the launcher had set {launchers}.",
+            f"for a store at {now}, where none listens: the launcher had set {launchers}.",
             [report.rank for report in elsewhere],
             ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."],
         )
     return Finding(
-        "all ranks wait in init_process_group, and nobody completes the group.",
+        "all ranks wait in init_process_group, and the group is never complete.",
         [],
         notes or ["Do MASTER_ADDR and MASTER_PORT still say what the launcher set?"],
     )
@@ -261,7 +261,7 @@ def _point_to_point(
             at_fault = [*messages, *(report.rank for report in elsewhere)]
         return Finding("; ".join(sentences.values()) + f"; {in_what}.", at_fault, [PAIRS])
     receiving = all(one.kind == "recv" for one in messages.values())
-    note = "All of them wait to receive, so nobody sends." if receiving else "Each waits for the other."
+    note = "All of them wait to receive, so none sends." if receiving else "Each waits for the other."
     return Finding("; ".join(sentences.values()) + ".", list(messages), [note if len(messages) > 1 else PAIRS])
 
 
@@ -312,7 +312,7 @@ def _counts(members: list[RankReport]) -> list[str]:
     numbers = {report.rank: sum(not one.is_point_to_point for one in report.collectives) for report in members}
     if len(set(numbers.values())) == 1:
         return []
-    return ["Collectives begun: " + ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items()) + "."]
+    return ["Collectives started: " + ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items()) + "."]
 
 
 LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)

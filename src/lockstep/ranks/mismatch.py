@@ -75,15 +75,17 @@ def two_sides(found: dict[int, Collective]) -> tuple[Collective, Collective]:
 
 
 def say_mismatch(found: dict[int, Collective]) -> str:
-    """Who brought what, without a full stop."""
+    """Who passed what, without a full stop."""
     mine, theirs = two_sides(found)
     if mine.kind != theirs.kind:
         return f"rank {mine.rank} called {mine.title} where rank {theirs.rank} called {theirs.title}"
     if mine.kind in ROOTED and mine.peer != theirs.peer:
-        return f"in {mine.title} rank {mine.rank} names rank {_root(mine)} as the root, rank {theirs.rank} rank {_root(theirs)}"
+        return f"in {mine.title}, rank {mine.rank} names rank {_root(mine)} as the root, rank {theirs.rank} rank {_root(theirs)}"
     if mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor:
-        return f"in {mine.title} rank {mine.rank} reduces by {mine.reduce_op}, rank {theirs.rank} by {theirs.reduce_op}"
-    return f"in {mine.title} rank {mine.rank} brought {mine.tensor}, rank {theirs.rank} {theirs.tensor}"
+        return (
+            f"in {mine.title}, rank {mine.rank} reduces by {mine.reduce_op}, rank {theirs.rank} by {theirs.reduce_op}"
+        )
+    return f"in {mine.title}, rank {mine.rank} passed {mine.tensor}, rank {theirs.rank} {theirs.tensor}"
 
 
 def rule(found: dict[int, Collective]) -> str:
@@ -99,7 +101,7 @@ def _root(call: Collective) -> int | None:
 
 
 def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
-    """What each rank brought; `differs` are those to point at."""
+    """What each rank passed; `differs` are those to point at."""
     return tuple(
         Waiting(rank, one.title, one.tensor, None, one.frame, rank in differs) for rank, one in sorted(found.items())
     )

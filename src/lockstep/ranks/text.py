@@ -116,22 +116,22 @@ def replicas(run: Run, width: int = WIDTH) -> str:
         when = f"at step {drift.step}" if drift.step else "before the first step"
         amount = f", by {drift.amount:.2g} in the values sampled" if drift.amount else ""
         others = [rank for rank in range(run.world_size) if rank not in drift.ranks]
-        where = f"on {names(drift.ranks)} is not that of {names(others)}" if others else "is another on every rank"
+        where = f"on {names(drift.ranks)} differs from {names(others)}" if others else "differs on every rank"
         at = f" ({drift.frame.short})" if drift.frame else ""
         said = [f"DRIFT {when}{at}: {drift.tensor} {where}{amount}: {drift.reason}."]
         if drift.tensors > 1:
             said.append(f"{drift.tensors} of {drift.of} parameters differed then.")
     elif found.blowup is None and found.same_work and found.same_work == found.compared:
-        said = [f"SAME WORK: at all {found.compared} steps every rank brought the same gradients to DDP's average. They are fed "
-                "the same samples: together they do what one rank does alone."]  # fmt: skip
+        said = [f"SAME WORK: at all {found.compared} steps every rank gave DDP the same gradients. All ranks train on the "
+                "same samples, so together they do the work of one."]  # fmt: skip
     if found.blowup is not None:
         said = [*_blowup(run, found.blowup), *([] if found.drift is None else said)]
     if found.statistics and found.drift is None:
-        said.append(f"{', '.join(found.statistics[:3])} differed between ranks: running statistics are of each rank's own "
-                    "batches until DDP copies rank 0's before the next forward.")  # fmt: skip
+        said.append(f"{', '.join(found.statistics[:3])} differed between ranks: each rank updates its running statistics from "
+                    "its own batches, until DDP copies rank 0's before the next forward.")  # fmt: skip
     if len(set(found.steps)) > 1:
         taken = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(found.steps))
-        said.append(f"The ranks did not take equally many steps: {taken}.")
+        said.append(f"The ranks took different numbers of steps: {taken}.")
     return "\n".join(_wrapped(line, width) for line in said)
 
 
@@ -148,13 +148,13 @@ def _blowup(run: Run, found: Blowup) -> list[str]:
         said.append(f"Its gradient held {found.gradient} when the step began.")
     elif not found.brought:
         said.append(
-            f"Its gradient held {found.gradient}, though every rank had brought finite gradients to DDP's average."
+            f"Its gradient held {found.gradient}, though every rank's own gradient was finite before DDP averaged them."
         )
     elif len(found.brought) == run.world_size:
         said.append(f"Its gradient held {found.gradient} on every rank before DDP averaged them.")
     else:
         said.append(
-            f"Its gradient held {found.gradient} on {names(found.brought)} alone; DDP's average brought it to every rank."
+            f"Its gradient held {found.gradient} only on {names(found.brought)}; DDP's average spread it to every rank."
         )
     return said
 
