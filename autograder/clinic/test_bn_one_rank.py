@@ -66,7 +66,7 @@ def test_whole(grader: Grader) -> None:
         if apart and not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
             grader.fail(
                 "another-illness",
-                f"After training, {name} of {names(apart)} is not that of rank 0.",
+                f"After training, {name} of {names(apart)} differs from rank 0's.",
                 of=apart,
                 at=r"DDP\(",
             )

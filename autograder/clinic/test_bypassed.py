@@ -31,7 +31,7 @@ def test_equal(grader: Grader) -> None:
             tensor, ranks = different
             grader.fail(
                 "still-broken",
-                f"After training, {tensor} of {names(ranks)} is not that of rank 0: DDP averaged gradients {reduced[0]} times.",
+                f"After training, {tensor} of {names(ranks)} differs from rank 0's: DDP averaged gradients {reduced[0]} times.",
                 of=ranks,
                 at=FORWARD,
             )

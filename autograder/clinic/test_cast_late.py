@@ -33,7 +33,7 @@ def test_equal(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "still-broken",
-            f"After training, {tensor} of {names(ranks)} is not that of rank 0: {STEPS} steps, {reduced} all-reduces of gradients.",
+            f"After training, {tensor} of {names(ranks)} differs from rank 0's: {STEPS} steps, {reduced} all-reduces of gradients.",
             of=ranks,
             at=WRAPPING,
         )

@@ -108,7 +108,7 @@ def test_equal(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "another-illness",
-            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: steps are missing from the average.",
+            f"It ends, but {tensor} of {names(ranks)} differs from rank 0's: steps are missing from the average.",
             of=ranks,
             at=r"no_sync || \.module\( || DDP\( || for .* in ",
         )

@@ -78,7 +78,7 @@ def test_equal(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "another-illness",
-            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: every rank trains for itself.",
+            f"It ends, but {tensor} of {names(ranks)} differs from rank 0's: every rank trains for itself.",
             of=ranks,
             at=r"DDP\( || init_process_group || def main",
         )

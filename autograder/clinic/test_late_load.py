@@ -72,13 +72,13 @@ def test_equal(grader: Grader) -> None:
         if number:
             grader.fail(
                 "mended-halfway",
-                f"Under your ticket it works now; {where}, {tensor} of {names(ranks)} is not that of rank 0 after training.",
+                f"Under your ticket it works now; {where}, {tensor} of {names(ranks)} differs from rank 0's after training.",
                 of=ranks,
                 at=LOADING,
             )
         grader.fail(
             "still-broken",
-            f"After training, {tensor} of {names(ranks)} is not that of rank 0, {where}.",
+            f"After training, {tensor} of {names(ranks)} differs from rank 0's, {where}.",
             of=ranks,
             at=LOADING,
         )

@@ -37,7 +37,7 @@ def test_equal(grader: Grader) -> None:
             odd = draw(ticket, CASE.name, CASE.ranks)
             grader.fail(
                 "still-broken" if ticket == mine else "mended-halfway",
-                f"After training, {tensor} of {names(ranks)} is not that of rank 0; the file of rank {odd}'s host says weight decay "
+                f"After training, {tensor} of {names(ranks)} differs from rank 0's; the file of rank {odd}'s host says weight decay "
                 f"{ODD}, those of the others {USUAL}."
                 + ("" if ticket == mine else " Under your own ticket they are equal."),
                 of=[odd],

@@ -37,7 +37,7 @@ def test_equal(grader: Grader) -> None:
             grader.fail(
                 "still-broken" if world_size == CASE.ranks else "mended-halfway",
                 f"With {world_size} ranks, {micro} micro-batches an epoch and {min(reductions(run))} all-reduces in {EPOCHS} epochs, "
-                f"{tensor} of {names(ranks)} is not that of rank 0 at the end.",
+                f"{tensor} of {names(ranks)} differs from rank 0's at the end.",
                 of=ranks,
                 at=WHERE,
             )

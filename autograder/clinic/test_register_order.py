@@ -37,7 +37,7 @@ def test_equal(grader: Grader) -> None:
             keys = list(states[odd])
             grader.fail(
                 "still-broken" if ticket == mine else "mended-halfway",
-                f"After training, {tensor} of {names(ranks)} is not that of rank 0; rank {odd} starts with {keys[0] if keys else 'nothing'}, "
+                f"After training, {tensor} of {names(ranks)} differs from rank 0's; rank {odd} starts with {keys[0] if keys else 'nothing'}, "
                 "in a different order from the rest, and DDP pairs by order."
                 + ("" if ticket == mine else " Under your own ticket all is well."),
                 of=[odd],

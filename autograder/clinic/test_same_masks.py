@@ -83,7 +83,7 @@ def test_repeatable(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "another-illness",
-            f"The masks differ now, and so do the models: {tensor} of {names(ranks)} is not that of rank 0.",
+            f"The masks differ now, and so do the models: {tensor} of {names(ranks)} differs from rank 0's.",
             of=ranks,
             at=r"init_sync || DDP\(",
         )

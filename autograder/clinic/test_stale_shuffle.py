@@ -75,7 +75,7 @@ def test_equal(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "another-illness",
-            f"After training, {tensor} of {names(ranks)} is not that of rank 0.",
+            f"After training, {tensor} of {names(ranks)} differs from rank 0's.",
             of=ranks,
             at=r"DDP\(",
         )

@@ -96,7 +96,7 @@ def test_equal(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "another-illness",
-            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: its gradients are not averaged.",
+            f"It ends, but {tensor} of {names(ranks)} differs from rank 0's: its gradients are not averaged.",
             of=ranks,
             at=r"no_sync || \.module\( || DDP\( || loss = ",
         )

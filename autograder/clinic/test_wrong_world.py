@@ -77,7 +77,7 @@ def test_equal(grader: Grader) -> None:
         tensor, ranks = different
         grader.fail(
             "another-illness",
-            f"It ends, but {tensor} of {names(ranks)} is not that of rank 0: they do not train together.",
+            f"It ends, but {tensor} of {names(ranks)} differs from rank 0's: they do not train together.",
             of=ranks,
             at=r"except || init_process_group || DDP\(",
         )
