@@ -3,8 +3,8 @@
 A wrong one names the diagnosis that it must get (`lockstep.authoring.bank`). That diagnosis must come first, and no other
 may stand beside it unless the entry says so, so that nothing hides it.
 
-A wrong one is graded by the check that its entry names and by what that needs: a third of the work. A quarter of them,
-drawn anew by the seed of each run, are graded by all checks, and so is each whose entry names none; `--whole` does so with
+A wrong one is graded by the check that its entry names and by what that needs: a third of the work. A tenth of them,
+drawn by the seed of each run, are graded by all checks, and so is each whose entry names none; `--whole` does so with
 all of them.
 """
 
@@ -29,7 +29,7 @@ NAMES = Course(ROOT).names
 BANK = entries(ROOT)
 WRONG = [entry for entry in BANK if not entry.right]
 RIGHT = [entry for entry in BANK if entry.right]
-WHOLE = 0.25
+WHOLE = 0.1
 """The share of the wrong ones that a run grades by all checks."""
 
 

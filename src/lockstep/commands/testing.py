@@ -28,7 +28,7 @@ PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "test
 WAITING = 3
 """How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise."""
 DRAWN = """\
-A quarter of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
+A tenth of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
 notice them. `./lockstep test --all --whole` grades each by all checks."""
 SECOND_TRIES = 6
 """How many tests, or chapters, may be run once more."""
