@@ -239,8 +239,8 @@ quiz("01_internals/collectives")
 # ## The mean
 #
 # The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of all
-# ranks' gradients: with equal batches, it is the gradient of all batches together. The simplest way: **after backward,
-# one all-reduce for each parameter.**
+# ranks' gradients: with batches of equal size, it is the gradient of all batches together. The simplest way: **after
+# backward, one all-reduce for each parameter.**
 #
 # The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for one
 # rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**, before
@@ -1162,8 +1162,8 @@ forwards("train", 2)
 forwards("no_grad", 2)
 
 # %% [markdown]
-# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`; only then rank 1 prints 2. Two
-# arguments of DDP switch the sending off. What does rank 1 hold after the constructor, and after a forward?
+# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`; only then does rank 1 print 2.
+# Two arguments of DDP switch the sending off. What does rank 1 hold after the constructor, and after a forward?
 
 # %%
 # %%ranks 2 --into run
@@ -1502,8 +1502,8 @@ quiz("01_internals/fsdp_or_ddp")
 #
 # ## What to read next
 #
-# In chapter 2 you leave `%%ranks` behind: you launch the processes yourself, split the data, and compute one loss over
-# all ranks. PyTorch describes DDP at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al., "PyTorch
+# In chapter 2 you launch the processes yourself, split the data, and compute one loss over all ranks. PyTorch
+# describes DDP at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al., "PyTorch
 # Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and Yuan,
 # "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
