@@ -269,7 +269,7 @@ def test_matches_ddp(grader: Grader) -> None:
 @AVERAGE
 @pytest.mark.needs("test_matches_ddp")
 def test_divides_first(grader: Grader) -> None:
-    """gradients are divided before the sum, so that it does not overflow"""
+    """gradients are scaled before the sum, so that it does not overflow"""
     slope = 3e38
     what = f"Both ranks had a gradient of {slope:g}, and the largest float32 is 3.4e+38. The mean"
     run = grader.run("slopes", WORLD, slope=slope, dtype="float32")

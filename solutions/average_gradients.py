@@ -16,12 +16,12 @@ import torch.nn as nn
 def average_gradients(model: nn.Module) -> None:
     """Replace the gradient of every parameter by its mean over all ranks. Every rank calls it after backward.
 
-    The process group already exists. The mean is over all ranks of the group: a rank without a gradient for a parameter
-    (its batch didn't use that branch) contributes zeros and receives the mean like every other rank. Afterwards all
+    The process group already exists. The mean is over all ranks of the group. If a rank's batch didn't use a parameter,
+    the rank has no gradient for it. It contributes zeros and receives the mean like every other rank. Afterwards all
     ranks hold the same gradients, so all optimizers take the same step.
 
-    - A parameter that has no gradient on *any* rank keeps None: an optimizer skips None, but momentum and weight decay
-      still move a parameter whose gradient is zero.
+    - A parameter that has no gradient on *any* rank keeps None. (With zeros, momentum and weight decay would still move
+      it.)
     - A frozen parameter (`requires_grad` is False) is left alone, even if its `grad` holds something.
     - A parameter used in two places (tied weights) is averaged once.
     - Every rank calls the same collectives, whatever its own gradients are, in the same order.
@@ -46,7 +46,7 @@ def average_gradients(model: nn.Module) -> None:
             continue  # on every rank, so nobody waits
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        parameter.grad /= world_size  # before the sum, as DDP does: the sum of many large numbers could overflow
+        parameter.grad *= 1 / world_size  # before the sum, as DDP does: the sum of large numbers could overflow
         dist.all_reduce(parameter.grad)
     # --- end ---
 

@@ -39,7 +39,7 @@ class Bucket:
             if parameter.grad is None:
                 piece.zero_()
             else:
-                torch.div(parameter.grad, world_size, out=piece)  # before the sum, which could overflow
+                torch.mul(parameter.grad, 1 / world_size, out=piece)  # before the sum, which could overflow
         self.work = dist.all_reduce(self.flat, async_op=True)
 
     @torch.no_grad()
@@ -93,8 +93,8 @@ class MiniDDP(nn.Module):
     A rank without a gradient for a parameter contributes zeros and receives the mean; a parameter that has no gradient
     on any rank keeps None. Each gradient is multiplied by 1 / world size before the sum, as in DDP.
 
-    If you want more: make `parameter.grad` a view into its bucket (DDP's `gradient_as_bucket_view`). That saves both
-    copies and the memory of one set of gradients; `zero_grad(set_to_none=True)` then removes the views.
+    If you want more: make `parameter.grad` a view into its bucket (DDP's `gradient_as_bucket_view`). Then no gradient
+    is copied into a bucket or out of it, or kept twice. But `zero_grad(set_to_none=True)` removes the views.
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25) -> None:

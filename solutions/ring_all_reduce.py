@@ -24,7 +24,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
     - all-gather, N - 1 steps: the full sums travel around the ring.
 
     So each rank sends 2 * (N - 1) messages of about 1/N of the tensor each. Together that is 2 * (N - 1) / N of the
-    tensor: hardly more with a thousand ranks than with two.
+    tensor: less than two tensors, even with a thousand ranks.
 
     It works with any number of ranks (one rank has nothing to do) and with any tensor: a length that N doesn't divide,
     fewer elements than ranks, no elements, any number of dimensions, and views whose elements aren't contiguous in

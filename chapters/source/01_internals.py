@@ -12,7 +12,7 @@
 # # Chapter 1. How DDP works inside
 #
 # **Where does the time go when four processes train one model?** <span class="in-lab">Click into the next cell and
-# press Shift+Enter.</span> The cell trains a small network in four processes and draws what each of them did.
+# press Shift+Enter.</span> The cell trains a small network and draws what each process did.
 
 # %%
 # %load_ext lockstep
@@ -24,12 +24,12 @@ timeline(run)
 
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
-# batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the ranks'
-# gradients. In the dark part of a bar, the rank only waits.
+# batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
+# all ranks. During its dark part, the rank computes nothing.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
-# after the last gradient. Step 1 has two, and the first is launched while backward is still running. What does PyTorch
-# know in step 1 that it didn't know in step 0? Here is the whole program:
+# after the last gradient. Step 1 has two buckets, the first launched while backward is still running. What does PyTorch
+# know in step 1 that it didn't know in step 0? Here is the program:
 
 # %%
 from pathlib import Path
@@ -37,26 +37,27 @@ from pathlib import Path
 print(Path("four_ranks.py").read_text())
 
 # %% [markdown]
-# `twelve_layers.py` holds the network and the training step. `DDP(...)`, PyTorch's `DistributedDataParallel`, does all
-# the communication. In this chapter you replace `DDP(...)` with your own code. Afterwards you can
+# `DDP(...)`, short for `DistributedDataParallel`, does all the communication. In this chapter you replace it with your
+# own code. Afterwards you can
 #
-# - **choose** a collective and say what each rank holds afterwards;
-# - **carry out** an all-reduce by hand and say what it costs;
-# - **predict** a step's all-reduces: how many, how large, and which ones run while backward computes;
+# - **carry out** an all-reduce by hand, and say what it costs;
+# - **predict** a step's all-reduces: how many, how large, and which overlap with backward;
 # - **build** a DDP that communicates during backward;
 # - **decide** whether DDP's gradient equals that of one large batch;
-# - **name** the mistakes that silently bypass DDP.
+# - **find** mistakes that silently stop DDP from averaging.
 #
-# About 160 minutes: 85 to read and run, 75 for three exercises. You need PyTorch's training loop, but no GPU.
+# About 160 minutes: 85 to read and run, 75 for three exercises. You need to know PyTorch's training loop. No GPU is
+# needed.
 #
 # ## Five collectives
 #
-# An all-reduce is a **collective**: a call that all ranks make together.
+# An all-reduce is a **collective**: a call that all ranks make together. Five collectives explain everything that DDP
+# sends.
 #
 # ### How a cell runs ranks
 #
-# `%%ranks 3` runs a cell in three processes. `init_process_group` connects the processes into a **process group**. The
-# library `gloo` carries tensors between CPUs; *NCCL* does so between NVIDIA GPUs.
+# `%%ranks 3` runs a cell in three processes. `init_process_group` connects the processes into a **process group**.
+# `gloo` is a library that sends tensors between CPUs; for NVIDIA GPUs there is *NCCL*.
 
 # %%
 # %%ranks 3
@@ -66,8 +67,8 @@ dist.init_process_group("gloo")
 print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. What
-# will each rank hold? Cover the right half of each picture first.
+# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Cover
+# the right half of each picture. What will each rank hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -97,7 +98,7 @@ dist.reduce(t, dst=0)
 print(t.tolist())
 
 # %% [markdown]
-# Only rank 0 has the sum. The contents of the other tensors are undefined.
+# Only rank 0 has the sum. What the other ranks hold is undefined: here, gloo left partial sums.
 #
 # ### All-reduce: the sum, everywhere
 #
@@ -148,8 +149,7 @@ dist.all_gather(pieces, piece)
 print("gathered:", torch.cat(pieces).tolist())
 
 # %% [markdown]
-# The all-gather at the end puts the pieces together: **an all-reduce is a reduce-scatter followed by an
-# all-gather.**
+# The all-gather at the end puts the pieces together: **an all-reduce is a reduce-scatter followed by an all-gather.**
 #
 # ### Every rank must call it
 #
@@ -168,13 +168,13 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Order matters too: a rank's first collective is paired with the other ranks' first, its second with their second, and
-# so on.
+# Order matters too: a rank's first collective is paired with the others' first, its second with their second, and so
+# on.
 #
 # ### Point to point
 #
-# `send` and `recv` carry a tensor from one rank to another, and return when the tensor has arrived. `isend` and `irecv`
-# return at once with a **handle**; the transfer is complete when `handle.wait()` returns.
+# `send` and `recv` carry a tensor from one rank to another, and both wait until it has arrived. `isend` and `irecv`
+# return at once with a **handle**. Until `handle.wait()` returns, don't read or change the tensor.
 
 # %%
 # %%ranks 3
@@ -203,13 +203,13 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# With NCCL, a rank that sends and receives should start both together: put them into a list, each as a `dist.P2POp`,
-# and pass it to `dist.batch_isend_irecv`.
+# With NCCL, start a rank's send and receive together: put both into a list, each as a `dist.P2POp`, and pass the list
+# to `dist.batch_isend_irecv`.
 #
 # ### async_op: start now, wait later
 #
-# With `async_op=True`, a collective returns a handle too. Below, rank 0 starts an all-reduce and then sends a message.
-# Rank 1 waits for that message before it joins the all-reduce.
+# With `async_op=True`, a collective returns a handle too. Below, rank 0 starts an all-reduce, then sends a message.
+# Rank 1 receives the message, then joins the all-reduce.
 
 # %%
 # %%ranks 2
@@ -228,8 +228,7 @@ handle.wait()
 print("after wait:", t.tolist())
 
 # %% [markdown]
-# Without `async_op`, rank 0 would never reach `send`, and both ranks would hang. Until `wait()` returns, the tensor's
-# contents are undefined.
+# Without `async_op`, rank 0 would never reach `send`, and both ranks would hang.
 
 # %%
 from lockstep.notebook.quiz import quiz
@@ -239,13 +238,13 @@ quiz("01_internals/collectives")
 # %% [markdown]
 # ## The mean
 #
-# If all ranks start with equal weights and apply equal gradients, their weights stay equal. So before `optimizer.step()`,
-# every rank needs the mean of all ranks' gradients. The simplest way: **after backward, one all-reduce for each
-# parameter.**
+# The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of all
+# ranks' gradients: with batches of equal size, it is the gradient of all batches together. The simplest way: **after
+# backward, one all-reduce for each parameter.**
 #
-# The network has 12 layers, each with 256 × 256 weights and 256 biases of 4 bytes. **Predict** what one rank does in a
-# step: how many all-reduces, how many bytes in total, and how many all-reduces it launches **early**, before the last
-# gradient is ready. (`--timeline` records times; `--into` keeps the record in a variable.)
+# The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for one
+# rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**, before
+# the last gradient is ready. (`--timeline` records times; `--into` keeps the record in a variable.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -273,8 +272,10 @@ measured(after_backward, predicted)
 timeline(after_backward)
 
 # %% [markdown]
-# All 24 bars come after backward: the rank computes nothing while they last. `spread`, which printed 0.0, is the largest
-# difference between two ranks. Its five lines work in any job:
+# All 24 bars come after backward. While they last, the rank computes nothing.
+#
+# `spread` is the largest difference between any two ranks. Its five lines work in your own jobs too, but need 24 bytes
+# of memory per element: give a large model to `spread` layer by layer.
 
 # %%
 import inspect
@@ -285,8 +286,8 @@ print(inspect.getsource(spread))
 # %% [markdown]
 # ### Scale first, then sum
 #
-# `average` multiplies by 1/N (for N ranks) and *then* sums. Does this order matter? The largest float16 number is 65504,
-# and below, the gradient is 40000 on both ranks:
+# On N ranks, `average` multiplies by 1/N and *then* sums. Does this order matter? The largest float16 number is 65504.
+# Below, the gradient is 40000 on both ranks:
 
 # %%
 # %%ranks 2
@@ -302,8 +303,9 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. Does it multiply by 1/N, divide by N, or use `ReduceOp.AVG`? Compare
-# 100,000 gradients on three ranks. A fourth variant multiplies, but sends the tensor in two halves.
+# DDP scales first, so its sum doesn't overflow. Does it multiply by 1/N, divide by N, or use `ReduceOp.AVG`? You will
+# need DDP's exact bits, and these three round differently. Compare them on three ranks, for a gradient of 100,000
+# elements. A fourth variant sends the tensor in two halves.
 
 # %%
 # %%ranks 3 --into run
@@ -329,15 +331,14 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<25} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# DDP multiplies. The differences are rounding errors, and harmless. If you want DDP's gradients bit for bit on three or
-# more ranks, multiplying isn't enough. gloo adds the ranks' values in an order that depends on an element's place in
-# the message, as the tensor sent "in halves" shows. So you also need the same messages as DDP. On two ranks all four
-# variants agree: multiplying by ½ is exact, and a + b = b + a.
+# DDP multiplies. The differences are harmless rounding errors. But to get DDP's bits on three or more ranks, you also
+# need DDP's messages: gloo adds the ranks' values in an order that depends on an element's place in the message. On two
+# ranks all variants agree: multiplying by ½ is exact, and a + b = b + a.
 #
 # ### A gradient that only some ranks have
 #
-# A parameter that a batch doesn't use has `grad = None`. With branches in the model, some ranks may use a parameter that
-# others don't. Can the ranks without a gradient skip the all-reduce?
+# A parameter that a batch doesn't use has `grad = None`. In a model with branches, rank 0 may use a parameter that rank
+# 1 doesn't. Can rank 1 skip its all-reduce?
 
 # %%
 # %%ranks 2 --expect hang
@@ -351,12 +352,12 @@ if dist.get_rank() == 0:  # rank 1 doesn't use side
     out = out + side(x)
 out.sum().backward()
 for parameter in [*trunk.parameters(), *side.parameters()]:
-    if parameter.grad is not None:  # BUG: rank 1 skips what rank 0 doesn't
+    if parameter.grad is not None:  # BUG: rank 1 skips side's all-reduces
         dist.all_reduce(parameter.grad)
 dist.barrier()
 
 # %% [markdown]
-# No. This rule works:
+# No: the ranks wait for each other. This rule works:
 #
 # - If *some* rank has a gradient, every rank joins the all-reduce. A rank without a gradient contributes zeros.
 # - If *no* rank has a gradient, leave `None` everywhere. With zeros, momentum and weight decay would still move the
@@ -381,7 +382,7 @@ from lockstep.notebook.contract import contract
 contract("average_gradients")
 
 # %% [markdown]
-# <span class="in-lab">The result below is the reference solution's. Run the cell to grade yours.</span>
+# <span class="in-lab">Below is the reference solution's result. Run the cell to grade your file.</span>
 
 # %%
 # %check average_gradients
@@ -389,8 +390,8 @@ contract("average_gradients")
 # %% [markdown]
 # ## All-reduce by hand
 #
-# What does an all-reduce cost? In the picture, each row is a rank, and each box is a piece of that rank's tensor. Click
-# the picture, then step with the arrow keys or the buttons.
+# To see what an all-reduce costs, build one from messages. In the picture, each row is a rank, and each box is a piece
+# of its tensor. Click the picture, then step with the arrow keys or the buttons.
 
 # %%
 from lockstep.notebook.stepper import Stepper
@@ -403,15 +404,15 @@ Stepper(ranks=4, length=8)
 # ![Ring all-reduce of 8 numbers among 4 ranks, all six steps](pictures/all_reduce.svg)
 # </details>
 #
-# **The ring.** The ranks form a circle, and each rank cuts its tensor into N chunks. In every step, each rank sends *one
+# **The ring.** The ranks form a circle, and each cuts its tensor into N chunks. In every step, each rank sends *one
 # chunk* to its right neighbor.
 #
-# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. At the end each rank holds the full sum of
-#    one chunk.
-# 2. **All-gather, N − 1 steps.** The full sums travel around the ring until every rank has all of them.
+# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. At the end each rank holds one chunk of
+#    the sum.
+# 2. **All-gather, N − 1 steps.** The chunks of the sum travel around the ring until every rank has all of them.
 #
-# Now choose "everybody sends everything" above the picture. The next cell does that with 4000 bytes. **Predict** how many
-# bytes rank 0 sends, and how many it would send in a ring.
+# Now choose "everybody sends everything" above the picture. The next cell does the same with 4000 bytes on each rank.
+# **Predict** how many bytes rank 0 sends, and how many it would send in a ring.
 
 # %%
 # %%ranks 4 --into run
@@ -434,11 +435,11 @@ from lockstep.notebook.stepper import bytes_sent, ring
 
 sent = sum(one.nbytes for one in run.collectives[0] if one.kind == "send")
 print("everybody to everybody, recorded:", sent, "bytes from rank 0")
-print("a ring, by its schedule:         ", bytes_sent(ring(4), 1000)[0], "bytes")
+print("a ring, counted in the picture:  ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
 # Rank 0 sent three times its tensor's size; in a ring it would send 1.5 times that size. With N ranks these factors are
-# N − 1 and 2(N − 1)/N, and the second stays below two.
+# N − 1 and 2(N − 1)/N.
 
 # %%
 quiz("01_internals/ring")
@@ -458,12 +459,12 @@ contract("ring_all_reduce")
 # %% [markdown]
 # ## What it costs
 #
-# A message takes a fixed **latency**, plus its size divided by the **bandwidth**. In each of a ring's 2(N − 1) steps, a
-# rank sends 1/N of its tensor:
+# A message takes a fixed time, the **latency**, plus its size divided by the **bandwidth**. In each of a ring's 2(N −
+# 1) steps, a rank sends 1/N of its tensor:
 #
 # > time = 2(N − 1) · latency + 2(N − 1)/N · bytes / bandwidth
 #
-# The next cell counts steps and bytes in the picture's rings:
+# Count the steps and bytes of the picture's rings:
 
 # %%
 print(" N  steps  bytes sent by a rank / bytes of the tensor")
@@ -474,11 +475,11 @@ for n in (2, 3, 4, 6, 8):
     assert len(plan.steps) == 2 * (n - 1) and abs(factor - 2 * (n - 1) / n) < 1e-12
 
 # %% [markdown]
-# The bytes stay below twice the tensor's size, but the number of steps grows with N.
+# The bytes stay below twice the tensor's size. But the number of steps grows with N, and every step pays the latency.
 #
 # Should DDP send large messages or small ones? Take 100 MB of gradients on eight ranks, in 1, 10 or 1000 parts, sent
-# one after the other. Parts that are sent during backward cost no extra time. Only the last part has to wait for the
-# end of backward. **Predict** which split takes the least time in total, and which has the shortest *last* part.
+# one after the other. All parts but the last can be sent during backward; the last contains the last gradient.
+# **Predict** which split takes the least time in total, and which has the shortest *last* part.
 
 # %%
 def ring_time(nbytes, ranks, latency, bandwidth):
@@ -491,11 +492,11 @@ for name, (latency, bandwidth) in networks.items():
     for parts in (1, 10, 1000):
         each = ring_time(1e8 / parts, 8, latency, bandwidth)
         total, last = parts * each * 1e3, each * 1e3
-        print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last alone {last:>6.2f} ms")
+        print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last part {last:>6.2f} ms")
 
 # %% [markdown]
-# Every part pays the latency again, so one part takes the least time in total. But after backward, a rank waits for the
-# last part only. On the slow network that is 182 ms for one part, and 24.5 ms for the last of ten.
+# Every part pays the latency again, so one part takes the least time in total. But if backward hides all other parts, a
+# rank waits for the last only: on the slow network, 182 ms for one part, 24.5 ms for the last of ten.
 
 # %%
 quiz("01_internals/cost")
@@ -503,8 +504,8 @@ quiz("01_internals/cost")
 # %% [markdown]
 # ## Hooks and buckets
 #
-# Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function that
-# PyTorch calls; this one is called as soon as a gradient is ready:
+# Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function of yours
+# that PyTorch calls at a certain moment, here when a gradient is ready:
 
 # %%
 import torch
@@ -521,9 +522,9 @@ print("backward returns")
 # %% [markdown]
 # ### An all-reduce in each hook
 #
-# Move the two lines of `average` into a hook. **Predict** again: will green bars appear before backward ends? Will
-# backward take longer? (`mark` adds a line to a rank's record, and `story` prints the record. `ready 11.bias`: the
-# gradient of layer 11's bias is ready.)
+# Move the two lines of `average` into a hook. **Predict** the three numbers again. Will backward take longer? (`mark`
+# adds a line to a rank's record; `story` prints it. `ready 11.bias` means that the gradient of layer 11's bias is
+# ready.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -553,13 +554,13 @@ story(in_hooks, first=8)
 timeline(in_hooks)
 
 # %% [markdown]
-# 23 of the 24 all-reduces are launched early, yet backward never computes while one is running: `average` **waits inside
-# the hook**. Backward pauses until the sum is there.
+# 23 of the 24 all-reduces are launched early, yet backward never computes while one is running: `average` **waits
+# inside the hook**.
 #
 # ### Launch in the hook, wait after backward
 #
-# Launch with `async_op` in the hook instead, and wait for all handles after backward. **Predict** where "the sum is
-# there" moves in the record.
+# Launch with `async_op` in the hook, and wait for all handles after backward. **Predict** where "the sum is there"
+# moves in the record.
 
 # %%
 # %%ranks 2 --timeline --into with_handles
@@ -594,7 +595,7 @@ timeline(with_handles)
 #
 # ### One flat buffer
 #
-# The other extreme is to copy all gradients into one flat tensor and reduce it once. **Predict** the three numbers.
+# To pay the latency only once, copy all gradients into one flat tensor and reduce that. **Predict** the three numbers.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -621,14 +622,8 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# | gradients are sent | all-reduces | launched early | overlap |
-# |---|---|---|---|
-# | one by one, after backward | 24 | 0 | no |
-# | one by one, each waiting in its hook | 24 | 23 | no |
-# | one by one, with handles | 24 | 23 | yes |
-# | in one flat buffer | 1 | 0 | no |
-#
-# Buckets lie in between: a few flat buffers, each launched when the last of *its* gradients is ready.
+# But one message overlaps nothing. Buckets are the compromise: a few flat buffers, each launched when the last of *its*
+# gradients is ready.
 #
 # ### DDP's buckets
 #
@@ -650,18 +645,18 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Before step 0** the constructor compares and copies the models (see "What is copied when").
-# - **Step 0 has one bucket** with all 3158016 bytes. DDP doesn't know yet in which order gradients become ready. So it
-#   waits for all of them, which costs overlap in this one step.
-# - **Before step 1 DDP rebuilds the buckets**, once: now it knows in which order gradients become ready. Rank 0 sends
-#   this order to the others in the two small broadcasts.
-# - **From step 1 on there are two.** The first closes when it reaches 1 MiB (1048576 bytes), so communication starts
-#   early; later ones close at 25 MiB.
+# - **Before step 0** the constructor copies the model (see "What is copied when").
+# - **Step 0 has one bucket** with all 3158016 bytes, so nothing overlaps. DDP notes the order in which gradients become
+#   ready.
+# - **Before step 1 DDP rebuilds the buckets** in this order, once. Rank 0 sends the order to the others in two small
+#   broadcasts.
+# - **From step 1 on there are two buckets.** The first is full at 1 MiB (1048576 bytes), so that communication starts
+#   early; later ones are full at 25 MiB.
 #
-# One bucket in step 0 is DDP's choice. With `find_unused_parameters=True`, meant for models with branches, DDP chooses
-# several. The next model has three layers named `first`, `middle` and `last`, which it calls in a different order than
-# it registers them. A **communication hook** is a function that DDP calls with each full bucket instead of its
-# all-reduce. This one notes what the bucket holds. (It returns a *future*, an object that holds the result.)
+# With `find_unused_parameters=True`, meant for models with branches, DDP doesn't learn the order. The next model
+# registers its layers as `last`, `first`, `middle`, and calls them as `first`, `middle`, `last`. A **communication
+# hook** is a function that DDP calls with each full bucket instead of its all-reduce. This one only notes which layers
+# the bucket holds.
 
 # %%
 # %%ranks 2 --into run --quiet
@@ -677,8 +672,8 @@ class Net(torch.nn.Module):
         return self.last(self.middle(self.first(x)))
 def hook(names, bucket):
     buckets.append(" ".join(names[weight] for weight in bucket.parameters()))
-    done = torch.futures.Future()
-    done.set_result(bucket.buffer())  # nothing is averaged
+    done = torch.futures.Future()  # DDP waits for its result
+    done.set_result(bucket.buffer())
     return done
 
 dist.init_process_group("gloo")
@@ -696,13 +691,13 @@ for when, buckets in run.ranks[0].observations.items():
 
 # %% [markdown]
 # By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
-# three buckets from step 0 on. It guesses that backward reverses the order of registration, and never rebuilds the
-# buckets, although the guess is wrong here. The DDP that you build below makes the same guess.
+# three buckets from step 0 on. It puts the last registered parameters first and never rebuilds the buckets, although
+# backward has a different order here. The DDP that you build does the same.
 #
 # ### What bucket_cap_mb does
 #
-# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. One layer is 263168 bytes, all twelve together are
-# 3158016. **Predict** how many buckets the third step has with each of these values:
+# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. The gradients of one layer take 263168 bytes, those
+# of all twelve 3158016. **Predict** how many buckets the third step has with each of these values:
 
 # %%
 predicted = {"None": None, "25": None, "1": None, "0.5": None}  # buckets in the third step
@@ -730,8 +725,8 @@ for cap, guess in predicted.items():
     print(f"bucket_cap_mb={cap:<5}", said, *[bucket.nbytes for bucket in buckets])
 
 # %% [markdown]
-# **`bucket_cap_mb=25` is not the default.** The default, `None`, gives the first bucket 1 MiB; any number that you pass
-# applies to the first bucket too.
+# **`bucket_cap_mb=25` is not the default.** The default, `None`, gives the first bucket 1 MiB and the others 25. A
+# number that you pass applies to the first bucket too.
 
 # %%
 quiz("01_internals/buckets")
@@ -739,8 +734,8 @@ quiz("01_internals/buckets")
 # %% [markdown]
 # ## Overlap
 #
-# Communication is **hidden** while backward computes, and **exposed** while the rank only waits. Here is the last step
-# of three runs. Which bucket is never hidden?
+# Communication is **hidden** if backward computes meanwhile, and **exposed** if the rank only waits for it. Here is the
+# last step of three runs. Which bucket is never hidden?
 
 # %%
 caps = ("None", "25", "0.5")
@@ -751,14 +746,14 @@ assert "traceEvents" in Path("trace.json").read_text()
 pictures
 
 # %% [markdown]
-# **The last bucket is launched after the last gradient**, when backward has nothing left to compute. So of six buckets,
-# five can be hidden; of two buckets, one can. A single bucket is never hidden.
+# **The last bucket is launched after the last gradient**, when backward has nothing left to compute. So it is always
+# exposed: of six buckets, five can be hidden; of one, none.
 #
 # ### How much time overlap saves
 #
-# On one machine, sending is too fast to matter. So the next file simulates a slow computer with slow links, by
-# sleeping. Each layer's backward takes 20 ms. Each all-reduce takes as long as in a ring whose links have 4 ms of
-# latency and carry 25 MB/s. Hooks, buckets and all-reduces are real.
+# On one machine, sending is too fast to matter. So the next file simulates a slow computer on a slow network. It sleeps
+# 20 ms in each layer's backward, and in each all-reduce as long as a ring with 4 ms of latency and 25 MB/s of bandwidth
+# needs. Hooks, buckets and all-reduces are real.
 
 # %%
 # %%writefile played.py
@@ -787,8 +782,8 @@ def hook(state, bucket):
     return done
 
 # %% [markdown]
-# How long does a step take: one by one, with handles, in one flat buffer, and with two or six buckets? **Predict** the
-# fastest and the slowest.
+# Send the gradients one by one after backward, one by one with handles, in one flat buffer, in two buckets, or in six.
+# **Predict** the fastest and the slowest.
 
 # %%
 # %%ranks 2 --into run
@@ -823,10 +818,10 @@ from lockstep.notebook.bars import bars
 bars(run.ranks[0].observations, unit="ms", title="Milliseconds per step, the fastest of three")
 
 # %% [markdown]
-# Without communication, a step takes 12 × 20 ms and a little more. If nothing overlaps, the all-reduces come on top
-# with all their time: 24 messages need at least 318 ms, one flat buffer 134 ms. With handles, much of the 318 ms is
-# hidden behind backward, but 24 latencies are too many. Buckets do best: the two that DDP makes by default here leave
-# 92 ms exposed, and six leave 29 ms.
+# Without communication, a step takes 12 × 20 ms and a little more. Without overlap, all communication is added: at
+# least 318 ms for 24 messages, 134 ms for one flat buffer. With handles, backward hides much of the 318 ms, but 24
+# latencies are too many. Buckets do best: only the last is exposed. By the formula, that is 92 ms with DDP's two
+# default buckets, and 29 ms with six.
 #
 # ### One order on all ranks
 #
@@ -846,7 +841,7 @@ for handle in handles:
 print("sum of a:", a.item(), "  sum of b:", b.item())
 
 # %% [markdown]
-# Both sums are wrong, and no rank raises an error.
+# Rank 0's `a` was added to rank 1's `b`. Both sums are wrong, and no rank raises an error.
 
 # %%
 quiz("01_internals/overlap")
@@ -854,7 +849,7 @@ quiz("01_internals/overlap")
 # %% [markdown]
 # ## What is copied when
 #
-# What makes the ranks' weights equal at first? Wrap a model whose weights differ between ranks, with and without
+# What makes the ranks' weights equal at the start? Wrap a model whose weights differ between ranks, with and without
 # `init_sync=False`:
 
 # %%
@@ -879,10 +874,10 @@ for name in ("init_sync=True", "init_sync=False"):
 
 # %% [markdown]
 # The **constructor** broadcasts rank 0's parameters, so the ranks don't need equal seeds. With `init_sync=False` the
-# weights stay different: DDP never sends parameters again.
+# weights stay different: DDP never sends parameters later.
 #
-# The next model also has **buffers**: tensors that belong to the model but have no gradient, such as BatchNorm's running
-# statistics. **Predict** which phases of a step send something: forward, backward, `optimizer.step`?
+# The next model also has **buffers**: tensors that belong to the model but have no gradient, such as BatchNorm's
+# running statistics. **Predict** what DDP sends in forward, in backward and in `optimizer.step`.
 
 # %%
 # %%ranks 2 --into run
@@ -907,17 +902,17 @@ for step in range(3):
 story(run)
 
 # %% [markdown]
-# - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Rank 0 then sends its
-#   parameters and running statistics (260 + 40 bytes) and a counter of batches (8 bytes).
-# - **Each forward**: rank 0 sends its buffers, and they replace the other ranks' buffers. (The 20 and 4 bytes in step 1
-#   describe the rebuilt buckets.)
+# - **Construction**: the ranks compare the number and shapes of their parameters (8 and 80 bytes). Rank 0 then sends
+#   its parameters and running statistics (260 + 40 bytes), and a counter of batches (8 bytes).
+# - **Each forward**: rank 0's buffers replace the other ranks' (40 and 8 bytes). The 20 and 4 bytes in step 1 describe
+#   the rebuilt buckets.
 # - **Each backward**: an all-reduce averages the 65 gradients.
 # - **`optimizer.step`** sends nothing.
 #
 # ### no_sync: accumulate first, exchange once
 #
 # To train on two batches in one optimizer step, exchange gradients only in the second backward. Below, the two batches'
-# gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does each rank hold after each backward?
+# gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does `grad` hold after each backward?
 
 # %%
 # %%ranks 2 --into accumulated
@@ -940,8 +935,8 @@ print("second:", ddp.module.weight.grad.item())
 story(accumulated)
 
 # %% [markdown]
-# One all-reduce averages the sums, 11 and 22. The *forward* has to be inside `no_sync()` too. For the mean of both
-# batches, divide each loss by two.
+# One all-reduce averages the sums, 11 and 22. The *forward* has to be inside `no_sync()` too, because it prepares the
+# exchange. For the mean of both batches, divide each loss by two.
 #
 # ### A branch that a rank doesn't use
 #
@@ -972,8 +967,8 @@ for name, parameter in ddp.module.named_parameters():
 # %% [markdown]
 # ### The names in a checkpoint
 #
-# The wrapper contains your model as `module`, so every name in the wrapper's state starts with `module.`.
-# Save the model's own state, which loads anywhere:
+# The wrapper holds your model as `module`, so every name in its `state_dict` starts with `module.`. Save the model's
+# own `state_dict`, which loads anywhere:
 
 # %%
 # %%ranks 1
@@ -993,19 +988,19 @@ quiz("01_internals/copied")
 # ### Exercise: implement mini_ddp
 #
 # *Hard, 35 minutes.* Open [`exercises/mini_ddp.py`](../exercises/mini_ddp.py) and write the class `MiniDDP(module,
-# bucket_cap_mb=25)`. The check compares your class with PyTorch's DDP on two ranks: gradients must be equal bit for bit, and
-# communication must start before backward ends. Work in seven stages:
+# bucket_cap_mb=25)`. On two ranks, its gradients must equal those of PyTorch's DDP bit for bit, and communication must
+# start before backward ends. Work in seven stages:
 #
 # 1. **Copy.** The constructor broadcasts parameters and buffers; `forward` calls the module; `state_dict` and
 #    `load_state_dict` are the module's own.
 # 2. **Average after backward.** Put the loop from "The mean" into `finish_gradient_synchronization`, which the training
 #    loop calls after backward.
-# 3. **Launch in a hook.** Move the loop's two lines into a hook for each parameter.
+# 3. **Launch in a hook.** Move the loop's two lines into a hook on each parameter.
 # 4. **Wait after backward.** Launch with `async_op=True`; wait in `finish_gradient_synchronization`.
 # 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. The hook counts down
 #    the gradients that its bucket still needs, and launches at zero.
-# 6. **Launch what a rank lacks.** A missing gradient leaves its bucket incomplete. `finish_gradient_synchronization`
-#    launches incomplete buckets, so that every rank launches every bucket, in the same order.
+# 6. **Launch what a rank lacks.** If a gradient is missing, its bucket never becomes complete.
+#    `finish_gradient_synchronization` launches it, so that every rank launches every bucket, in the same order.
 # 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing.
 #
 # The check's report names the stage to write next.
@@ -1017,8 +1012,8 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# Once stage 2 works, the next cells draw two timelines: PyTorch's DDP, and your class under it. Run them again after
-# each stage, and **predict** first.
+# After stage 2, run the next cells: they draw PyTorch's DDP, and your class under it. Run them again after each stage,
+# and **predict** first.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1031,7 +1026,7 @@ sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))  # whe
 from mini_ddp import MiniDDP
 
 dist.init_process_group("gloo")
-ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers, 526336 bytes, are just below this
+ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers fit; DDP's buckets may exceed the cap
 for _ in range(3):
     train_step(ddp, ddp.finish_gradient_synchronization)
 
@@ -1040,9 +1035,9 @@ measured(mine, predicted)
 timeline(by_cap["0.5"], mine, titles=("PyTorch's DDP", "MiniDDP"), step=-1)
 
 # %% [markdown]
-# PyTorch waits for the last bucket inside backward; your class waits after backward. (The reference solution sends 96
-# bytes more: one flag per parameter says whether its gradient exists.) Now you can read PyTorch's class, the `Reducer`
-# in `torch/csrc/distributed/c10d/reducer.cpp`:
+# PyTorch waits at the end of backward; your class waits after it. (The reference solution sends 96 bytes more: one
+# number per parameter says whether its gradient exists.) Now you can read PyTorch's class, the `Reducer` in
+# `torch/csrc/distributed/c10d/reducer.cpp`:
 #
 # | your class | PyTorch's `Reducer` |
 # |---|---|
@@ -1058,8 +1053,7 @@ quiz("01_internals/built")
 # ## BatchNorm and buffers
 #
 # BatchNorm normalizes with the mean and variance of *this rank's* batch, and keeps running averages of both in buffers.
-# Do the ranks drift apart? Train on very different data. `--nodes 2` tells the two ranks that they are on different
-# **nodes**, the machines of a cluster.
+# Do the ranks drift apart? Train on very different data, on two simulated **nodes**, the machines of a cluster:
 
 # %%
 # %%ranks 2 --nodes 2 --into run
@@ -1090,14 +1084,14 @@ assert apart["parameters"] == 0
 assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
-# The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ, until
-# the next forward overwrites them with rank 0's. So rank 1's data never reach the statistics that you save. (On one
-# node, the numbers are the same.)
+# The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
+# until the next forward overwrites them with rank 0's. So rank 1's data never enter the statistics that you save. (On
+# one node, the numbers are the same.)
 #
 # ### SyncBatchNorm
 #
-# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. Its source names the price, a collective in
-# forward and one in backward:
+# `SyncBatchNorm` computes mean and variance over the batches of *all* ranks. The price is a collective in forward and
+# one in backward, as its source shows:
 
 # %%
 import re
@@ -1108,8 +1102,9 @@ for method in (Function.forward, Function.backward):
     print(f"{method.__name__}:", *sorted(set(calls)))
 
 # %% [markdown]
-# (One of the two all-gathers is for gloo, the other for NCCL.) `convert_sync_batchnorm` replaces every BatchNorm layer.
-# Call it before `DDP(...)`, whether or not the model is already on its GPU. On a CPU, DDP refuses the converted model.
+# (A forward uses one of the two all-gathers.) `convert_sync_batchnorm` replaces every BatchNorm layer. Call it before
+# `DDP(...)`, and before or after the move to a GPU; below, the device `meta` stands in for one. On a CPU, DDP refuses
+# the converted model.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1119,7 +1114,7 @@ from torch.nn import BatchNorm1d, Linear, Sequential, SyncBatchNorm
 
 dist.init_process_group("gloo")
 convert = SyncBatchNorm.convert_sync_batchnorm
-convert_then_move = convert(Sequential(Linear(4, 4), BatchNorm1d(4))).to("meta")  # plays a GPU
+convert_then_move = convert(Sequential(Linear(4, 4), BatchNorm1d(4))).to("meta")
 move_then_convert = convert(Sequential(Linear(4, 4), BatchNorm1d(4)).to("meta"))
 print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
@@ -1134,12 +1129,12 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples halve the error. No batch size makes `SyncBatchNorm` suddenly unnecessary.
+# Four times the samples halve the error. There is no threshold: the larger the batch, the less `SyncBatchNorm` changes.
 #
 # ### Exactly when buffers are sent
 #
-# *Skip this on a first reading.* Which forwards send rank 0's buffers? Before each forward below, rank 0 writes a 1 into
-# its buffer and rank 1 a 2. If rank 1 prints 1, the forward sent the buffer.
+# *Skip this on a first reading.* Which forwards send rank 0's buffers? Before each forward below, rank 0 writes 1 into
+# its buffer and rank 1 writes 2. If rank 1 prints 1, the forward sent the buffer.
 
 # %%
 # %%ranks 2
@@ -1167,8 +1162,8 @@ forwards("train", 2)
 forwards("no_grad", 2)
 
 # %% [markdown]
-# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`. Two arguments of DDP switch the
-# sending off. What does rank 1 hold after the constructor, and after a forward?
+# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`; only then does rank 1 print 2.
+# Two arguments of DDP switch the sending off. What does rank 1 hold after the constructor, and after a forward?
 
 # %%
 # %%ranks 2 --into run
@@ -1219,9 +1214,9 @@ quiz("01_internals/buffers")
 # %% [markdown]
 # ## Is it the gradient of the joined batch?
 #
-# N ranks with 16 samples each should take the same step as one process with all 16·N samples, which together are the
-# **joined batch** or *global batch*. Do they? `relative_error` returns |DDP − joined| / |joined|. **Predict** which of
-# seven cases give 0. (Rank 1's inputs are larger on purpose, to make errors large.)
+# N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
+# *global batch*. Do they? `relative_error` gives rank r `sizes[r]` samples, multiplies its loss by `weight`, and
+# returns |DDP − joined| / |joined| for the gradient. **Predict** which of seven cases give 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1238,7 +1233,7 @@ torch.manual_seed(0)  # the same data and models on both ranks
 x, y = torch.randn(32, 10) + torch.arange(32).view(32, 1) / 8, torch.randint(0, 5, (32,))
 plain = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5))
 normed = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
-padded = torch.where(torch.arange(32) < 12, -100, y)  # rank 0 has 4 valid targets, rank 1 has 16
+padded = torch.where(torch.arange(32) < 12, -100, y)  # -100 is ignored: 4 and 16 valid targets
 by_samples = [2 * 26 / 32, 2 * 6 / 32][dist.get_rank()]  # ranks × own samples / all samples
 by_targets = [2 * 4 / 20, 2 * 16 / 20][dist.get_rank()]  # ranks × own valid targets / all valid targets
 compare("16 + 16, mean loss", plain, cross_entropy, y, [16, 16])
@@ -1260,8 +1255,8 @@ for name, error in run.ranks[0].observations.items():
 #   all samples*.
 # - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
 # - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
-# - **`ignore_index`**: each rank's mean is over its *valid* targets, 4 or 16. Weight by valid targets. Padding in a
-#   language model is such a case.
+# - **`ignore_index`**: `cross_entropy` ignores targets of −100, such as padding. Each rank's mean is over its *valid*
+#   targets, 4 or 16. Weight by these.
 
 # %%
 quiz("01_internals/joined_batch")
@@ -1269,8 +1264,8 @@ quiz("01_internals/joined_batch")
 # %% [markdown]
 # ## What DDP never notices
 #
-# DDP acts in its constructor, in forward, and in its hooks. A gradient that bypasses these isn't averaged, and usually
-# no error tells you. Each `spread` of gradients below should be 0.
+# DDP acts in its constructor, in forward, and in its hooks. A gradient that bypasses them isn't averaged, usually
+# without an error. Each `spread` of gradients below should be 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1328,7 +1323,7 @@ verdict(run)
 
 # %% [markdown]
 # DDP's hooks sit on **accumulators**, the autograd nodes that write `.grad`. A cast creates new accumulators, without
-# hooks; an added layer never had hooks. If you *replace* a layer, DDP still waits for the old layer's gradients, and
+# hooks; an added layer never had hooks. If you *replace* a layer, DDP still waits for the old layer's gradients. It
 # notices one step late:
 
 # %%
@@ -1343,7 +1338,7 @@ for _ in range(2):
     ddp(torch.randn(4, 10)).sum().backward()
 
 # %% [markdown]
-# The message recommends `find_unused_parameters=True`. Does that help? And what if you *freeze* a layer?
+# The message recommends `find_unused_parameters=True`. Does it help if you replace a layer? And if you *freeze* one?
 
 # %%
 # %%ranks 2 --into run
@@ -1407,9 +1402,9 @@ verdict(run)
 assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
-# A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones, and
-# the optimizer carries the difference into the parameters. So one test finds every silent mistake of this section:
-# every hundred steps, call `spread(model.parameters())` on every rank, and stop if it isn't 0.
+# A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones,
+# and the optimizer carries the difference into the parameters. All silent mistakes of this section end there, so one
+# test finds them: every hundred steps, call `spread(model.parameters())` on every rank, and stop if it isn't 0.
 
 # %%
 quiz("01_internals/bypass")
@@ -1417,8 +1412,8 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# PyTorch's older wrapper, `DataParallel`, uses **one process, with a thread for each GPU**. Each forward runs four lines,
-# and the documentation recommends a different class:
+# Older code often uses `DataParallel`, **one process with a thread for each GPU**. Here are the four lines of its
+# forward, and what its documentation recommends:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1434,7 +1429,7 @@ print(*[line.strip() for line in torch.nn.DataParallel.__doc__.splitlines() if "
 # | Python's interpreter lock (one thread runs at a time) | shared by all threads | one for each process |
 # | the model | copied to all GPUs in every forward | copied once |
 # | several nodes | no | yes |
-# | GPU 0 | holds more than the others | like the others, if each rank calls `torch.cuda.set_device` first |
+# | memory of GPU 0 | more than the others | like the others, if each rank calls `torch.cuda.set_device` first |
 #
 # DDP's advantage in speed depends on model, machine and batch: measure it (chapter 4).
 
@@ -1444,9 +1439,9 @@ quiz("01_internals/dp_or_ddp")
 # %% [markdown]
 # ### Memory
 #
-# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the bytes
-# of each, and how many separate blocks of memory the model's eight gradients lie in. `gradient_as_bucket_view=True`
-# makes each gradient a view into its bucket.
+# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts bytes,
+# and in how many blocks of memory the eight gradients lie. `gradient_as_bucket_view=True` makes each gradient a view
+# into its bucket.
 
 # %%
 # %%ranks 2 --into run
@@ -1478,9 +1473,9 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default, each of the eight gradients has its own block, and the bucket is a ninth. As views, all gradients lie in the
-# bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
-# are views. The *activations*, which forward keeps for backward, need memory too.
+# By default, each gradient has its own block, and the bucket is a ninth. As views, all gradients lie in the bucket. So
+# a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients are views.
+# The *activations*, which forward keeps for backward, come on top.
 #
 # More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
 # data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).
@@ -1497,19 +1492,20 @@ quiz("01_internals/fsdp_or_ddp")
 # - Every rank must issue the same collectives in the same order.
 # - DDP sends **parameters once**, at construction; **buffers** in forward; **gradients** in backward, as a mean.
 #   `optimizer.step()` sends nothing.
-# - Many small messages pay latency; one large message can't overlap. Buckets are the compromise, and the last bucket is
+# - Many messages pay many latencies; one message overlaps nothing. Buckets are the compromise, and the last bucket is
 #   always exposed.
 # - The mean equals the joined batch's gradient if every rank has the same number of samples, the loss is a mean over
 #   them, and no layer mixes samples.
-# - DDP never checks that parameters stay equal. Call `spread`.
+# - DDP never checks that parameters stay equal. Check it with `spread`.
 #
-# In an interview, expect "why is the last bucket special?".
+# In an interview, expect "why can't DDP hide all of its communication?".
 #
 # ## What to read next
 #
-# Chapter 2 sets up training. PyTorch describes DDP at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al.,
-# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and
-# Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+# In chapter 2 you launch the processes yourself, split the data, and compute one loss over all ranks. PyTorch
+# describes DDP at `pytorch.org/docs/stable/notes/ddp.html`. The paper is Li et al., "PyTorch
+# Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020); the ring is from Patarasuk and Yuan,
+# "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
 
 # %%
 from lockstep.notebook.course_map import course_map
