@@ -223,7 +223,7 @@ traced()
 timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
-# The first bucket, about 1 MiB, *leaves* during backward: its all-reduce starts, and part of it is hidden. The second
+# The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so part of it is hidden. The second
 # bucket holds all other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
 #
 # `torch.profiler` records every operation, here of the third step:
@@ -254,7 +254,7 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # With NCCL, look for `nccl:all_reduce`. Sort events by `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
 # *GPU.* Nsight Systems (`nsys profile`) traces a whole machine. HTA (Holistic Trace Analysis) adds up the time in which
-# a GPU only communicates. `no_sync` finds more, because hidden communication also slows backward.
+# a GPU only communicates.
 #
 # ### An all-reduce includes waiting
 #
@@ -275,8 +275,8 @@ waited = time.perf_counter() - began
 print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles: the rank with the *shortest*
-# all-reduce is the one that the others wait for.
+# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles: the others wait for the rank
+# with the *shortest* all-reduce.
 #
 # ### Timing on a GPU
 #
@@ -293,8 +293,7 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Such a queue is a **stream**. NCCL has its own, so its collectives overlap with backward. Gloo's `wait()` blocks the
-# CPU; NCCL's only makes the computing stream wait.
+# Such a queue is a **stream**. NCCL has its own, so its collectives overlap with backward.
 #
 # ### Skip the first steps
 #
@@ -471,8 +470,8 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# Every bucket but the last now leaves during backward. But backward fills buckets faster than the link sends them. Gloo
-# sends two at a time; the others queue.
+# All buckets but the last now leave during backward. But backward fills them faster than the link sends them: gloo
+# sends two at a time, and the others queue.
 #
 # Each bucket also costs latency, so smaller isn't always better.
 #
@@ -666,8 +665,8 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Take one step from any number of
-# micro-batches of any sizes, on ranks with different numbers of samples, and synchronize once.
+# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Your step must work with
+# micro-batches of any sizes, and synchronize once.
 
 # %%
 contract("accumulate", "train_step")
@@ -1060,7 +1059,7 @@ quiz("04_optimization/memory")
 #   to send all bytes.
 #
 # The longer time is the prediction. It assumes that all buckets have the same size, and that backward takes two thirds
-# of the computing. With several micro-batches, only the last backward hides communication.
+# of the computing.  Of several micro-batches, only the last hides communication.
 
 # %%
 def predicted(row, micro_batches):
@@ -1082,8 +1081,7 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Most steps take longer, because the prediction leaves out latency, casting and the processor's work for sending. In
-# the exercise `measure_step` you add latency.
+# Most steps take longer: the prediction leaves out latency, casting and the processor's work for sending.
 #
 # Compare the table's tokens per second. Accumulation and float16 send fewer bytes per token. Smaller buckets only start
 # sending sooner: the link still needs 56 ms.
@@ -1157,8 +1155,8 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions that
-# measure exposed communication, compare runs on different numbers of ranks, and predict a step.
+# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py).  Write three functions: measure,
+# compare, predict.
 
 # %%
 contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
@@ -1485,8 +1483,8 @@ show_order(in_order(orders.ranks[0]))
 # parameter how many ranks used it. Its buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
 # the end of the first two steps, while it learns the graph; then it works like plain DDP.
 #
-# Don't break the promise. If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips
-# a layer that was used before, no gradient of that step is averaged, and the error comes only in the next.
+# If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
+# before, no gradient of that step is averaged, and the error comes only in the next.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1698,8 +1696,8 @@ for event in in_order(skipped.ranks[0]):
 # | FairScale's `OSS` | `ZeroRedundancyOptimizer` |
 # | FairScale's `ShardedDDP`, which shards gradients and not parameters (ZeRO-2) | `fully_shard(reshard_after_forward=False)` |
 #
-# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration":
-# they name no model, batch or network. Calculate your own roofline.
+# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration": they name no model,
+# batch or network.
 
 # %%
 import warnings
