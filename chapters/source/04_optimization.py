@@ -58,7 +58,7 @@ class GPT(nn.Module):
     """Four layers of width 128. `recompute` is for the section "Memory"."""
     def __init__(self, recompute=False):
         super().__init__()
-        self.token, self.position = nn.Embedding(256, 128), nn.Embedding(128, 128)
+        self.token, self.place = nn.Embedding(256, 128), nn.Embedding(128, 128)
         self.head = nn.Linear(128, 256)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(128, nhead=4, dim_feedforward=512, dropout=0.0, batch_first=True)
@@ -66,7 +66,7 @@ class GPT(nn.Module):
         self.recompute = recompute
 
     def forward(self, tokens):
-        x = self.token(tokens) + self.position.weight
+        x = self.token(tokens) + self.place.weight
         mask = nn.Transformer.generate_square_subsequent_mask(128)  # hides the characters to come
         for layer in self.layers:
             if self.recompute:
