@@ -293,7 +293,7 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Such a queue is a **stream**. NCCL has its own, so its collectives overlap with backward.
+# These queues are **streams**. NCCL has its own stream, so its collectives overlap with backward.
 #
 # ### Skip the first steps
 #
