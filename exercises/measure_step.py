@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 
-WARM_UP = 2  # steps of each kind: DDP's first has everything in one bucket, in the second it builds its buckets anew
+WARM_UP = 2  # steps of each kind: DDP's first has everything in one bucket, the second rebuilds the buckets
 BYTES = 4  # of a float32
 BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for gradients by inputs and by weights
 

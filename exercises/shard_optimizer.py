@@ -37,7 +37,7 @@ class ShardedOptimizer:
 
         - Each parameter has exactly one owner, and only the owner has state for it.
         - An owner has the whole parameter: optimizers such as Adafactor and Muon look at all of it.
-        - The parts are balanced: none has more elements than an even share and the largest parameter together.
+        - The parts are balanced: none has more elements than the sum of the even share and the largest parameter.
         - With fewer parameters than ranks, some ranks own nothing.
 
         Args:

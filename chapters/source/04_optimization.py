@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Chapter 4. Optimization
 #
-# In this chapter you speed up one training step of a small GPT on two ranks. You measure the step, read its trace, work
-# out how fast it could be, and then change one thing after another.
+# In this chapter you speed up one training step of a small GPT on two ranks: measure it, read its trace, calculate how
+# fast it could be, and then change one thing at a time.
 #
 # After this chapter you can
 #
@@ -25,8 +25,8 @@
 #
 # About 170 minutes: 95 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
-# **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Times differ from run
-# to run; the pictures show those of one run.
+# **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Your times will
+# differ from those in the pictures.
 
 # %%
 # %load_ext lockstep
@@ -46,8 +46,8 @@ if missing:
 # %% [markdown]
 # ## One step
 #
-# The model is a GPT with four transformer layers and 0.9 million parameters. At each of 128 places in a text, it
-# predicts the next character. The data are random.
+# The model is a GPT with four transformer layers and 0.9 million parameters. At each of 128 positions, it predicts the
+# next character of a text. The data is random.
 
 # %%
 # %%writefile gpt.py
@@ -103,15 +103,14 @@ def plain_step(model, optimizer, batch):
 # Four numbers describe a step:
 #
 # - **tokens/s**, over all ranks; here a token is one character;
-# - **MFU**, *model FLOPs utilization*: useful operations per second, divided by the hardware's peak. A transformer
-#   needs about 6 operations per parameter and token: 2 in forward, 4 in backward;
+# - **MFU**, *model FLOPs utilization*: the operations per second that the model needs, divided by the hardware's peak.
+#   A transformer needs about 6 per parameter and token: 2 in forward, 4 in backward. Large GPU runs report about 0.4;
 # - **memory**: the most bytes that a rank holds at once;
-# - **exposed communication**: the time that communication adds to the step. Time the step again under `no_sync()`,
-#   which turns DDP's communication off: the difference is exposed. Communication that runs while backward computes is
+# - **exposed communication**: the time that communication adds to the step. To find it, time the step again under
+#   `no_sync()`, which turns DDP's communication off, and subtract. Communication that runs while backward computes is
 #   **hidden**.
 #
-# This function runs several steps in turn and keeps each one's fastest run, because other programs can only slow a step
-# down:
+# Other programs can only slow a step down, so `fastest` repeats the steps in turn and keeps each one's shortest time:
 
 # %%
 # %%writefile measuring.py
@@ -121,7 +120,7 @@ from lockstep.ranks import mark, observe
 from step_table import peak_memory
 
 def fastest(steps, repeats):
-    """Seconds of the fastest run of each step."""
+    """Seconds of each step's fastest run."""
     best = [float("inf")] * len(steps)
     for _ in range(repeats):
         for number, step in enumerate(steps):
@@ -134,19 +133,19 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# A GPU's data sheet states its peak: 989 TFLOP/s for an H100 in bfloat16. For our CPU, `measure` times a large matrix
-# product instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
+# A GPU's peak is in its data sheet: 989 TFLOP/s for an H100 in bfloat16. `measure` times a large matrix product
+# instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
 # `torch.cuda.max_memory_allocated()`.
 
 # %%
 # %%writefile --append measuring.py
 
 def measure(one_step, model, optimizer, batch, tokens):
-    """Report a step. `tokens` is how many this rank trains on in it."""
+    """Measure a step in which this rank trains on `tokens` tokens, and report it."""
     def step():
         one_step(model, optimizer, batch)
     def alone():
-        with model.no_sync():
+        with model.no_sync():  # the replicas diverge, but only the time counts
             step()
     a = torch.ones(1024, 1024)
     def product():
@@ -163,8 +162,8 @@ def measure(one_step, model, optimizer, batch, tokens):
         "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
 
 # %% [markdown]
-# On one machine, communication is too fast to matter. `--bandwidth 1gbit` makes the ranks share one link of 1 Gbit/s,
-# the speed of plain Ethernet. First, DDP with its defaults:
+# On one machine, communication is too fast to matter. `--bandwidth 1gbit` makes the ranks share one link of 1 Gbit/s.
+# First, DDP with its defaults:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -180,7 +179,7 @@ table = StepTable()
 table.add("DDP's defaults", run)
 
 # %% [markdown]
-# Each rank sends 3.5 MB of gradients in two all-reduces. The last column says how much longer they make the step.
+# Each rank sends 3.5 MB of gradients in two all-reduces. The last column shows how much longer they make the step.
 
 # %%
 quiz("04_optimization/one_step")
@@ -188,7 +187,7 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready, and each bucket's all-reduce:
+# Where does the time go? The timeline shows when each gradient was ready, and when each bucket's all-reduce ran:
 
 # %%
 # %%writefile gpt_trace.py
@@ -224,8 +223,8 @@ traced()
 timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
-# The first bucket, about 1 MiB, leaves during backward, so its all-reduce is partly hidden. The second bucket holds all
-# other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
+# The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so part of it is hidden. The second
+# bucket holds all other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
 #
 # `torch.profiler` records every operation, here of the third step:
 
@@ -254,9 +253,8 @@ print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("time
 # %% [markdown]
 # With NCCL, look for `nccl:all_reduce`. Sort events by `cpu_time_total` here, and by `device_time_total` on GPUs.
 #
-# *GPU.* Nsight Systems (`nsys profile`) shows a whole machine. HTA (Holistic Trace Analysis) adds up the time in which
-# a GPU only communicates. `measure` counts more, because hidden communication also slows backward: NCCL's kernels take
-# some of the GPU's cores and memory bandwidth.
+# *GPU.* Nsight Systems (`nsys profile`) traces a whole machine. HTA (Holistic Trace Analysis) adds up the time in which
+# a GPU only communicates.
 #
 # ### An all-reduce includes waiting
 #
@@ -277,13 +275,13 @@ waited = time.perf_counter() - began
 print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles. The others wait for the rank
-# whose all-reduce is *shortest*.
+# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles: the others wait for the rank
+# with the *shortest* all-reduce.
 #
 # ### Timing on a GPU
 #
-# *GPU.* A CUDA call returns as soon as its **kernel** (the program that runs on the GPU) is queued. A clock around the
-# step measures only this *launch*. Either wait for the GPU before you read the clock, or let the GPU record the times:
+# *GPU.* A CUDA call only queues a **kernel** (a program that runs on the GPU) and returns. A clock around the step
+# measures the queuing. Either wait for the GPU before you read the clock, or let the GPU record the times:
 #
 # ```
 # torch.cuda.synchronize()                  # before both readings of time.perf_counter()
@@ -295,14 +293,12 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Kernels wait in queues called **streams**. NCCL has its own stream, so its collectives overlap with backward.
-# `async_op=True` returns a handle. NCCL's `wait()` holds back only the stream that computes; the CPU continues. Gloo's
-# `wait()` blocks the CPU.
+# These queues are **streams**. NCCL has its own stream, so its collectives overlap with backward.
 #
 # ### Skip the first steps
 #
-# Never time the first steps. DDP rebuilds its buckets after the first step, and a process's first `DDP()` imports
-# PyTorch's compiler:
+# Never time the first steps: DDP rebuilds its buckets after the first. And start the clock after `DDP()`, which imports
+# PyTorch's compiler when a process first calls it:
 
 # %%
 program = """
@@ -322,10 +318,12 @@ quiz("04_optimization/long_all_reduce")
 # %% [markdown]
 # ## The roofline
 #
-# How fast could the step be? A **roofline** compares two times. With *P* parameters and *T* tokens per rank, a step
-# needs 6·*P*·*T* operations: divide them by the processor's speed. Each of *N* ranks sends 2(*N* − 1)/*N* times its
-# gradients (chapter 1): divide the bytes by the link's speed. The step takes at least the longer time; without overlap,
-# it takes both.
+# How fast could the step be? A **roofline** compares two times. For *P* parameters, *T* tokens per rank and *N* ranks:
+#
+# - **computing** takes 6·*P*·*T* operations, divided by the processor's speed;
+# - **sending** takes 2(*N* − 1)/*N* times the gradients' bytes (chapter 1), divided by the link's speed.
+#
+# The step takes at least the longer time; without overlap, it takes their sum.
 #
 # First check the factor 6:
 
@@ -347,11 +345,12 @@ print(f"our GPT, per token:        {operations(GPT(), torch.randint(256, (2, 128
 print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, padding=1), image):8.1f}")
 
 # %% [markdown]
-# The GPT needs 6.5 instead of 6: embeddings are looked up, not multiplied, but attention adds products without
-# parameters. A convolution uses each weight at every position of the image, here 56 × 56. So count a convolutional
-# network's operations; 6 per parameter holds only for a transformer's tokens.
+# The GPT needs more than 6, because attention also multiplies activations with each other. A convolution uses each
+# weight at every position of the image, here 56 × 56. So 6 holds only for transformers; count other networks'
+# operations.
 #
-# Links differ by a factor of thousands (bytes per second in one direction, from data sheets; real links are slower):
+# Links differ by a factor of thousands. These bytes per second, in one direction, come from data sheets; real links are
+# slower:
 
 # %%
 links = {"NVLink, H100": 450e9, "PCIe 5, 16 lanes": 64e9, "InfiniBand, 400 Gbit/s": 50e9,
@@ -361,8 +360,8 @@ for name, link in links.items():
     print(f"{name:24}{2 * 7 / 8 * 4e9 / link * 1e3:10.0f} ms")
 
 # %% [markdown]
-# Measure your link's **bus bandwidth**, as NVIDIA's `nccl-tests` do: multiply a tensor's bytes by 2(*N* − 1)/*N*, and
-# divide by the time of its all-reduce. On our link:
+# NVIDIA's `nccl-tests` measure a link's **bus bandwidth**: the bytes that a rank sends in an all-reduce, divided by the
+# time. On our link:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -385,10 +384,10 @@ observe("bandwidth", found)
 bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
 
 # %% [markdown]
-# Large tensors approach 62 MB/s. The link carries 125 MB/s, and two ranks share it, so each has half. Small tensors
-# mostly wait for latency, which is why DDP sends buckets.
+# Large tensors approach 62 MB/s, half of the link's 125 MB/s, because two ranks share it. Small tensors spend most of
+# their time on latency, which is why DDP sends buckets.
 #
-# Computing and sending on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
+# Both times on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
 
 # %%
 def roofline(parameters, tokens, ranks, flops=4e14, link=50e9):
@@ -408,15 +407,15 @@ for count in (8, 32, 128):
     print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
 
 # %% [markdown]
-# The last column is sending divided by computing. Only backward, two thirds of the computing, can hide sending: nearly
-# all of it below 0.67. Above that, you have to send less, or less often.
+# The last column is sending divided by computing. Only backward, two thirds of the computing, can hide sending: below
+# 0.67, nearly all of it. Above that, you have to send less, or less often.
 #
 # - **Tokens per rank decide.** A smaller model shrinks both times equally.
-# - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8 ranks,
-#   but has 1/16 of the computing.
+# - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8, but
+#   computes 1/16 as much.
 #
-# In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations and sends 3.5 MB. Together, the two ranks send
-# 7 MB through one link of 125 MB/s, which takes 56 ms:
+# In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations. Together, the two ranks send 7 MB through one
+# link of 125 MB/s, which takes 56 ms:
 
 # %% tags=["needs-bandwidth"]
 if table.rows:
@@ -429,8 +428,7 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Is sending longer than two thirds of the measured computing? On a quiet machine it is. Then no overlap can hide it
-# all: you have to send less, or less often.
+# On a quiet machine, sending takes longer than two thirds of the measured computing. Then overlap alone can't hide it.
 
 # %%
 quiz("04_optimization/roofline")
@@ -438,13 +436,13 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
-# How much does overlap hide? In this calculation, forward takes 2 units of time and backward 4. Each of four buckets
-# takes 0.8 to send, or 1.6 over the slower link:
+# How much can overlap hide? In this picture, forward takes 2 units of time and backward 4. Sending each of four buckets
+# takes 0.8, or 1.6 over a slower link:
 #
 # ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #
 # **Change 1: start sending earlier.** `bucket_cap_mb=0.5` makes smaller buckets. **Predict**: how many buckets, how
-# many bytes, and how many leave before the last gradient is ready? Replace each `None`.
+# many bytes in all, and how many buckets leave before the last gradient is ready? Replace each `None`.
 
 # %%
 guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -472,15 +470,15 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# Every bucket but the last now leaves during backward. But backward fills buckets faster than the link sends them: gloo
+# All buckets but the last now leave during backward. But backward fills them faster than the link sends them: gloo
 # sends two at a time, and the others queue.
 #
-# Each bucket also costs latency (chapter 1, "What it costs"), so smaller isn't always better.
+# Each bucket also costs latency, so smaller isn't always better.
 #
 # ### The default
 #
-# With `bucket_cap_mb=None`, the first bucket holds 1 MiB and each later one 25 MiB. If you pass 25 yourself, you lose
-# the small first bucket:
+# By default, the first bucket holds only 1 MiB, so that it leaves early, and each later one 25 MiB. If you pass 25
+# yourself, the first bucket is large, too:
 
 # %%
 # %%ranks 2
@@ -510,7 +508,7 @@ quiz("04_optimization/bucket_size")
 # ## Accumulation
 #
 # **Change 2: send less often.** Split a step's batch into **micro-batches**, add up their gradients, and synchronize
-# once. By default, DDP averages in *every* backward:
+# once. By default, DDP averages in *every* backward instead:
 
 # %%
 # %%writefile accumulated.py
@@ -551,8 +549,8 @@ def reductions(run):
 print("every backward:", reductions(plain), "  with no_sync:", reductions(once))
 
 # %% [markdown]
-# So accumulating without `no_sync` saves no traffic. In both cases, divide each loss by the number of micro-batches.
-# Then the gradient equals that of one big batch:
+# Only `no_sync` saves traffic. With or without it, divide each loss by the number of micro-batches, and the gradient
+# equals that of one big batch:
 
 # %%
 # %%ranks 2
@@ -571,7 +569,7 @@ for way, gradient in gradients.items():
     print(f"{way}: {(gradient / gradients['one big batch']).mean():.2f}", end="   ")
 
 # %% [markdown]
-# Two mistakes are common.
+# Two common mistakes:
 #
 # **Forward runs outside `no_sync`.** DDP decides in forward whether the coming backward communicates:
 
@@ -589,7 +587,7 @@ for number, x in enumerate(micro_batches):
 print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
-# **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` is false for the last two. Each
+# **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` leaves over the last two. Each
 # micro-batch here has gradient ¼, so a correct step prints 1:
 
 # %%
@@ -610,8 +608,8 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 mixes six micro-batches from two epochs, and the last two of the final epoch are lost. One
-# more step for these two is worse: their gradients were never averaged, so the replicas diverge:
+# The first step of epoch 1 adds up six micro-batches from two epochs, and the last two of the final epoch are lost. An
+# extra step for the two left over is worse: their gradients were never averaged, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -628,8 +626,10 @@ for i, x in enumerate(micro_batches):
         optimizer.zero_grad()
 
 # %% [markdown]
-# That step is also too small: two micro-batches, divided by four. So synchronize the last micro-batch of every step,
-# and weight each micro-batch by its share of the step's samples. Now the GPT, with four micro-batches per step:
+# That step is also too small: it divides two micro-batches by four. So synchronize the last micro-batch of every step,
+# and weight each micro-batch by its share of the step's samples.
+#
+# Now the GPT, with four micro-batches per step:
 
 # %%
 # %%writefile accumulating.py
@@ -655,9 +655,9 @@ measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
 table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
-# A step now trains on four times the tokens for the same bytes. Only the last backward hides communication, so about as
-# much time is exposed per *step*, and a quarter as much per token. A larger **global batch** (all ranks' samples in a
-# step) changes the training: see "Batch and learning rate".
+# A step now trains on four times the tokens for the same bytes. Only the last backward hides communication, so a *step*
+# exposes about as much time as before, but a token a quarter. A larger **global batch** (all ranks' samples in a step)
+# changes the training: see "Batch and learning rate".
 
 # %%
 quiz("04_optimization/accumulate")
@@ -665,8 +665,8 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Take one step from any number of
-# micro-batches of any sizes, on ranks with different numbers of samples, and synchronize once.
+# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Your step must work with
+# micro-batches of any sizes, and synchronize once.
 
 # %%
 contract("accumulate", "train_step")
@@ -691,8 +691,8 @@ contract("accumulate", "train_step")
 #
 # ## Mixed precision
 #
-# **Change 3: compute in fewer bits.** Under **autocast**, matrix products run in half precision; the rest stays in
-# float32. Does that shrink communication too?
+# **Change 3: compute in fewer bits.** Under **autocast**, PyTorch chooses a type for each operation: 16 bits (float16
+# or bfloat16) for matrix products, float32 for losses. Does that shrink communication too?
 
 # %%
 # %%ranks 2 --into mixed --quiet
@@ -724,7 +724,7 @@ assert sent[0].nbytes == 4 * (64 * 64 + 64)
 # | gap between 1 and the next number | 0.001 | 0.008 |
 # | smallest positive number | 6e-8 | 9e-41 |
 # | needs a loss scaler | yes | no |
-# | hardware | NVIDIA GPUs since 2017 (Volta) | since 2020 (Ampere), recent CPUs |
+# | fast on | NVIDIA GPUs since 2017 (Volta) | NVIDIA GPUs since 2020 (Ampere), recent CPUs |
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -744,14 +744,14 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory. Whether it gets faster depends on the processor: some CPUs compute bfloat16 slowly. The
-# changes below stay in float32. *GPU.* **Tensor cores** multiply matrices in half precision many times faster.
+# The step needs less memory. Whether it gets faster depends on the processor: some CPUs compute bfloat16 slowly. So the
+# changes below return to float32. *GPU.* **Tensor cores** multiply 16-bit matrices many times faster.
 #
 # ### Scaling and clipping
 #
-# In float16, small gradients become zero. `GradScaler` multiplies the loss before backward and divides the gradients
-# before the step. If a gradient overflows, the scaler skips the step and lowers its scale. The order of these lines
-# matters:
+# In float16, small gradients become zero. `GradScaler` multiplies the loss by a large *scale* before backward, and
+# divides the gradients by it before the step. If a gradient overflows, the scaler skips the step and lowers its scale.
+# The order of these lines matters:
 #
 # ```
 # scaler.scale(loss).backward()
@@ -761,8 +761,8 @@ table.add("0.5 MiB, autocast", run)
 # scaler.update()
 # ```
 #
-# Without `unscale_`, clipping shrinks gradients that are 65536 times too large to `max_norm`. Then the scaler divides
-# by 65536:
+# Without `unscale_`, the gradients are 65536 times too large when you clip them to `max_norm`. Then `scaler.step`
+# divides the clipped gradients by 65536:
 
 # %%
 # %%ranks 1
@@ -780,12 +780,13 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# No error appears, and the weights hardly move. (Adam would hide the mistake: it divides gradients by their size.)
+# No error appears, and the weights hardly move. (Adam would hide the mistake, because its steps don't depend on the
+# gradients' scale.)
 #
 # ### One scaler per rank
 #
-# Each rank has its own scaler. **They agree because the ranks' averaged gradients are equal.** Here rank 1 overflows,
-# and the average is infinite on every rank:
+# Each rank has its own scaler. **All decide the same, because their averaged gradients are equal.** Here rank 1
+# overflows, so the average is infinite on every rank:
 
 # %%
 # %%ranks 3
@@ -805,8 +806,8 @@ print("weight moved by", model.module.weight.item() - before, "  scale now", sca
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# All three skip the step and halve their scale. Ranks disagree if one of them skips a step on its own (chapter 3,
-# "Mismatches"), or if their gradients were never averaged:
+# All three skip the step and halve their scale. Ranks diverge if one skips a step on its own, or if their gradients
+# were never averaged:
 
 # %%
 # %%ranks 2
@@ -818,7 +819,7 @@ model = DDP(torch.nn.Linear(1, 1, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # too much on rank 1
-with model.no_sync():  # BUG: and no backward outside of it before the step
+with model.no_sync():  # BUG: and no backward that averages before the step
     scaler.scale(model(x).sum()).backward()
 scaler.step(optimizer)
 scaler.update()
@@ -828,10 +829,11 @@ print("scale now", scaler.get_scale())
 # ### Other ways to compute less
 #
 # - *GPU.* **TF32** rounds the inputs of float32 matrix products to 11 significant bits, so that tensor cores can
-#   compute them: `torch.set_float32_matmul_precision("high")`. By default only cuDNN's convolutions use it.
-# - **`torch.compile`** joins several operations of the model in one kernel ("Compiling", in the appendix).
-# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`, on CPUs too. Count the
-#   operations for our GPT's 52 parameter tensors:
+#   compute them: `torch.set_float32_matmul_precision("high")`. By default, only cuDNN uses it, for convolutions and
+#   RNNs.
+# - **`torch.compile`** fuses several operations into one kernel ("Compiling", in the appendix).
+# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`. It works on CPUs, too. Count
+#   the operations for our GPT's 52 parameter tensors:
 
 # %%
 from step_table import count_operations
@@ -888,9 +890,9 @@ contract("mixed_precision", "train_step")
 #
 # ## Compression
 #
-# **Change 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes each bucket to the hook
-# when the bucket is full, and the hook returns a future (a result that arrives later) with the averaged gradients.
-# PyTorch has one that casts to float16:
+# **Change 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes each full bucket to the
+# hook, which returns a future (a result that arrives later) with the averaged gradients. PyTorch includes a hook that
+# casts to float16:
 
 # %%
 # %%ranks 2 --into compressed --quiet
@@ -922,16 +924,16 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("4 micro-batches, float16 sent", run)
 
 # %% [markdown]
-# The bytes are halved. Casting takes time, so compress only if communication is exposed.
+# The hook halves the bytes. But casting takes time, so compress only if communication is exposed.
 #
 # ### Writing a hook
 #
-# Before you write a hook, know three things:
+# Your own hook has to follow three rules:
 #
-# - **The bucket isn't divided yet.** Taking the mean is your job.
-# - **Divide before the cast.** The largest float16 is 65504. A gradient of 80000 overflows in the cast, and two of
-#   40000 in the sum.
-# - **The second argument must be named `bucket`.** DDP checks the name:
+# - **Take the mean.** DDP doesn't divide the bucket for you.
+# - **Divide before the cast.** The largest float16 is 65504. A gradient of 80000 overflows when you cast it; two
+#   gradients of 40000 overflow when the ranks add them.
+# - **Name the second argument `bucket`.** DDP checks the name:
 
 # %%
 # %%ranks 2 --expect raised
@@ -945,7 +947,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's bfloat16 hook refuses gloo. In the exercise you write one that works:
+# In the exercise you write a bfloat16 hook, because PyTorch's refuses gloo:
 
 # %%
 # %%ranks 1 --expect raised
@@ -959,8 +961,8 @@ DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, default_hooks.bf16_compress_
 # %% [markdown]
 # ### Error feedback
 #
-# Each cast rounds, and if a gradient stays the same, the errors add up. **Error feedback** keeps what a cast lost, the
-# *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
+# Each cast rounds. If a gradient stays the same, its rounding errors add up. **Error feedback** keeps what a cast lost,
+# the *residual*, and adds it to the next gradient. Here is 1.001, sent a hundred times in bfloat16:
 
 # %%
 gradient, residual, plain_sum, fed_sum = 1.001, 0.0, 0.0, 0.0
@@ -996,7 +998,7 @@ contract("compress_gradients", "compress_hook", "register")
 # ## Memory
 #
 # **Change 5: make room for a larger batch.** With more tokens per rank, a step computes more for the same bytes sent.
-# But it keeps more **activations**, the tensors that backward needs from forward:
+# But it also keeps more **activations**, the tensors that backward needs from forward:
 
 # %%
 from torch.nn.functional import cross_entropy
@@ -1020,8 +1022,7 @@ print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} 
 
 # %% [markdown]
 # The last line is **activation checkpointing**: forward keeps only each layer's input, and backward computes the layer
-# again. That is about a third more computing. Always pass `use_reentrant=False`; the appendix shows why. Measure a step
-# with recomputed layers:
+# again. That costs about a third more computing. Always pass `use_reentrant=False`; the appendix shows why.
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1037,8 +1038,8 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The step holds less and takes longer, so use the freed memory for a larger batch. One saving is free: with
-# `gradient_as_bucket_view=True`, DDP keeps the gradients in its buckets, without a second copy (chapter 1, "Memory").
+# The step needs less memory but takes longer. It pays off if you use the freed memory for a larger batch. Another
+# saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist only once, in DDP's buckets.
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
 # `pytorch.org/memory_viz` draws them.
@@ -1049,16 +1050,16 @@ quiz("04_optimization/memory")
 # %% [markdown]
 # ## Predict, then measure
 #
-# From a row's time without communication, its bytes and its number of buckets, you can predict its step. Two things can
-# limit it:
+# You can predict a step from its time without communication, its bytes, and its number of buckets. Two things can limit
+# it:
 #
 # - **the processor**: all buckets but the last are hidden. The step takes its computing time, plus the time to send the
 #   last bucket;
-# - **the link**: from the first full bucket on, it is always busy. The step takes the time until the first bucket is
-#   full, plus the time to send all bytes.
+# - **the link**: it is busy from the moment the first bucket is full. The step takes the time until then, plus the time
+#   to send all bytes.
 #
-# The longer of the two is the prediction. It takes all buckets as equal, and backward as two thirds of the computing.
-# Of several micro-batches, only the last one's backward hides communication.
+# The longer time is the prediction. It assumes that all buckets have the same size, and that backward takes two thirds
+# of the computing.  Of several micro-batches, only the last hides communication.
 
 # %%
 def predicted(row, micro_batches):
@@ -1080,11 +1081,10 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Most steps take longer than predicted: latency, casting and the processor's work for sending are left out. In the
-# exercise `measure_step` you write a fuller prediction; `benchmarks/predict_step.py` tests it on a slow link.
+# Most steps take longer: the prediction leaves out latency, casting and the processor's work for sending.
 #
-# Now compare the table's tokens per second. Accumulation and float16 send fewer bytes per token, as the roofline
-# advised. Smaller buckets only start sending sooner: the link still needs 56 ms.
+# Compare the table's tokens per second. Accumulation and float16 send fewer bytes per token. Smaller buckets only start
+# sending sooner: the link still needs 56 ms.
 
 # %%
 quiz("04_optimization/predict")
@@ -1093,16 +1093,16 @@ quiz("04_optimization/predict")
 # ## Scaling
 #
 # **Strong scaling** keeps the global batch fixed: do more ranks finish it sooner? **Weak scaling** keeps the batch per
-# rank fixed: does each rank keep its speed? Both are judged by *efficiency*: samples per second per rank, relative to
-# the run on the fewest ranks.
+# rank fixed: does each rank keep its speed? Both are measured as **efficiency**: samples per second per rank, relative
+# to the run on the fewest ranks.
 #
 # | seconds per step | 1 rank | 4 ranks | efficiency |
 # |---|---|---|---|
-# | same global batch (strong) | 1.0 | 0.40 | 62 % |
-# | same batch per rank (weak) | 1.0 | 1.25 | 80 % |
+# | same global batch (strong) | 1.0 | 0.40 | 1.0 / (4 · 0.40) = 62.5 % |
+# | same batch per rank (weak) | 1.0 | 1.25 | 1.0 / 1.25 = 80 % |
 #
 # **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints an efficiency of 25 %. The right
-# answer is 100 %. What does its formula leave out?
+# answer is 100 %. What does its formula, `seconds[1] / seconds[4] / 4`, leave out?
 
 # %%
 seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples per rank: perfect weak scaling
@@ -1111,7 +1111,7 @@ print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
 print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 
 # %% [markdown]
-# The four ranks trained on four times as many samples.
+# The samples: four ranks trained on four times as many.
 #
 # ### Unequal machines
 #
@@ -1135,8 +1135,8 @@ print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]
 
 # %% [markdown]
 # Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest. Give the
-# slow device a smaller batch and weight the losses by samples, as in `accumulate`. With a separate group for each kind
-# of GPU, you would train two independent models:
+# slow device a smaller batch, and weight the losses by samples, as in `accumulate`. Don't give each kind of GPU its own
+# group, or you train two independent models:
 
 # %%
 # %%ranks 4
@@ -1155,8 +1155,8 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py). Write three functions that
-# measure exposed communication, compare runs on different numbers of ranks, and predict a step.
+# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py).  Write three functions: measure,
+# compare, predict.
 
 # %%
 contract("measure_step", "exposed_communication", "scaling_efficiency", "predict_step")
@@ -1178,14 +1178,14 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # %% [markdown]
 # ## Data loading
 #
-# Replace the model with one that returns zeros. If the step takes as long as before, the loader limits you. With
-# several ranks:
+# Does the loader limit you? Replace the model with one that returns zeros. If the step isn't faster, it does. Then
+# check these points:
 #
 # - `num_workers` is **per rank**: with 4 ranks and 8 workers each, a node needs 32 cores.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
-# - *GPU.* With `pin_memory=True` in the loader, `.to(device, non_blocking=True)` copies a batch while the GPU computes.
-#   Without it, the CPU waits for the copy.
-# - *GPU.* `torchrun --numa-binding` runs each rank on the CPU socket nearest its GPU.
+# - *GPU.* With `pin_memory=True` in the loader, `.to(device, non_blocking=True)` doesn't make the CPU wait for the
+#   copy. To copy while the GPU computes, use a second stream.
+# - *GPU.* `torchrun --numa-binding=node` runs each rank on the CPU cores nearest its GPU.
 # - An `IterableDataset` has no sampler. Divide the stream over ranks *and* workers, or every worker delivers
 #   everything:
 
@@ -1214,8 +1214,7 @@ quiz("04_optimization/workers")
 # %% [markdown]
 # ## Batch and learning rate
 #
-# More ranks or more accumulation mean a larger global batch and fewer steps per epoch. Here is one epoch of a
-# least-squares problem:
+# More ranks or more accumulation mean fewer steps per epoch. Here is one epoch of a least-squares problem:
 
 # %%
 # %%writefile rate.py
@@ -1246,9 +1245,9 @@ for world_size, factor in ((1, 1), (4, 1), (4, 4)):
     print(f"{world_size} ranks:", run.ranks[0].stdout.strip())
 
 # %% [markdown]
-# Four times the learning rate brings the loss down again: the **linear scaling rule**. It fails when the batch gets too
-# large. Raise the rate over the first steps (**warm-up**), because training can diverge if it starts with a large one.
-# With Adam, the usual factor is the square root: 2 instead of 4.
+# Four times the learning rate for four times the batch brings the loss down again: the **linear scaling rule**. It
+# fails for very large batches. Raise the rate over the first steps (**warm-up**), because a large initial rate can make
+# training diverge. With Adam, the usual factor is the square root: 2 instead of 4.
 
 # %%
 quiz("04_optimization/fewer_steps")
@@ -1256,8 +1255,8 @@ quiz("04_optimization/fewer_steps")
 # %% [markdown]
 # ## Beyond DDP
 #
-# If a copy of everything doesn't fit, each rank keeps only a **shard**. ZeRO (*zero redundancy optimizer*) defines
-# three stages. PyTorch has the first as an optimizer, and the other two in `fully_shard`, called FSDP2:
+# If a whole copy doesn't fit on a GPU, each rank keeps only a part, a **shard**. ZeRO (*zero redundancy optimizer*)
+# defines three stages. PyTorch offers the first as an optimizer, and the other two as `fully_shard` (FSDP2):
 #
 # | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1265,7 +1264,7 @@ quiz("04_optimization/fewer_steps")
 # | ZeRO-1 | whole | whole | sharded | `ZeroRedundancyOptimizer` |
 # | ZeRO-2 | whole (FSDP2: sharded between steps) | sharded | sharded | `fully_shard(reshard_after_forward=False)` |
 # | ZeRO-3 | sharded | sharded | sharded | `fully_shard` |
-# | HSDP (hybrid) | sharded within a node, replicated across nodes | the same | the same | `fully_shard` on a mesh of two dimensions |
+# | HSDP (hybrid) | sharded within a node, replicated across nodes | like the parameters | like the parameters | `fully_shard` on a mesh of two dimensions |
 
 # %%
 # %%ranks 2
@@ -1329,8 +1328,9 @@ for name, calls in sent.items():
     print("   ", ", ".join(f"{count} {call}" for call, count in calls.items()))
 
 # %% [markdown]
-# ZeRO-3 gathers each layer twice, ZeRO-2 once. HSDP adds an all-reduce between the replicas. The policy gathers layers
-# in bfloat16 (`param_dtype`) and sends gradients in float32 (`reduce_dtype`); shards stay float32.
+# ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 gathers it once. HSDP adds an all-reduce between
+# replicas. With `MixedPrecisionPolicy`, layers are gathered in bfloat16 (`param_dtype`) and gradients reduced in
+# float32 (`reduce_dtype`); shards stay float32.
 #
 # In float32, a parameter takes 4 bytes, its gradient 4 and Adam's two moments 8. How much does each rank need?
 
@@ -1345,9 +1345,9 @@ for parameters in (1e8, 1e9, 7e9):
     print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
 
 # %% [markdown]
-# So: **DDP while it fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs (tensor
+# **DDP while it fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs (tensor
 # parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6 measures all
-# of these except pipelines.
+# but pipelines.
 
 # %%
 quiz("04_optimization/zero")
@@ -1359,9 +1359,8 @@ quiz("04_optimization/zero")
 #
 # ### Reentrant checkpointing
 #
-# `checkpoint(..., use_reentrant=True)` is the old form and, with a warning, still the default. If a checkpointed
-# layer's input needs no gradient, the layer's parameters get none, and DDP complains in the next step. First the new
-# form, then the old:
+# `use_reentrant=True` is the old form of checkpointing and still the default. If a checkpointed layer's input needs no
+# gradient, the layer's parameters get none, and DDP raises an error in the next step. First the new form, then the old:
 
 # %%
 # %%writefile checkpointed.py
@@ -1404,7 +1403,7 @@ for step in range(2):
     model(x).sum().backward()
 
 # %% [markdown]
-# The message recommends `find_unused_parameters=True`. It silences DDP, but the first layer is never trained:
+# The message recommends `find_unused_parameters=True`. That flag silences DDP, but the first layer is never trained:
 
 # %%
 # %%ranks 1 --into silenced --quiet
@@ -1419,7 +1418,7 @@ show(model)
 print(silenced.ranks[0].stdout, end="")
 
 # %% [markdown]
-# If the input *does* need a gradient, the same flag raises an error at once:
+# If the input *does* need a gradient, the flag raises an error at once:
 
 # %%
 # %%ranks 1 --quiet --expect raised
@@ -1429,13 +1428,13 @@ model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag d
 model(x.requires_grad_()).sum().backward()
 
 # %% [markdown]
-# If you must use the old form, pass `static_graph=True` and an input that needs a gradient:
+# If you must use the old form, give the layer an input that needs a gradient, and no flag:
 
 # %%
 # %%ranks 1
 from checkpointed import *
 
-model, x = start(reentrant=True, static_graph=True)
+model, x = start(reentrant=True)  # and x needs a gradient
 for step in range(2):
     model(x.requires_grad_()).sum().backward()
 show(model)
@@ -1443,7 +1442,7 @@ show(model)
 # %% [markdown]
 # ### A static graph
 #
-# **`static_graph=True`** promises DDP that every step uses the same parameters, and replaces `find_unused_parameters`.
+# If every step uses the same parameters, promise it with **`static_graph=True`**, instead of `find_unused_parameters`.
 # Below, a number is a gradient that is ready, and brackets are an all-reduce that starts:
 
 # %%
@@ -1481,11 +1480,11 @@ show_order(in_order(orders.ranks[0]))
 
 # %% [markdown]
 # With `find_unused_parameters`, buckets leave early, but every step has an extra all-reduce, which counts for each
-# parameter how many ranks used it. The buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
+# parameter how many ranks used it. Its buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
 # the end of the first two steps, while it learns the graph; then it works like plain DDP.
 #
 # If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
-# before, no gradient is averaged, and DDP raises only in the next step.
+# before, no gradient of that step is averaged, and the error comes only in the next.
 
 # %%
 # %%ranks 1 --expect raised
@@ -1552,10 +1551,9 @@ print(run.ranks[0].stdout)
 
 # %% [markdown]
 # Four layers of 1 MiB make four buckets and four graphs. With one large bucket there are still two graphs, because the
-# compiler assumes a first bucket of 1 MiB. It refuses a smaller limit, such as our `bucket_cap_mb=0.5`.
+# compiler assumes a first bucket of 1 MiB. The compiler refuses a smaller limit, such as our `bucket_cap_mb=0.5`.
 #
-# Does each bucket still leave early, and does the order of `DDP` and `torch.compile` matter? `aot_eager` compiles
-# without fusing:
+# Does the order of `DDP` and `torch.compile` matter? `aot_eager` compiles without fusing:
 
 # %%
 # %%ranks 2 --into compiled --quiet
@@ -1583,7 +1581,7 @@ for way in ("eager", "compile(DDP)", "DDP(compile)"):
 show_order(in_order(compiled.ranks[0]))
 
 # %% [markdown]
-# All three ways send each bucket as soon as it is full, from the second step on.
+# No: from the second step on, all three ways send each bucket as soon as it is full.
 #
 # `torch.compile`'s usual backend, `inductor`, writes C++ for CPUs and Triton for GPUs. Without a C++ compiler, the
 # *first call* fails, not `torch.compile` itself:
@@ -1604,18 +1602,18 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Is it faster? Small operations gain, large matrix products hardly. `benchmarks/compile_ddp.py` measures your machine.
+# Small operations get faster, large matrix products hardly. `benchmarks/compile_ddp.py` measures your machine.
 #
-# Each rank compiles its own copy, and again for each new input shape, while the other ranks wait. Keep shapes constant,
-# and the group's timeout longer than compiling takes.
+# Each rank compiles its own copy, again for each new input shape, while the others wait. Keep shapes constant, and the
+# group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
 # **PowerSGD** sends two thin matrices instead of a large one, with error feedback: `ddp_comm_hooks.powerSGD_hook`. With
-# gloo, use a single bucket: with several, ranks start its all-reduces in different orders, and hang.
+# gloo, use a single bucket: with several, ranks start PowerSGD's all-reduces in different orders, and hang.
 #
-# **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. That is a different
-# algorithm. These ranks average gradients in two steps, and parameters in every third step from then on:
+# **Local SGD** lets each rank train on its own for a few steps and then averages the *parameters*. These ranks average
+# gradients in the first two steps, and parameters in the third step and every third one after it:
 
 # %%
 # %%ranks 2
@@ -1684,9 +1682,9 @@ for event in in_order(skipped.ranks[0]):
 # %% [markdown]
 # ### NCCL's variables
 #
-# *GPU.* You can rarely improve on NCCL's choices. Run `nccl-tests` first, and measure your step afterwards. Worth
-# knowing: `NCCL_SOCKET_IFNAME` (which network card), `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (4 MiB
-# per channel by default), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
+# *GPU.* You can rarely improve on NCCL's choices. Worth knowing: `NCCL_SOCKET_IFNAME` (which network card),
+# `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (4 MiB per channel by default), and for experiments
+# `NCCL_ALGO` and `NCCL_PROTO`.
 #
 # ### Older names
 #
@@ -1697,7 +1695,9 @@ for event in in_order(skipped.ranks[0]):
 # | `nvprof`, which refuses every GPU since Ampere | `nsys profile` |
 # | FairScale's `OSS` | `ZeroRedundancyOptimizer` |
 # | FairScale's `ShardedDDP`, which shards gradients and not parameters (ZeRO-2) | `fully_shard(reshard_after_forward=False)` |
-# | figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration" | your own roofline: they name no model, batch or network |
+#
+# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration": they name no model,
+# batch or network.
 
 # %%
 import warnings
@@ -1717,10 +1717,10 @@ quiz("04_optimization/reentrant")
 # %% [markdown]
 # ## Checklist
 #
-# - **Measure** after warm-up: tokens/s, MFU, memory, exposed time. Time the loader alone.
+# - **Measure** after warm-up: tokens/s, MFU, memory, exposed time.
 # - **Predict** with the roofline. Does computing or sending limit you?
 # - **Hide**: buckets small enough to leave during backward.
-# - **Send less often**: `no_sync` around forward and backward of all micro-batches but the last.
+# - **Send less often**: `no_sync` around all micro-batches but the last.
 # - **Send less**: a hook that divides, casts and keeps the residual.
 # - **Compute less**: bfloat16 autocast; float16 with `unscale_` before clipping; fused optimizer.
 # - **Fit**: activation checkpointing, `gradient_as_bucket_view`, then ZeRO-1 or FSDP2.
@@ -1728,11 +1728,10 @@ quiz("04_optimization/reentrant")
 #
 # ## What to remember
 #
-# - Find out what limits a step before you change anything. The number of tokens per rank decides whether that is the
-#   link or the processor.
-# - A change helps only with what limits you, and only if the hardware supports it.
+# - First find out what limits a step. Tokens per rank decide whether it is the link or the processor.
+# - A change helps only with what limits you.
 # - Autocast does not shrink what is sent. A hook does.
-# - Ranks skip the same steps because their gradients are equal. Never let one rank decide alone.
+# - Ranks skip the same steps, because their averaged gradients are equal. Never let one decide alone.
 # - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
 # In an interview, expect: "Eight GPUs give you four times the speed. Why?" What would you measure first, and what does
@@ -1740,10 +1739,9 @@ quiz("04_optimization/reentrant")
 #
 # ## What to read next
 #
-# Chapter 5 makes the job survive failures. Papers: Li et al., "PyTorch Distributed" (VLDB 2020), on buckets and
-# overlap; Goyal et al., "Accurate, Large Minibatch SGD" (2017), on the scaling rule; Vogels et al., "PowerSGD" (NeurIPS
-# 2019); Rajbhandari et al., "ZeRO" (SC 2020). PyTorch's pages on DDP communication hooks
-# (`pytorch.org/docs/stable/ddp_comm_hooks.html`) and FSDP2
+# Chapter 5 makes the job survive failures. Papers: Li et al., "PyTorch Distributed" (VLDB 2020), on buckets; Goyal et
+# al., "Accurate, Large Minibatch SGD" (2017); Vogels et al., "PowerSGD" (NeurIPS 2019); Rajbhandari et al., "ZeRO" (SC
+# 2020). PyTorch's pages on DDP communication hooks (`pytorch.org/docs/stable/ddp_comm_hooks.html`) and FSDP2
 # (`pytorch.org/docs/stable/distributed.fsdp.fully_shard.html`).
 
 # %%
