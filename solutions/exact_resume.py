@@ -57,7 +57,7 @@ def train(
     seed: int,
     stop_after: int | None = None,
 ) -> nn.Module:
-    """Train with DDP, from the newest checkpoint in `folder` on if there is one. Called on every rank, in a group.
+    """Train with DDP, starting from the newest checkpoint in `folder` if there is one. Called on every rank, in a group.
 
     However often and wherever it was interrupted, training ends bit for bit like an uninterrupted one: the same weights
     and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers. That
@@ -70,12 +70,11 @@ def train(
       rank draws its own numbers.
     - In epoch e (from 0) rank r's samples are those of `DistributedSampler(dataset, seed=seed)` for epoch e, in batches
       of `batch_size`; the last batch may be smaller. They are loaded in this process (no workers), when they are needed.
-    - Each batch goes through `train_step` once. Steps are counted from the first of the whole training, over epochs and
-      restarts.
+    - Each batch goes through `train_step` once. Steps are counted from the start of training, across epochs and restarts.
 
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise before:
 
-    - Save after every `save_every` steps, counted from the first of the whole training, and after the last step.
+    - Save after every `save_every` steps, counted from the start of training, and after the last step.
     - With `stop_after`, also save when that many steps have been made, counted over all restarts, and then return.
     - Called again with the same folder, it continues after the last step that was saved. A training that is complete
       makes no further step; nor does one that has already done `stop_after` steps or more.
