@@ -95,8 +95,7 @@ lockstep_run("-n", "2", "suspect.py")
 # ### 2. Ask every rank where it is
 #
 # The table shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left it.
-# Neither call can complete without the other rank. Once no rank can continue, Lockstep stops the job instead of
-# waiting for the timeout.
+# Neither call can complete without the other rank. When no rank can continue, Lockstep stops the job.
 #
 # ### 3. Test a hypothesis with a number
 #
@@ -153,8 +152,8 @@ main()
 # ### 5. Keep a test that fails without the fix
 #
 # `lockstep run` returns 0 only if every rank succeeds, so the test compares its exit status on one, two and three
-# ranks. The test has to fail on `suspect.py` and pass on `fixed.py`. Why three ranks? The bug in the next job doesn't
-# show on two, because there `rank + 1` and `rank - 1` are the same rank:
+# ranks. It must fail on `suspect.py` and pass on `fixed.py`. The bug in a third job, `ring.py`, doesn't show on two
+# ranks, because `rank + 1` and `rank - 1` are then the same rank:
 
 # %%
 # %%writefile ring.py
@@ -191,8 +190,8 @@ print("ring.py:   ", statuses("ring.py"))
 #     assert subprocess.run(command).returncode == 0
 # ```
 #
-# After 60 seconds, the command `timeout` asks torchrun to end, and torchrun ends its ranks. With
-# `subprocess.run(command, timeout=60)` instead, Python would kill only torchrun, and the ranks would continue to hang.
+# After 60 seconds, `timeout` ends torchrun, and torchrun ends its ranks. `subprocess.run(command, timeout=60)` would
+# kill only torchrun; the ranks would continue to hang.
 #
 # Each symptom has its question, and its sections:
 #
@@ -278,12 +277,11 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # %% [markdown]
 # Under "Root Cause", torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is
 # listed above it: rank 1 could not make a tensor of `None`. torchrun blames the rank with the earliest error, but
-# compares only whole seconds. Here both errors have the same second, and it blames rank 0, which exited first. So read
-# all entries, and look for an error that is not about a connection.
+# compares only whole seconds. Here both errors have the same second, so it blames rank 0, which exited first. Read all
+# entries, and look for an error that is not about a connection.
 #
 # Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
-# line of the log starts with the local rank that wrote it, such as `[default1]:`. Rank 1's exit code is −15 because
-# torchrun ended it:
+# line of the log begins with its local rank, as in `[default1]:`. Rank 1's exit code is −15 because torchrun ended it:
 #
 # | exit code | meaning |
 # |---|---|
@@ -329,8 +327,8 @@ quiz("03_debugging/echo")
 # ## Hangs
 #
 # A waiting rank prints nothing and raises nothing until the timeout, by default 30 minutes with gloo and 10 with NCCL
-# (chapter 2). `nvidia-smi` doesn't show the hang either: a GPU that waits in NCCL counts as 100 % utilized, although
-# it draws little power. Most hangs have the same cause: **some ranks wait for a call that another rank never makes.**
+# (chapter 2). `nvidia-smi` doesn't show the hang: a GPU that waits in NCCL counts as 100 % utilized, although it draws
+# little power. Most hangs have the same cause: **some ranks wait for a call that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -515,8 +513,7 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# This is cause 1. In the picture, rank 0 has four batches and rank 1 has three. There are three fixes: pad, drop or
-# join.
+# For cause 1, there are three fixes: pad, drop or join. In the picture, rank 0 has four batches and rank 1 has three:
 #
 # ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
 #
@@ -537,8 +534,8 @@ print("took", steps.item(), "steps")
 
 # %% [markdown]
 # `join()` trains on every sample. Below, every gradient is 4; rank 0 has five batches and rank 1 has three. In steps 4
-# and 5, only rank 0 has a gradient. Does DDP divide it by 2 or by 1? The argument `divide_by_initial_world_size`
-# decides. **Predict** rank 0's five averages for both values.
+# and 5, only rank 0 has a gradient. Does DDP divide it by 2 or by 1? **Predict** rank 0's five averages for both
+# values of `divide_by_initial_world_size`.
 
 # %%
 # %%ranks 2
@@ -556,9 +553,8 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default, DDP divides by 2 even in steps 4 and 5, so rank 0's gradient of 4 becomes 2, and all batches count
-# equally. With `False`, DDP divides by the number of ranks that still have a batch, so rank 0's last two batches count
-# twice as much as the others.
+# By default, DDP divides by 2 even in steps 4 and 5, so all batches count equally. With `False`, DDP divides by the
+# number of ranks that still have a batch, so rank 0's last two batches count double.
 #
 # A rank without batches calls only **DDP's own collectives**. If the loop contains any other collective, for example to
 # average the loss, the ranks' calls no longer match:
@@ -577,10 +573,9 @@ with ddp.join():
         dist.all_reduce(loss.detach())  # BUG: a rank without batches doesn't call it
 
 # %% [markdown]
-# On rank 0, each step calls four all-reduces: two in DDP's forward, one for the gradients, and its own. In step 4,
-# rank 1 calls only DDP's three. So rank 0's own, #16, is paired with DDP's next on rank 1, and every later pair is off
-# by one. Gloo notices nothing until the sizes differ, in #18: rank 0 calls it in DDP's forward (line 8), rank 1 for
-# the gradients.
+# In each step, rank 0 calls four all-reduces: two in DDP's forward, one for the gradients, and its own. In step 4,
+# rank 1 calls only DDP's three, so rank 0's own, #16, is paired with the first of DDP's next step. From then on, every
+# pair is off by one. At #18 the sizes differ: rank 0 is in DDP's forward (line 8), rank 1 brings gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
@@ -703,8 +698,8 @@ print(t)
 
 # %% [markdown]
 # If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Below, rank
-# 1 skips batch 1, whose loss is NaN. In place of gradients, each rank sends the number of its batch, so `total -
-# batch` is the number of the other rank's batch:
+# 1 skips batch 1, whose loss is NaN. In place of gradients, each rank sends the number of its batch. So `total` minus
+# its own number is the number of the other rank's batch:
 
 # %%
 # %%ranks 2 --expect hang
@@ -821,7 +816,7 @@ print(f"after the step: spread {spread(model.parameters()):.2f}")
 #
 # **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step at which the
 # replicas start to differ. After each `optimizer.step()`, every rank sends Lockstep a checksum and a few values of each
-# parameter. This takes no collective.
+# parameter, without a collective.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -875,8 +870,7 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# It reports no drift, because the parameters are equal. The statistics differ only until the next forward, when DDP
-# replaces them on all ranks by rank 0's (chapter 1).
+# It reports no drift, because the parameters are equal. Chapter 1 treats the statistics.
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -887,8 +881,8 @@ quiz("03_debugging/equal_replicas")
 # *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
 # The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks and by how
-# much. A sum of the values isn't enough: it stays the same if two values swap places. `DivergenceWatch`, in the same
-# file, calls your function every few steps and keeps the first step at which something differs. After a step with a
+# much. A sum of the values isn't enough: it stays the same if two values swap places. You also write
+# `DivergenceWatch`, which compares the ranks every few steps and keeps the first difference. After a step with a
 # different learning rate, `find_divergence` returns:
 #
 # ```
@@ -908,9 +902,9 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# In a distributed job, each rank has its own device, so there are more ways to put a tensor on the wrong one. torch's
-# error doesn't name your tensor: at best it names an argument of torch's own function, such as `mat1`. Below, the
-# device `meta`, whose tensors have no values, stands in for a GPU. Which of the three calls fail?
+# If each rank has its own device, a tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at
+# best it names an argument of torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no
+# values, stands in for a GPU. Which of the three calls fail?
 
 # %%
 from torch import nn
@@ -987,9 +981,9 @@ contract("device_report")
 #
 # ## The network
 #
-# **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the
-# address is wrong or a firewall blocks the port, torch tries again until the timeout, so the job seems to start slowly.
-# Even if the connection is refused, as here, torch keeps trying:
+# **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If
+# the address is wrong or a firewall blocks the port, torch tries again until the timeout, so the job seems to start
+# slowly:
 
 # %%
 # %%writefile blocked.py
@@ -1197,8 +1191,7 @@ for line in (job.stdout + job.stderr).splitlines():
         print(line)
 
 # %% [markdown]
-# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line. From Python, it is one
-# call:
+# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line:
 
 # %%
 from lockstep.commands import explain
@@ -1316,8 +1309,8 @@ assert min(total) > 0.05  # in truth every step waits for the hook
 # The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
 # the same step under `no_sync()` (chapter 4).
 #
-# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. Here
-# is its first part:
+# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. It begins
+# like this:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1395,9 +1388,9 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In this
-# all-reduce, the ranks agree on which parameters were used. What the flag costs in time depends on the model and the
-# network. torch itself warns if every parameter was used (`--quiet` hides the warning here).
+# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the
+# ranks agree on which parameters were used. The time that this takes depends on the model and the network. If no
+# parameter was unused, torch itself warns (`--quiet` hides that here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
 # different steps use different layers. It works even if each rank uses a different layer:
@@ -1485,8 +1478,8 @@ lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]
-# The cause is `uneven-data`, and the rank is 0. The complaint also asks you to keep all records, so a fix that stops
-# every rank at the shortest shard fails the check. After a complete fix, the check prints:
+# The cause is `uneven-data`, and the rank is 0. A fix that stops every rank at the shortest shard fails the check,
+# because the complaint also asks you to keep all records. After a complete fix, the check prints:
 
 # %%
 # %check clinic/short_shard

@@ -115,7 +115,9 @@ def replicas(run: Run, width: int = WIDTH) -> str:
         when = f"at step {drift.step}" if drift.step else "before the first step"
         amount = f" (by {drift.amount:.2g} or more)" if drift.amount else ""
         others = [rank for rank in range(run.world_size) if rank not in drift.ranks]
-        where = f"on {names(drift.ranks)} differs from that of {names(others)}" if others else "is different on every rank"
+        where = (
+            f"on {names(drift.ranks)} differs from that of {names(others)}" if others else "is different on every rank"
+        )
         at = f" ({drift.frame.short})" if drift.frame else ""
         said = [f"DRIFT {when}{at}: {drift.tensor} {where}{amount}: {drift.reason}."]
         if drift.tensors > 1:
