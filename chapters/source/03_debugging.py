@@ -281,7 +281,7 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # entries, and look for an error that is not about a connection.
 #
 # Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
-# line of the log begins with its local rank, as in `[default1]:`. Rank 1's exit code is −15 because torchrun ended it:
+# line of the log starts with its local rank, as in `[default1]:`. Rank 1's exit code is −15 because torchrun ended it:
 #
 # | exit code | meaning |
 # |---|---|
@@ -1309,8 +1309,8 @@ assert min(total) > 0.05  # in truth every step waits for the hook
 # The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
 # the same step under `no_sync()` (chapter 4).
 #
-# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. It begins
-# like this:
+# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. Its first
+# lines:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1326,7 +1326,7 @@ dist.barrier()
 # %% [markdown]
 # Measure one process in a separate run.
 #
-# **4. Is NCCL installed, and can the ranks communicate?** Two tests begin like this:
+# **4. Is NCCL installed, and can the ranks communicate?** Two tests start like this:
 
 # %%
 # %%ranks 1
