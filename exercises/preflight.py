@@ -29,13 +29,13 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
       is "True"; otherwise rank 0 does, and the port has to be free. Another program at that port is a problem too.
     - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
       `init_process_group` would only say that it timed out. So let each rank write its number into the store first, and
-      see which numbers are missing. WORLD_SIZE, torch's version and the backend are the same everywhere.
+      see which numbers are missing. WORLD_SIZE, torch's version and the backend are the same on every rank.
     - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group beside it.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
-    preflight leaves no process group behind. If there is one already, it tries that one and keeps it. Then the
-    variables may be missing; if RANK is set, this rank adds that number to the sum. If rank 0 hosts the store, the
-    store outlives the call, and the job that starts next can use it at the same port.
+    preflight leaves no process group behind. If a group exists already, it tries that one and keeps it. RANK and
+    the other variables may then be missing; if RANK is set, this rank adds that number to the sum. If rank 0 hosts the
+    store, the store outlives the call, and the job that starts next can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

@@ -11,13 +11,13 @@
 # %% [markdown]
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
-# When one process fails, its traceback tells you where. When four fail together, you get four errors, and most of them
-# only follow from one. When four hang, you get no error. This chapter follows one broken job from its symptom to a test
-# that keeps it fixed, and then shows the tools for each kind of failure. You write three tools yourself. Afterwards
-# you can
+# When one process fails, its traceback tells you where. When four fail together, you get four errors, and usually only
+# one of them is the cause. When four hang, you get no error. This chapter follows one broken job from its symptom to a
+# test that keeps it fixed, and then shows the tools for each kind of failure. You write three tools yourself.
+# Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
-# - **read** what a failed job prints: the root cause, and the errors that only follow from it;
+# - **read** what a failed job prints, and find the root cause among the errors;
 # - **locate** a hang: which call each rank is in, and which rank is missing;
 # - **find** the step and the tensor at which the ranks' models silently diverge;
 # - **check** devices, environment and network before a long run;
@@ -68,8 +68,8 @@ main()
 # ### 1. Make it small
 #
 # Cut down your own job while it still fails: fewer steps, random tensors instead of the loader's batches, one layer
-# instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. Start with
-# one rank:
+# instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
+# function below runs this command in the notebook. Start with one rank:
 
 # %%
 import contextlib, io
@@ -94,8 +94,8 @@ lockstep_run("-n", "2", "suspect.py")
 # %% [markdown]
 # ### 2. Ask every rank where it is
 #
-# The table above shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left
-# it. Neither call can complete without the other rank. When Lockstep has found this, it stops the job.
+# The table shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left it.
+# Neither call can complete without the other rank. When no rank can continue, Lockstep stops the job.
 #
 # ### 3. Test a hypothesis with a number
 #
@@ -122,8 +122,8 @@ lockstep_run("-n", "3", "suspect.py")
 #
 # ### 4. Fix the cause
 #
-# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank that has run out of batches keeps calling
-# DDP's collectives until the other ranks have finished, too:
+# DDP has a context manager for uneven data, `model.join()`. Inside it, a rank that has run out of batches keeps
+# calling DDP's collectives until every rank has finished:
 
 # %%
 # %%writefile fixed.py
@@ -151,9 +151,9 @@ main()
 # %% [markdown]
 # ### 5. Keep a test that fails without the fix
 #
-# The test runs a job on one, two and three ranks; `lockstep run` returns 0 only if every rank succeeds. The test must
-# fail on the broken job. It gets a third job too, whose bug doesn't show on two ranks, because `rank + 1` and
-# `rank - 1` are then the same rank:
+# `lockstep run` returns 0 only if every rank succeeds, so the test compares its exit status on one, two and three
+# ranks. It must fail on `suspect.py` and pass on `fixed.py`. The bug in a third job, `ring.py`, doesn't show on two
+# ranks, because `rank + 1` and `rank - 1` are then the same rank:
 
 # %%
 # %%writefile ring.py
@@ -186,11 +186,14 @@ print("ring.py:   ", statuses("ring.py"))
 # ```
 # @pytest.mark.parametrize("ranks", [1, 2, 3])
 # def test_every_rank_finishes(ranks):
-#     command = ["torchrun", f"--nproc-per-node={ranks}", "train.py", "--steps=5"]
-#     assert subprocess.run(command, timeout=60).returncode == 0
+#     command = ["timeout", "60", "torchrun", f"--nproc-per-node={ranks}", "train.py", "--steps=5"]
+#     assert subprocess.run(command).returncode == 0
 # ```
 #
-# Each symptom has its question:
+# After 60 seconds, `timeout` ends torchrun, and torchrun ends its ranks. `subprocess.run(command, timeout=60)` would
+# kill only torchrun; the ranks would continue to hang.
+#
+# Each symptom has its question, and its sections:
 #
 # | the job | you ask | section |
 # |---|---|---|
@@ -219,8 +222,8 @@ t = torch.tensor(record)
 dist.all_reduce(t)
 
 # %% [markdown]
-# Lockstep prints the **root cause** and leaves out its **echoes**, the errors that only follow from it. torchrun prints
-# both, and may take an echo for the cause. In the next job, rank 1 has a bad record:
+# Lockstep prints the **root cause** and leaves out its **echoes**, the errors that follow from it on other ranks.
+# torchrun prints both, and may take an echo for the cause. In the next job, rank 1 has a bad record:
 
 # %%
 # %%writefile bad_record.py
@@ -244,8 +247,8 @@ def main():
 main()
 
 # %% [markdown]
-# Here is torchrun's closing summary, without torch's own frames; `…` replaces what differs between runs. Which rank
-# does torchrun blame?
+# The next cell runs the job and prints torchrun's closing summary, without torch's own frames; `…` replaces what
+# differs between runs. (You needn't read the code.) Which rank does torchrun blame?
 
 # %%
 import re
@@ -273,12 +276,12 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
 # Under "Root Cause", torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is
-# listed above it: rank 1 could not make a tensor of `None`. torchrun keeps the times of failures in whole seconds. If
-# two are equal, as here, it takes the rank that it saw exit first, and rank 1 was slow to exit. So read all entries,
-# and look for an error that is not about a connection.
+# listed above it: rank 1 could not make a tensor of `None`. torchrun blames the rank with the earliest error, but
+# compares only whole seconds. Here both errors have the same second, so it blames rank 0, which exited first. Read all
+# entries, and look for an error that is not about a connection.
 #
-# Put `@record` on every `main`: without it, the summary has exit codes, but no errors. Rank 1's exit code is −15
-# because torchrun ended it:
+# Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
+# line of the log starts with its local rank, as in `[default1]:`. Rank 1's exit code is −15 because torchrun ended it:
 #
 # | exit code | meaning |
 # |---|---|
@@ -324,8 +327,8 @@ quiz("03_debugging/echo")
 # ## Hangs
 #
 # A waiting rank prints nothing and raises nothing until the timeout, by default 30 minutes with gloo and 10 with NCCL
-# (chapter 2). While a GPU waits in NCCL, `nvidia-smi` reports 100 % utilization but little power. Most hangs have the
-# same cause: **some ranks wait for a call that another rank never makes.**
+# (chapter 2). `nvidia-smi` doesn't show the hang: a GPU that waits in NCCL counts as 100 % utilized, although it draws
+# little power. Most hangs have the same cause: **some ranks wait for a call that another rank never makes.**
 
 # %%
 # %%ranks 3 --expect hang
@@ -353,9 +356,9 @@ else:
 #
 # ### A stack of every rank
 #
-# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Call it
-# in every step. Each call restarts the clock, so it writes only if a step takes too long. Give each rank its own file,
-# so that the stacks don't mix:
+# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Start
+# its clock in every step. Each call restarts the clock, so a stack is written only if a step takes too long. Give each
+# rank its own file, so that the stacks don't mix:
 
 # %%
 # %%writefile stacks.py
@@ -388,7 +391,8 @@ for rank in range(2):
     print(f"rank {rank}:", own[0])
 
 # %% [markdown]
-# Rank 0 waits in `train`, rank 1 in `validate`.
+# Rank 0 waits in `train`, rank 1 in `validate`. A stack shows the line, but not the step: two ranks at the same line
+# may be in different steps. Lockstep's numbers (`all_reduce #3`) tell the calls apart.
 #
 # ### A job that already hangs
 #
@@ -509,12 +513,11 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# This is cause 1. In the picture, rank 0 has four batches and rank 1 has three. There are three fixes:
+# For cause 1, there are three fixes: pad, drop or join. In the picture, rank 0 has four batches and rank 1 has three:
 #
 # ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
 #
-# `DistributedSampler` pads the shards (chapter 2). Or the ranks agree on the smallest number of batches and drop the
-# rest:
+# `DistributedSampler` pads the shards (chapter 2). To drop batches, the ranks agree on the smallest number:
 
 # %%
 # %%ranks 2
@@ -530,9 +533,9 @@ for _ in range(steps):
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# Or `join()` trains on every sample. When rank 1 has no batch left, does DDP divide the sum of the gradients by 2 or by
-# 1? The argument `divide_by_initial_world_size` decides. Below, every gradient is 4; rank 0 has five batches and rank 1
-# has three. **Predict** rank 0's five averages for both values.
+# `join()` trains on every sample. Below, every gradient is 4; rank 0 has five batches and rank 1 has three. In steps 4
+# and 5, only rank 0 has a gradient. Does DDP divide it by 2 or by 1? **Predict** rank 0's five averages for both
+# values of `divide_by_initial_world_size`.
 
 # %%
 # %%ranks 2
@@ -550,8 +553,8 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default, DDP divides by 2 even in steps 4 and 5: every batch adds half of its gradient, 2, to the average. With
-# `False`, DDP divides by the number of ranks that still have a batch, so rank 0's last two batches add 4 each.
+# By default, DDP divides by 2 even in steps 4 and 5, so all batches count equally. With `False`, DDP divides by the
+# number of ranks that still have a batch, so rank 0's last two batches count double.
 #
 # A rank without batches calls only **DDP's own collectives**. If the loop contains any other collective, for example to
 # average the loss, the ranks' calls no longer match:
@@ -570,8 +573,9 @@ with ddp.join():
         dist.all_reduce(loss.detach())  # BUG: a rank without batches doesn't call it
 
 # %% [markdown]
-# Rank 0's own all-reduce was #16, and rank 1's #16 was DDP's. From then on, every pair is off by one: rank 0's #18
-# comes from DDP's forward (line 8), rank 1's #18 from the gradients.
+# In each step, rank 0 calls four all-reduces: two in DDP's forward, one for the gradients, and its own. In step 4,
+# rank 1 calls only DDP's three, so rank 0's own, #16, is paired with the first of DDP's next step. From then on, every
+# pair is off by one. At #18 the sizes differ: rank 0 is in DDP's forward (line 8), rank 1 brings gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
@@ -635,8 +639,9 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# In a mismatch, all ranks call a collective, but with different tensors. What happens then depends on the sizes. If a
-# rank receives more bytes than it expects, gloo ends the process with exit code −6, without a Python error:
+# In a mismatch, all ranks call a collective, but with different tensors. What happens then depends on the sizes. gloo
+# sends a tensor in pieces. If a piece is larger than the receiver expects, gloo ends the process with exit code −6,
+# without a Python error:
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -647,7 +652,7 @@ dist.init_process_group("gloo")
 dist.all_reduce(torch.ones([4, 8][dist.get_rank()]))  # BUG: the last batch of rank 0 is smaller
 
 # %% [markdown]
-# With 2 and 3 elements, gloo doesn't notice. Which rank finishes?
+# With 2 and 3 elements, every piece is one element, so no piece is too large. Which rank finishes?
 
 # %%
 # %%ranks 2 --expect hang
@@ -692,9 +697,9 @@ dist.broadcast(t, src=0)
 print(t)
 
 # %% [markdown]
-# If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Here rank 1
-# skips batch 1, whose loss is NaN. The ranks add up the numbers of their batches instead of gradients. The sum minus a
-# rank's own number is then the number of the other rank's batch:
+# If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Below, rank
+# 1 skips batch 1, whose loss is NaN. In place of gradients, each rank sends the number of its batch. So `total` minus
+# its own number is the number of the other rank's batch:
 
 # %%
 # %%ranks 2 --expect hang
@@ -811,7 +816,7 @@ print(f"after the step: spread {spread(model.parameters()):.2f}")
 #
 # **The settings differ.** `--watch-replicas`, an option of `%%ranks` and `./lockstep run`, finds the step at which the
 # replicas start to differ. After each `optimizer.step()`, every rank sends Lockstep a checksum and a few values of each
-# parameter. This takes no collective.
+# parameter, without a collective.
 
 # %%
 # %%ranks 3 --watch-replicas
@@ -824,9 +829,9 @@ for number in range(6):
     step(model, optimizer, x)
 
 # %% [markdown]
-# ### Lies that keep the replicas equal
+# ### Lies that keep the parameters equal
 #
-# Even with equal replicas, a job can be wrong:
+# Even if all parameters are equal, a job can be wrong:
 #
 # | what is wrong | how you notice |
 # |---|---|
@@ -865,8 +870,7 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# It reports no drift, because the parameters are equal. The statistics differ only until the next forward, when DDP
-# replaces them on all ranks by rank 0's (chapter 1).
+# It reports no drift, because the parameters are equal. Chapter 1 treats the statistics.
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -876,9 +880,10 @@ quiz("03_debugging/equal_replicas")
 #
 # *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
-# The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks, by how much
-# and from which step on. A sum of the values isn't enough: it stays the same if two values swap places. After a step
-# with a different learning rate, `find_divergence` returns:
+# The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks and by how
+# much. A sum of the values isn't enough: it stays the same if two values swap places. You also write
+# `DivergenceWatch`, which compares the ranks every few steps and keeps the first difference. After a step with a
+# different learning rate, `find_divergence` returns:
 #
 # ```
 # [Difference(kind='parameter', name='weight', ranks=(1,), largest=0.04124...),
@@ -897,9 +902,9 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# If a tensor is on the wrong device, torch's error names at most an argument of torch's own function, such as `mat1`.
-# Which tensor of yours is it? Here the device `meta`, whose tensors have no values, stands in for a GPU. Which of the
-# three calls fail?
+# If each rank has its own device, a tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at
+# best it names an argument of torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no
+# values, stands in for a GPU. Which of the three calls fail?
 
 # %%
 from torch import nn
@@ -976,9 +981,9 @@ contract("device_report")
 #
 # ## The network
 #
-# **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If the
-# address is wrong or a firewall blocks the port, torch tries again until the timeout, so the job seems to start slowly.
-# Even if the connection is refused, as here, torch keeps trying:
+# **The store cannot be reached.** The ranks first connect to the store at `MASTER_ADDR:MASTER_PORT` (chapter 2). If
+# the address is wrong or a firewall blocks the port, torch tries again until the timeout, so the job seems to start
+# slowly:
 
 # %%
 # %%writefile blocked.py
@@ -996,7 +1001,7 @@ job = subprocess.run([sys.executable, "blocked.py"], capture_output=True, text=T
 print(job.stdout)
 
 # %% [markdown]
-# **The interface is missing or wrong.** gloo uses the address to which the node's own name resolves. NCCL prefers
+# **The interface is missing or wrong.** gloo uses the address that the node's hostname resolves to. NCCL prefers
 # InfiniBand (interfaces named `ib…`), and avoids the loopback and docker's interfaces. `GLOO_SOCKET_IFNAME` and
 # `NCCL_SOCKET_IFNAME` override these choices. If one rank's interface doesn't exist, that rank fails at once:
 
@@ -1094,10 +1099,10 @@ quiz("03_debugging/open_port")
 # %% [markdown]
 # ## NCCL on a cluster
 #
-# With NCCL, a collective runs on the GPU. The call returns at once, so Python may be far ahead when the collective gets
-# stuck, and can't raise the error there. A thread inside torch, the **watchdog**, checks every collective that was
-# **enqueued** (handed to the GPU). If a collective takes longer than the group's timeout, the watchdog writes to the
-# log and ends the process (exit code −6).
+# With NCCL, a collective runs on the GPU, and the Python call returns at once. When the collective gets stuck, Python
+# has already moved on, so the call can't raise an error. A thread inside torch, the **watchdog**, checks every
+# collective that was **enqueued** (handed to the GPU). If a collective takes longer than the group's timeout, the
+# watchdog writes to the log and ends the process (exit code −6).
 #
 # ### Read this log
 #
@@ -1186,8 +1191,7 @@ for line in (job.stdout + job.stderr).splitlines():
         print(line)
 
 # %% [markdown]
-# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line. From Python, it is one
-# call:
+# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line:
 
 # %%
 from lockstep.commands import explain
@@ -1210,9 +1214,9 @@ explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as
 # |---|---|
 # | `NCCL_DEBUG=INFO` | writes a log: versions, interfaces, connections. `WARN` is enough for errors |
 # | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | limits the log to these parts: naming some hides the others. `BOOTSTRAP` and `NET` show the network |
-# | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host and process. `%r` is not the rank but is taken literally: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
+# | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host (`%h`) and process (`%p`). There is no code for the rank: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
 # | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` is exact (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes interfaces |
-# | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The value 0 is the default and enables nothing |
+# | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The default is 0, so setting 0 changes nothing |
 # | `NCCL_P2P_DISABLE=1` | allows no direct traffic between GPUs. This is slow; use it only to test whether that traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
 #
@@ -1277,8 +1281,8 @@ print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 # The check overwrites the gradients *after* backward, when DDP no longer averages them. Instead, gather the gradients
 # and compare them.
 #
-# **2. How much of a step is communication?** You know the answer: most of it. A communication hook, which replaces
-# DDP's all-reduce, first sleeps for 50 ms:
+# **2. How much of a step is communication?** Here, it is most of the step: a communication hook, which replaces DDP's
+# all-reduce, first sleeps for 50 ms. What does the measurement say?
 
 # %%
 # %%ranks 2
@@ -1305,8 +1309,8 @@ assert min(total) > 0.05  # in truth every step waits for the hook
 # The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
 # the same step under `no_sync()` (chapter 4).
 #
-# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. Here
-# is its first part:
+# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. Its first
+# lines:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1322,12 +1326,11 @@ dist.barrier()
 # %% [markdown]
 # Measure one process in a separate run.
 #
-# **4. Is NCCL installed, and can the ranks communicate?** Here are the first lines of two tests:
+# **4. Is NCCL installed, and can the ranks communicate?** Two tests start like this:
 
 # %%
 # %%ranks 1
 import torch
-import torch.distributed as dist
 
 def test_nccl():
     return torch.cuda.nccl.is_available()  # BUG: takes tensors; dist.is_nccl_available() needs none
@@ -1340,7 +1343,6 @@ for test in (test_nccl, test_communication):
         test()
     except (TypeError, NameError) as error:
         print(f"{test.__name__}: {error}")
-print("dist.is_nccl_available() is a", type(dist.is_nccl_available()).__name__)
 
 # %% [markdown]
 # Run every check on a correct job *and* on a job with the fault that the check looks for.
@@ -1386,9 +1388,9 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In this
-# all-reduce, the ranks agree on which parameters were used. What the flag costs in time depends on the model and the
-# network.
+# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the
+# ranks agree on which parameters were used. The time that this takes depends on the model and the network. If no
+# parameter was unused, torch itself warns (`--quiet` hides that here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
 # different steps use different layers. It works even if each rank uses a different layer:
@@ -1437,7 +1439,8 @@ for step in range(2):
 
 # %% [markdown]
 # **"Out of memory, so a smaller batch."** All ranks have the same batch size. So if `nvidia-smi` shows one GPU much
-# fuller than the others, the batch size is not the cause.
+# fuller than the others, the batch size is not the cause. Look for ranks that put tensors on GPU 0 because they never
+# selected their own (chapter 2).
 #
 # **"It works on one node, so it works on two."** Two nodes mean new addresses, new interfaces and a firewall, and
 # `LOCAL_RANK` no longer equals `RANK`. Run the preflight first.
@@ -1466,8 +1469,8 @@ for name, case in cases.items():
 # clinic/NAME`. Both answer and fix are graded. A fix that only hides the symptom, such as a longer timeout, is
 # rejected, and the check says why.
 #
-# Your ticket, a random number, decides which rank is at fault, so that answers can't be copied. Here is a job under
-# ticket 1:
+# The first run draws your **ticket**, a random number. It decides which rank is at fault, so that answers can't be
+# copied. Below, `short_shard` runs with ticket 1:
 
 # %%
 os.environ["CLINIC_TICKET"] = "1"
@@ -1475,8 +1478,8 @@ lockstep_run("-n", "3", "../exercises/clinic/short_shard.py")
 del os.environ["CLINIC_TICKET"]  # from here on, yours again
 
 # %% [markdown]
-# The cause is `uneven-data`, and the rank is 0. The complaint also asks you to keep all records, so a fix that stops
-# every rank at the shortest shard fails the check. A complete fix passes:
+# The cause is `uneven-data`, and the rank is 0. A fix that stops every rank at the shortest shard fails the check,
+# because the complaint also asks you to keep all records. After a complete fix, the check prints:
 
 # %%
 # %check clinic/short_shard

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep import ranks
 from lockstep.ranks import Outcome, explain
+from lockstep.ranks.report import Topic
 
 PRELUDE = """\
 import ctypes, os, signal, subprocess, sys, time
@@ -164,6 +165,27 @@ def test_shapes_that_do_not_fit(size: int, extents: str) -> None:
     assert "4 × float32" in run.cause.headline and "3 × float32" in run.cause.headline
     assert run.cause.frame is not None and "dist.all_reduce" in run.cause.frame.text
     assert run.silent_mismatch[0].shape != run.silent_mismatch[1].shape
+
+
+@pytest.mark.parametrize(("text", "called"), [
+    # DDP's forward calls it, and rank 0 waits for it in backward.
+    ("ddp = DDP(torch.nn.Linear(1, 1))\n"
+     "with ddp.join():\n"
+     "    for _ in range(5 - 2 * rank):\n"
+     "        loss = ddp(torch.ones(1, 1)).sum()\n"
+     "        loss.backward()\n"
+     "        dist.all_reduce(loss.detach())", "loss = ddp(torch.ones(1, 1)).sum()"),
+    ("work = dist.all_reduce(torch.ones(2 + rank), async_op=True)\n"
+     "time.sleep(0.1)\n"
+     "work.wait()", "work = dist.all_reduce(torch.ones(2 + rank), async_op=True)"),
+])  # fmt: skip
+def test_a_hang_by_sizes_names_the_call_wherever_it_is_waited_for(text: str, called: str) -> None:
+    """The headline's line stands in the table too, and the section to read is the one on mismatches."""
+    cause = ranks.run(ranks.Source(PRELUDE + text), 2).cause
+    assert cause is not None and cause.kind == "hang" and "brought" in cause.headline
+    assert cause.frame is not None and cause.frame.text == called
+    assert cause.frame in [row.frame for row in cause.rows]
+    assert cause.topic is Topic.MISMATCHES
 
 
 @pytest.mark.parametrize(("first", "second"), [

@@ -14,7 +14,7 @@ from .divergence import Divergence, first_divergence, reached, say
 from .job import Job
 from .mismatch import first_mismatch, kinds_of, rule, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
-from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic
+from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
 from .words import names, one_or_more
 
@@ -36,6 +36,7 @@ class Finding:
     where: Mapping[int, Frame | None] = field(default_factory=dict)
     calls: Mapping[int, Collective] = field(default_factory=dict)
     """... and the calls that it is about, if those are not the ones that are waited for."""
+    topic: Topic = Topic.HANGS
 
 
 def hang(run: Run, job: Job) -> Cause:
@@ -56,13 +57,20 @@ def hang(run: Run, job: Job) -> Cause:
     if not any(detail(report).get("init_method") for report in waiting):
         said.append(LEFT_ALONE)
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
+    table = tuple(_at_the_call(row, pending(report), found) for row, report in zip(table, members, strict=True))
     # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
     frames = {report.rank: row.frame for report, row in zip(members, table, strict=True) if report in waiting}
     frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
     frames |= found.where
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((one for one in frames.values() if one), None)
-    return Cause(Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=Topic.HANGS, branch=line)
+    return Cause(Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line)
+
+
+def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> Waiting:
+    """A rank may wait further down than it called. If its call is what went wrong, the row names the call's line, as the headline."""
+    called = operation.frame if operation else None
+    return replace(row, frame=called) if called is not None and found.where.get(row.rank) == called else row
 
 
 def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergence | None) -> Finding:
@@ -82,7 +90,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
         if any(operation in mismatch.values() for operation in operations.values()):
             at_fault = (parted.odd if parted else []) or sorted(mismatch)
             where = {rank: one.frame for rank, one in mismatch.items()}
-            return Finding(f"{say_mismatch(mismatch)}.", at_fault, [rule(mismatch)], where)
+            return Finding(f"{say_mismatch(mismatch)}.", at_fault, [rule(mismatch)], where, topic=Topic.MISMATCHES)
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
     if any(operation and operation.is_point_to_point for operation in operations.values()):
         return _point_to_point(waiting, finished, operations)

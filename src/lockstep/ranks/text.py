@@ -114,9 +114,11 @@ def replicas(run: Run, width: int = WIDTH) -> str:
     if found.drift is not None:
         drift = found.drift
         when = f"at step {drift.step}" if drift.step else "before the first step"
-        amount = f", by {drift.amount:.2g} in the values sampled" if drift.amount else ""
+        amount = f" (by {drift.amount:.2g} or more)" if drift.amount else ""
         others = [rank for rank in range(run.world_size) if rank not in drift.ranks]
-        where = f"on {names(drift.ranks)} differs from {names(others)}" if others else "differs on every rank"
+        where = (
+            f"on {names(drift.ranks)} differs from that of {names(others)}" if others else "is different on every rank"
+        )
         at = f" ({drift.frame.short})" if drift.frame else ""
         said = [f"DRIFT {when}{at}: {drift.tensor} {where}{amount}: {drift.reason}."]
         if drift.tensors > 1:
@@ -127,8 +129,8 @@ def replicas(run: Run, width: int = WIDTH) -> str:
     if found.blowup is not None:
         said = [*_blowup(run, found.blowup), *([] if found.drift is None else said)]
     if found.statistics and found.drift is None:
-        said.append(f"{', '.join(found.statistics[:3])} differed between ranks: each rank updates its running statistics from "
-                    "its own batches, until DDP copies rank 0's before the next forward.")  # fmt: skip
+        said.append(f"{', '.join(found.statistics[:3])} differed between ranks: each rank updates its running statistics "
+                    "from its own batches, and DDP copies rank 0's to all ranks before the next forward.")  # fmt: skip
     if len(set(found.steps)) > 1:
         taken = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(found.steps))
         said.append(f"The ranks took different numbers of steps: {taken}.")
