@@ -86,7 +86,7 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 def forward(model, batch):
-    """The loss, and the MB after forward: activations, and parameters gathered from other ranks (FSDP2)."""
+    """The loss, and the MB after forward: activations, and gathered parameters (FSDP2)."""
     own = {local(p).data_ptr() for p in model.parameters()}
     kept = {}
     def keep(tensor):
@@ -186,8 +186,7 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 #
 # The broadcasts come on top of DDP's all-reduce, which is a reduce-scatter followed by an all-gather (chapter 1). ZeRO's
 # **stage 2** saves them: it reduce-scatters the gradients to their owners and, after the update, all-gathers the
-# *parameters*. Each rank also keeps only its share of the gradients. You'll see this in FSDP2; your exercise leaves DDP
-# as it is.
+# *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do this; your exercise keeps DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -500,8 +499,7 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# HSDP sends less than half as much between nodes. In return it sends a third more within a node and needs twice the
-# memory per rank. So use HSDP if one node has room for the model, its gradients and its optimizer state.
+# HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per rank. So use HSDP if one node has room for the model, its gradients and its optimizer state.
 #
 # With more nodes, HSDP saves less. On n nodes with N ranks in all, each node sends 2·(n−1)/n·P under HSDP and
 # 3·(N−1)/N·P under FSDP2: at most 2P and 3P.
@@ -516,8 +514,8 @@ quiz("06_beyond_ddp/hybrid")
 # *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
 # linear layers make a pair. The first is split along its outputs (`ColwiseParallel`): each rank computes some of the
 # hidden features and applies GELU to them. The second is split along its inputs (`RowwiseParallel`): each rank multiplies
-# its features by their weights. The sum over the ranks is the pair's output. (Columns and rows are those of the formula
-# *xW*; `nn.Linear` stores W transposed.)
+# its features by their weights. The sum over the ranks is the pair's output. (`nn.Linear` stores its
+# weight transposed, so columns are its rows.)
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
 
@@ -691,10 +689,9 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# The two ranks continue with the same losses as the four ranks. The first of these losses depends only on the weights;
-# the other two also on AdamW's moments.
+# The losses are the same. The first depends only on the weights, the other two also on AdamW's moments.
 #
-# With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
+# Training need not wait for the disk: `async_save` copies each rank's slices to host memory and
 # returns, and a thread writes them while the next steps run. These threads call collectives too. In the default group,
 # gloo may pair these with training's collectives, and the job hangs or crashes. So give the threads a **process group
 # of their own**:
@@ -796,10 +793,10 @@ quiz("06_beyond_ddp/which")
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
-# - If computing has to wait for traffic, keep this traffic within a node.
+# - Keep traffic that computing has to wait for within a node.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
-# which kind of memory it is, and say what your choice sends.
+# which kind of memory, and say what your choice sends.
 #
 # ## What to read next
 #
