@@ -304,7 +304,7 @@ def test_zero_grad(grader: Grader) -> None:
 
 @pytest.mark.needs("test_step")
 def test_whole_parameters(grader: Grader) -> None:
-    """an optimizer that looks at a whole parameter makes the same of it"""
+    """an optimizer that looks at whole parameters gives the same result"""
     shapes = [(12, 10), (5, 9), (11, 3), (8, 8), (7,)]
     played = Played(grader, "whole", 2, shapes, "Adafactor", lr=0.02, weight_decay=0.1)
     right = played.plain()

@@ -14,7 +14,7 @@ import torch.nn as nn
 
 
 class ShardedLinear(nn.Module):
-    """A linear layer of which each rank keeps only some rows of the weight and bias.
+    """A linear layer whose weight and bias are divided: each rank keeps only some rows.
 
         layer = ShardedLinear(nn.Linear(512, 256))
         optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3)
@@ -46,7 +46,7 @@ class ShardedLinear(nn.Module):
         - Forward all-gathers the whole weight once, and backward once more. Weight and bias travel together.
         - Backward averages the gradient over the ranks with one reduce-scatter. A second backward adds to it.
         - No rank holds the whole weight, or its whole gradient, between forward and backward, or after backward.
-        - Inputs get the gradient of their own rank's loss. It's not computed if they don't need it.
+        - Inputs get the gradient of their own rank's loss. If they don't require a gradient, it's not computed.
         - It also works under `torch.no_grad()`.
 
         Args:

@@ -46,9 +46,9 @@ class ShardedTraining:
 
         - Each of `layers` is gathered by one all-gather just before it computes. One more gathers all other parameters.
         - A rank keeps its rows of each parameter, and the optimizer keeps state for these rows only.
-        - With `compute_dtype`, layers are gathered and compute in this dtype. The outputs of `model`, the rows that a rank
-          keeps and the sums of the gradients are float32 even then.
-        - Parameters may be shared between modules outside `layers`. Those that don't require a gradient never change.
+        - With `compute_dtype`, layers are gathered and compute in this dtype. Even then, the outputs of `model`, a rank's rows
+          and the sums of the gradients are float32.
+        - Parameters may be shared between modules outside `layers`. Frozen parameters never change.
 
         Args:
             model: in float32, the same on all ranks.

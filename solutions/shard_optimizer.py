@@ -16,14 +16,14 @@ import torch.nn as nn
 
 
 class ShardedOptimizer:
-    """An optimizer of which each rank keeps only a part of the state.
+    """An optimizer whose state is divided: each rank keeps only a part.
 
         optimizer = ShardedOptimizer(ddp_model.parameters(), torch.optim.AdamW, lr=1e-3)
         loss_of(ddp_model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    Every rank makes one of the same parameters, in the same order, and calls its methods together with the other ranks.
+    Every rank passes the same parameters in the same order. All ranks call its methods together.
     After backward DDP has left the same gradients on all ranks, so that each rank can update its own part.
     """
 
@@ -37,7 +37,7 @@ class ShardedOptimizer:
 
         - Each parameter has exactly one owner, and only the owner has state for it.
         - An owner has the whole parameter: optimizers such as Adafactor and Muon look at all of it.
-        - The parts are balanced: none has more elements than the sum of the even share and the largest parameter.
+        - The parts are balanced: none has more elements than an even share plus the largest parameter.
         - With fewer parameters than ranks, some ranks own nothing.
 
         Args:

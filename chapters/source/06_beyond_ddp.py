@@ -12,8 +12,7 @@
 # # Chapter 6. When the model does not fit
 #
 # Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no room
-# for them, you divide them among the ranks. In this chapter you measure what fills a rank's memory, shard the optimizer
-# and then a layer by hand, and let FSDP2 shard the rest. Each time, you predict the bytes first.
+# for them, you divide (shard) them among the ranks. Each time, you predict the bytes before you measure them.
 #
 # After this chapter you can
 #
@@ -74,9 +73,8 @@ def loss_of(model, batch):
 
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
-# **activations**, which forward keeps for backward. To measure the activations, `saved_tensors_hooks` calls a function
-# of yours with each tensor that forward keeps. Later in this chapter, a rank gathers parameters from other ranks.
-# `forward` counts these copies separately.
+# **activations**, which forward keeps for backward. PyTorch has no list of activations, but `saved_tensors_hooks` calls
+# a function of yours with each tensor that it keeps. The function below adds up their sizes:
 
 # %%
 # %%writefile kinds.py
@@ -84,11 +82,11 @@ import torch
 from small_gpt import loss_of
 
 def local(tensor):
-    """What this rank holds of a tensor; those of FSDP2 have `to_local`."""
+    """What this rank holds of a tensor: with FSDP2, only some of its rows."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 def forward(model, batch):
-    """The loss, and the MB in memory after forward: activations, and gathered copies of parameters."""
+    """The loss, and the MB after forward: activations, and gathered parameters (FSDP2)."""
     own = {local(p).data_ptr() for p in model.parameters()}
     kept = {}
     def keep(tensor):
@@ -99,7 +97,7 @@ def forward(model, batch):
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of(model, batch)
-    # While parameters are gathered, FSDP2 has the copies in place of this rank's rows.
+    # Once FSDP2 has gathered a parameter, `parameters()` gives the whole copy instead of this rank's rows.
     copies = sum(p.nbytes for p in model.parameters() if local(p).data_ptr() not in own)
     return loss, sum(kept.values()) / 1e6, copies / 1e6
 
@@ -144,8 +142,9 @@ picture = stacked(alone, unit="MB", title="one process")
 picture
 
 # %% [markdown]
-# Parameters and gradients take 3.5 MB each, and AdamW's two moments take 7 MB. Together that is 16 bytes per parameter.
-# Only the activations grow with the batch. Find out which kind is too large before you choose a remedy:
+# Parameters and gradients take 3.5 MB each. AdamW's state takes 7 MB: for each parameter two **moments**, the running means of
+# its gradient and of the gradient's square. Together that is 16 bytes per parameter. Only the activations grow with the
+# batch. Find out which kind is too large before you choose a remedy:
 #
 # | too large | remedy |
 # |---|---|
@@ -185,9 +184,9 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # %% [markdown]
 # Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# The broadcasts come on top of DDP's all-reduce. You can save that traffic: an all-reduce is a reduce-scatter followed
-# by an all-gather (chapter 1). So reduce-scatter the gradients to their owners, and after the update all-gather the
-# *parameters*. Together, these two send as many bytes as DDP's all-reduce.
+# The broadcasts come on top of DDP's all-reduce, which is a reduce-scatter followed by an all-gather (chapter 1). ZeRO's
+# **stage 2** saves them: it reduce-scatters the gradients to their owners and, after the update, all-gathers the
+# *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do this; your exercise keeps DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -217,14 +216,12 @@ contract("shard_optimizer", "ShardedOptimizer")
 #
 # ## Shard the parameters
 #
-# **FSDP** (fully sharded data parallel, ZeRO's stage 3) also divides the parameters and gradients: each rank keeps its
-# **shard**, some rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks
-# **all-gather** a layer's weight just before the layer computes, and free the gathered copy right afterwards. For
-# backward, they gather it again.
+# **FSDP** (fully sharded data parallel, ZeRO's stage 3) also divides the parameters: each rank keeps its **shard**, some
+# rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks **all-gather** a layer's
+# weight just before the layer computes, and free the gathered copy right afterwards. For backward, they gather it again.
 #
-# The smallest such layer has four features, and multiplies each by its own weight. Two ranks share the four
-# weights: rank 0 keeps the first two, rank 1 the others. A `torch.autograd.Function` says what is saved for backward
-# and what backward computes:
+# Try it on a layer that multiplies each of four features by a weight. Rank 0 keeps the first two weights, rank 1 the
+# others. A `torch.autograd.Function` says what is saved for backward and what backward computes:
 
 # %%
 # %%writefile sharded_scale.py
@@ -242,7 +239,7 @@ class Scale(torch.autograd.Function):
         return inputs * gather(shard)
 
     @staticmethod
-    def backward(ctx, gradient):  # of the output; returns those of inputs and shard
+    def backward(ctx, gradient):  # takes the output's gradient, returns the inputs' and the shard's
         inputs, shard = ctx.saved_tensors
         of_inputs = gradient * gather(shard)  # + again
         of_weight = (gradient * inputs).sum(0)  # of the whole weight, from this rank's inputs
@@ -252,8 +249,8 @@ class Scale(torch.autograd.Function):
 
 # %% [markdown]
 # The **reduce-scatter** leaves each rank the sum of all ranks' gradients for its shard. Divided by the number of ranks,
-# this sum is the mean that DDP computes. Rank 0's inputs are all 1, rank 1's are all 3. **Predict** the gradient of
-# each shard:
+# this sum is the mean that DDP computes. Rank 0's inputs are all 1, rank 1's are all 3, and each rank's loss is the sum of
+# its outputs. **Predict** the gradient of each shard:
 
 # %%
 # %%ranks 2
@@ -308,8 +305,9 @@ contract("sharded_linear", "ShardedLinear")
 # ## Shard everything: FSDP2
 #
 # PyTorch's `fully_shard` shards any module in this way. It divides each parameter by rows, and the optimizer sees only
-# this rank's rows. Each call forms one unit, whose parameters are gathered together. So call it on every layer, and
-# then on the model, which takes the parameters outside the layers:
+# this rank's rows. Each call forms one unit, whose parameters are gathered together. A single call on the model would
+# gather the whole model at once. So call `fully_shard` on every layer first. The last call, on the model, forms a unit of
+# the parameters that are left: embeddings and head.
 
 # %%
 # %%writefile ways.py
@@ -329,17 +327,18 @@ def make(way):
     torch.manual_seed(0)
     model = GPT()
     if way in ("DDP", "ZeRO-1"):
-        model = DDP(model, gradient_as_bucket_view=True)  # else the buckets are a second copy
+        model = DDP(model, gradient_as_bucket_view=True)  # else gradients exist twice
         if way == "ZeRO-1":
             return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
     else:
         for layer in model.layers:
             fully_shard(layer, **OPTIONS[way])  # +
         fully_shard(model, **OPTIONS[way])  # +
-    return model, torch.optim.AdamW(model.parameters())  # after fully_shard: it replaces them
+    return model, torch.optim.AdamW(model.parameters())  # fully_shard made new parameters
 
 # %% [markdown]
-# Four ranks train for two steps in each of these ways. What does FSDP2 send in the second step?
+# Four ranks train for two steps in each of five ways: DDP, ZeRO-1, and FSDP2 with three settings, which you'll compare
+# below. What does FSDP2 send in the second step?
 
 # %%
 # %%ranks 4 --into run --quiet
@@ -374,18 +373,20 @@ for kind, nbytes in calls_of("FSDP2"):
 # The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
 # gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always gathers one
 # layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The embeddings and head are
-# gathered only once. They belong to the model's own unit, and `fully_shard` keeps the outermost unit gathered until
-# backward, which needs the head first.
+# gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which needs the head first.
 #
 # **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
-# parameters. (With `gradient_as_bucket_view`, the gradients are DDP's buckets. Without it, the buckets take another P.)
-# How much do ZeRO-1 and FSDP2 hold?
+# parameters. (Without `gradient_as_bucket_view`, DDP's buckets take another P.) How much do ZeRO-1 and FSDP2 hold?
 
 # %%
 def predicted(way, size, n):
     """MB of parameters, gradients and AdamW's state on one of n ranks, for parameters of this size."""
-    shards = {"DDP": (1, 1, 1), "ZeRO-1": (1, 1, n)}.get(way, (n, n, n))
-    return sum(part * size / shard for part, shard in zip((1, 1, 2), shards))
+    state = 2 * size  # two moments
+    if way == "DDP":
+        return size + size + state
+    if way == "ZeRO-1":
+        return size + size + state / n
+    return (size + size + state) / n
 
 held = {way: run.observed(way)[0] for way in WAYS}
 P = 875_264 * 4 / 1e6
@@ -419,7 +420,7 @@ quiz("06_beyond_ddp/reshard")
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
 
 # %%
-FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # its input: a quarter
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # a rank puts in ¼
 ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
 
 for way in WAYS:
@@ -469,8 +470,8 @@ for way, mesh in meshes.items():
 # **Predict** what a rank holds, and what one node sends to the other in a step:
 #
 # - FSDP2: in a ring of four ranks, one link leaves each node. This link carries ¾·P in each of three collectives.
-# - HSDP: each rank all-reduces its half of the gradients with one rank of the other node. An all-reduce between two
-#   ranks sends as many bytes as it sums: P/2 per rank, P per node.
+# - HSDP: each rank all-reduces its half of the gradients with one rank of the other node. In an all-reduce of two ranks,
+#   each sends as many bytes as its tensor has: P/2 per rank, P per node.
 
 # %%
 def sent(way, across):
@@ -482,7 +483,7 @@ def sent(way, across):
         for call in run.collectives[rank]:
             if call.number not in between:
                 continue
-            n = len(call.members)
+            n = len(call.members)  # in a ring, a rank sends only to the next one
             next_rank = call.members[(call.members.index(rank) + 1) % n]
             kind = call.kind.replace("_into_tensor", "").replace("_tensor", "")
             if (next_rank > 1) == across:
@@ -498,8 +499,7 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# HSDP sends less than half as much between nodes. In return it sends a third more within a node and needs twice the
-# memory per rank. So use HSDP if one node has room for the model, its gradients and its optimizer state.
+# HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per rank. So use HSDP if one node has room for the model, its gradients and its optimizer state.
 #
 # With more nodes, HSDP saves less. On n nodes with N ranks in all, each node sends 2·(n−1)/n·P under HSDP and
 # 3·(N−1)/N·P under FSDP2: at most 2P and 3P.
@@ -512,8 +512,10 @@ quiz("06_beyond_ddp/hybrid")
 #
 # FSDP2 still gathers one whole layer at a time. If one layer or one sample's activations are too large, divide the
 # *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
-# linear layers make a pair: the first is split along its outputs (`ColwiseParallel`), the second along its inputs
-# (`RowwiseParallel`). Then the ranks only have to add up the pair's results.
+# linear layers make a pair. The first is split along its outputs (`ColwiseParallel`): each rank computes some of the
+# hidden features and applies GELU to them. The second is split along its inputs (`RowwiseParallel`): each rank multiplies
+# its features by their weights. The sum over the ranks is the pair's output. (`nn.Linear` stores its
+# weight transposed, so columns are its rows.)
 #
 # **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
 
@@ -571,7 +573,10 @@ parallelize_module(pair, mesh["within"], {"0": ColwiseParallel(), "2": RowwisePa
 fully_shard(pair, mesh=mesh["nodes"])  # +
 
 weight = pair[0].weight
-print(f"rank {dist.get_rank()} has", tuple(weight.to_local().shape), "of", tuple(weight.shape))
+print("here", tuple(weight.to_local().shape), "of", tuple(weight.shape))
+
+# %% [markdown]
+# Tensor parallelism halves the 512 rows within a node, and FSDP2 halves them again between the nodes.
 
 # %%
 quiz("06_beyond_ddp/tensor")
@@ -580,12 +585,12 @@ quiz("06_beyond_ddp/tensor")
 # ## Train with FSDP2
 #
 # Two things go wrong easily. First, `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have
-# different numbers of samples, this is not the mean of all samples. Second, a rank must clip by the norm of all rows of
-# the gradient, but holds only its own.
+# different numbers of samples, the samples don't count equally. Second, a rank must clip by the norm of all rows of the
+# gradient, but holds only its own.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank. The first row's gradient should be the mean of the four samples, and the second row's twice that. **Predict**
-# what each way gives:
+# rank. A sample's loss is its first output plus twice its second, so the first row's gradient should be the mean of the
+# four samples, and the second row's twice that. **Predict** what each way gives:
 
 # %%
 # %%ranks 2
@@ -598,7 +603,8 @@ world, samples = 2, 4
 
 for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / samples)):
     model = fully_shard(torch.nn.Linear(1, 2, bias=False))
-    ((model(x) * torch.tensor([1.0, 2.0])).sum() * factor).backward()
+    losses = model(x) @ torch.tensor([1.0, 2.0])  # one for each sample
+    (losses.sum() * factor).backward()
     row = model.weight.grad.to_local()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=100.0)
     print(f"{way:17} my row {row.item():5.2f}", end="  ")
@@ -611,8 +617,8 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 #
 # Rank 0's row has the norm 3, rank 1's row 6, and the whole gradient 3·√5 = 6.71. The gradients are **DTensors**:
 # tensors that know how they are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns
-# the result into a plain tensor. With `max_norm=1`, both rows must shrink 6.71 times. If each rank clipped by its own
-# row's norm, rank 0's row would shrink 3 times and rank 1's 6 times, without an error.
+# the result into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own
+# row's norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -660,7 +666,8 @@ print("losses:", *before, " saved ", *[train(model, optimizer) for step in range
 # %% [markdown]
 # Until now, every rank built the whole model before it kept its shard. A model that doesn't fit has to be built on the
 # **meta device**, which knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's
-# rows, and the checkpoint fills them. Here two ranks load what four have saved:
+# rows, and the checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four
+# have saved:
 
 # %%
 # %%ranks 2
@@ -682,10 +689,9 @@ weight = model.head.weight
 print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local().shape))
 
 # %% [markdown]
-# The two ranks continue with the same losses as the four ranks. The first of these losses depends only on the weights;
-# the other two also on AdamW's moments.
+# The losses are the same. The first depends only on the weights, the other two also on AdamW's moments.
 #
-# With a large model, don't let training wait for the disk. `async_save` copies each rank's slices to host memory and
+# Training need not wait for the disk: `async_save` copies each rank's slices to host memory and
 # returns, and a thread writes them while the next steps run. These threads call collectives too. In the default group,
 # gloo may pair these with training's collectives, and the job hangs or crashes. So give the threads a **process group
 # of their own**:
@@ -757,8 +763,9 @@ for parameters in (125e6, 1.5e9, 13e9):
 # Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
 # ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is the simplest way, and in float32 no other way sends fewer bytes.
-# - **ZeRO-1** if only the optimizer's state is too large.
+# - **DDP** while it fits. It is the simplest way, and in float32 no way of sharding sends fewer bytes in all.
+# - **ZeRO-1** if only the optimizer's state is too large, and you want to keep DDP and plain tensors, or an optimizer
+#   that looks at whole parameters. Otherwise FSDP2 needs less memory, and no more traffic.
 # - **FSDP2** if parameters or gradients are too large. If a rank has room for one whole copy of the parameters, set
 #   `reshard_after_forward=False`: it sends no more than DDP.
 # - **HSDP** if one node has room for all shards of the model and the network between nodes is slow.
@@ -786,10 +793,10 @@ quiz("06_beyond_ddp/which")
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
-# - If computing has to wait for traffic, keep this traffic within a node.
+# - Keep traffic that computing has to wait for within a node.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
-# which kind of memory it is, and say what your choice sends.
+# which kind of memory, and say what your choice sends.
 #
 # ## What to read next
 #
