@@ -104,7 +104,7 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # | `LOCAL_WORLD_SIZE` | the number of ranks on this node |
 # | `GROUP_RANK` | this node's number (to torchrun, a node's ranks are a *worker group*) |
 # | `MASTER_ADDR`, `MASTER_PORT` | the address of the **store**, a small key-value server through which the ranks find each other |
-# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher runs this server; otherwise rank 0 must run it |
+# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher runs the store; otherwise rank 0 runs it |
 #
 # On one node, `RANK` and `LOCAL_RANK` are equal. On two nodes they differ:
 
