@@ -239,7 +239,7 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# On a new cluster, run this assert first.
+# On a new cluster, run this cell first: all ranks must join, and a collective must work.
 #
 # ### Without the variables
 #
@@ -738,8 +738,8 @@ quiz("02_setup/same_seed")
 # %% [markdown]
 # ## Global metrics
 #
-# How far can rank 0's loss be from the loss over all ranks? Four ranks evaluate the same model. The test set is sorted
-# by class, as files often are, and the last rank gets most of it:
+# How far can rank 0's loss be from the loss over all ranks? Four ranks evaluate the same model. The test samples are
+# sorted by class, as in many files, and the last rank gets most of them:
 
 # %%
 # %%ranks 4
