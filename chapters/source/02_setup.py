@@ -701,8 +701,7 @@ DDP(model)
 
 # %% [markdown]
 # On a GPU you may add `device_ids=[local_rank]`. Then DDP also moves the inputs of `forward` to that GPU, but not the
-# targets, which never pass through DDP. (Older programs also pass `output_device`, which DDP's forward no longer
-# reads.) On a CPU, leave `device_ids` out:
+# targets, which never pass through DDP. On a CPU, leave `device_ids` out:
 
 # %%
 # %%ranks 2 --expect raised
@@ -711,6 +710,18 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
+
+# %% [markdown]
+# Older programs also pass `output_device`. DDP's forward no longer reads it, so you can leave it out:
+
+# %%
+import inspect
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+methods = DDP.forward, DDP._pre_forward, DDP._post_forward, DDP._run_ddp_forward
+source = "".join(inspect.getsource(method) for method in methods)
+for name in ("device_ids", "output_device"):
+    print(f"{name} is used by a forward {source.count(name)} times")
 
 # %% [markdown]
 # ### Seeds
