@@ -32,12 +32,12 @@ def train_ddp(
     """Train a classifier with DDP and return it. Every rank calls it; only `rank` differs between them.
 
     Join the process group with `setup_ddp`, and leave it at the end, even when training fails. (If the caller already
-    belongs to a group, setup_ddp raises, and that group must survive.)
+    belongs to a group, setup_ddp raises. Then leave the caller's group open.)
 
-    The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or in a class of your own that
-    trains as DDP does. Use plain SGD on the mean cross-entropy of each batch. In every epoch the samples are shuffled
-    again, and each goes to one rank. If they don't divide evenly, a few are repeated so that every rank takes the same
-    number of steps. The order must not depend on the global random state.
+    The model is `model_class()`, moved to this rank's device and then wrapped in DDP, or in your own class that
+    synchronizes weights and gradients as DDP does. Use plain SGD on the mean cross-entropy of each batch. In every
+    epoch the samples are shuffled again, and each goes to one rank. If they don't divide evenly, a few are repeated so
+    that every rank takes the same number of steps. The order must not depend on the global random state.
 
     After each epoch rank 0 prints one line. Nothing else goes to stdout on any rank:
 

@@ -12,7 +12,7 @@
 # # Chapter 2. Setting up: from one process to many
 #
 # You start with a program that trains a small network in one process, and change it line by line until it trains on
-# four ranks. Most new lines come with the mistake that they prevent. After this chapter you can
+# four ranks. With most lines you see the mistake that they prevent. After this chapter you can
 #
 # - **start** a program on N ranks, and tell which rank is which;
 # - **connect** the ranks with the right backend;
@@ -23,7 +23,7 @@
 #
 # About 125 minutes: 70 to read and run, 55 for three exercises; take a break before "Global metrics". You need chapter
 # 1, but no GPU: gloo connects ranks on your CPU. What the text says about GPUs and NCCL comes from PyTorch's
-# documentation and was not run here.
+# documentation and source, and was not run here.
 
 # %%
 # %load_ext lockstep
@@ -36,8 +36,8 @@ from lockstep.notebook.quiz import quiz
 # %% [markdown]
 # ## Where we start
 #
-# The data are scikit-learn's digits: 1797 images of 8×8 pixels. Write them to a file once, before any rank starts.
-# Otherwise every rank prepares them again.
+# The data are scikit-learn's digits: 1797 images of 8×8 pixels. Write them to a file once, before any rank starts;
+# otherwise every rank would prepare them again.
 
 # %%
 import numpy
@@ -48,8 +48,8 @@ numpy.savez("digits.npz", images=images.astype("uint8"), labels=labels)
 print(images.shape, labels[:10])
 
 # %% [markdown]
-# `digits.py` holds the data, the network and one epoch. **None of its lines will change.** Note that `train_epoch`
-# returns a sum and a count.
+# `digits.py` holds the data, the network and one epoch. **None of its lines will change.** `train_epoch` returns the
+# sum of the samples' losses and the number of samples.
 
 # %%
 print(Path("digits.py").read_text())
@@ -94,7 +94,7 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
     print(f"{name}={os.environ[name]}", end="  ")
 
 # %% [markdown]
-# A **node** is a machine of the cluster.
+# A **node** is one machine of a cluster; here you have one.
 #
 # | variable | meaning |
 # |---|---|
@@ -102,9 +102,9 @@ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 # | `WORLD_SIZE` | the number of ranks |
 # | `LOCAL_RANK` | this process's number on its node; use it as the number of its GPU |
 # | `LOCAL_WORLD_SIZE` | the number of ranks on this node |
-# | `GROUP_RANK` | this node's number |
+# | `GROUP_RANK` | this node's number (to torchrun, a node's ranks are a *worker group*) |
 # | `MASTER_ADDR`, `MASTER_PORT` | the address of the **store**, a small key-value server through which the ranks find each other |
-# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher hosts the store; otherwise rank 0 hosts it |
+# | `TORCHELASTIC_USE_AGENT_STORE` | `True` if the launcher runs the store; otherwise rank 0 runs it |
 #
 # On one node, `RANK` and `LOCAL_RANK` are equal. On two nodes they differ:
 
@@ -115,8 +115,8 @@ rank, local_rank, node = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "G
 print(f"RANK {rank} is LOCAL_RANK {local_rank} on node {node}")
 
 # %% [markdown]
-# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for a
-# third GPU, which that node may not have.
+# Rank 2 is the first process on the second node, so it uses GPU 0 there. `torch.device("cuda", rank)` would ask for
+# GPU 2.
 
 # %%
 quiz("02_setup/local_rank")
@@ -124,8 +124,8 @@ quiz("02_setup/local_rank")
 # %% [markdown]
 # ### Without a launcher
 #
-# Plain `python` sets none of these variables. The error names the first missing variable. (A *rendezvous* is the step
-# in which the processes find each other.)
+# Plain `python` sets none of these variables. The *rendezvous*, in which the processes find each other, then fails and
+# names the first one that is missing:
 
 # %%
 # %%ranks 2 --expect raised
@@ -149,8 +149,8 @@ local_rank = int(os.environ.get("LOCAL_RANK", 0))  # BUG: the default hides that
 print(f"my device is cuda:{local_rank}")
 
 # %% [markdown]
-# All four ranks chose GPU 0. On GPUs the job would fail later, when GPU 0 runs out of memory or NCCL refuses two ranks
-# on one GPU. `os.environ["LOCAL_RANK"]` would raise an error at once.
+# All four ranks chose GPU 0. The job would fail only later, when GPU 0 runs out of memory or NCCL refuses two ranks on
+# one GPU. `os.environ["LOCAL_RANK"]` would raise an error at once.
 #
 # ### When the numbers are wrong
 #
@@ -182,16 +182,14 @@ os.environ["RANK"] = "0"  # BUG: both are rank 0
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# All three hang. The notebook ends a cell as soon as no rank can continue. PyTorch alone would wait for 30 minutes and
-# then raise an error.
+# All three hang. The notebook ends such a cell at once; in a terminal, PyTorch waits for 30 minutes and then raises an
+# error.
 #
-# If a job hangs before its first step, suspect a `WORLD_SIZE` that is too large, a missing rank, or two ranks with the
-# same number. Print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
+# If a job hangs before its first step, print `RANK` and `WORLD_SIZE` on each rank *before* `init_process_group`.
 #
 # ### Never overwrite what the launcher set
 #
-# A program that starts its own ranks sets `MASTER_ADDR` and `MASTER_PORT`. If torchrun starts the ranks, a program
-# that sets these variables hangs:
+# Many examples set `MASTER_ADDR` and `MASTER_PORT` themselves. Under torchrun, they hang:
 
 # %%
 # %%ranks 2 --expect hang
@@ -203,8 +201,8 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# torchrun's store is at a different port, so nothing listens at port 12355. Rank 0 opens no store there, because
-# torchrun has set `TORCHELASTIC_USE_AGENT_STORE`.
+# torchrun's store is at a different port, and nothing listens at 12355. Rank 0 starts no store there, because
+# `TORCHELASTIC_USE_AGENT_STORE` says that the launcher runs one.
 
 # %%
 quiz("02_setup/environment")
@@ -212,8 +210,8 @@ quiz("02_setup/environment")
 # %% [markdown]
 # ## The process group
 #
-# `init_process_group` returns when all ranks have joined. The ranks find each other through the store. You can use the
-# store yourself:
+# With gloo, `init_process_group` returns when all ranks have joined. They find each other through the store. You can
+# use it yourself:
 
 # %%
 # %%ranks 3
@@ -226,8 +224,8 @@ store.set(f"note from {rank}", f"rank {rank} was here")
 print(store.get(f"note from {(rank + 1) % 3}").decode())  # get waits until the key exists
 
 # %% [markdown]
-# gloo exchanges addresses through the store: each rank writes its own address and reads the others' addresses. After that,
-# tensors go directly from rank to rank. `init_process_group` does all this in one line:
+# gloo does the same: each rank writes its own address and reads those of the others. After that, tensors go directly
+# from rank to rank. `init_process_group` does all this in one line:
 
 # %%
 # %%ranks 4
@@ -241,12 +239,13 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# The assert is a good first test of a new cluster: all ranks have joined, and a collective works.
+# On a new cluster, run this cell first: all ranks must join, and a collective must work.
 #
 # ### Without the variables
 #
-# You can pass rank and size as arguments: `init_process_group("gloo", rank=rank, world_size=size)`. They override
-# `RANK` and `WORLD_SIZE`. A single rank needs no address if you give it a `HashStore`, a store in its own memory:
+# A test may run without a launcher. Then pass `rank=` and `world_size=`, which override `RANK` and `WORLD_SIZE`. The
+# ranks still need the address. Only a single rank can do without: give it a `HashStore`, a store in the memory of its
+# process:
 
 # %%
 # %%ranks 1
@@ -264,8 +263,8 @@ print("rank", dist.get_rank(), "of", dist.get_world_size())
 #
 # ### How long it waits
 #
-# The timeout applies to `init_process_group` and to each collective. The default is 30 minutes with gloo and 10 with
-# NCCL. You set the timeout in `init_process_group`, not in `DDP`:
+# One timeout applies to `init_process_group` and to each collective: by default 30 minutes with gloo, 10 with NCCL.
+# Set it in `init_process_group`; `DDP` takes no timeout:
 
 # %%
 import inspect
@@ -273,7 +272,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 print("gloo:", dist.default_pg_timeout)
-assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split())
+assert "10 minutes for NCCL" in " ".join(dist.init_process_group.__doc__.split())  # its documentation
 assert "timeout" not in inspect.signature(DDP).parameters
 
 # %% [markdown]
@@ -289,10 +288,8 @@ os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
 dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
-# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The ranks that joined
-# raise the error; the missing rank says nothing. Lengthen the timeout if rank 0 works alone for a long time, for
-# example to prepare the data.
-#
+# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The waiting ranks raise
+# the error; the missing rank says nothing. If rank 0 prepares the data alone for longer than the timeout, lengthen it.
 
 # %%
 quiz("02_setup/missing_rank")
@@ -321,8 +318,8 @@ for epoch in range(2):
     print(f"epoch {epoch}: loss {total / count:.3f} over {count:.0f} samples, {len(loader)} steps")
 
 # %% [markdown]
-# These are four separate training runs. A process group alone synchronizes nothing: each rank still has to take its
-# part of the data, and DDP has to average the gradients.
+# These are four separate training runs. A process group alone synchronizes nothing: the ranks still have to divide the
+# data, and DDP has to average the gradients.
 #
 # ## Backends and devices
 #
@@ -332,9 +329,9 @@ for epoch in range(2):
 # |---|---|---|
 # | `gloo` | yes | some collectives, slowly |
 # | `nccl` | no | yes, from GPU to GPU |
-# | `cpu:gloo,cuda:nccl` | gloo | nccl |
+# | `cpu:gloo,cuda:nccl` | yes, by gloo | yes, by nccl |
 #
-# `dist.get_backend()` names a group's backend. A PyTorch without GPU support has no nccl, and
+# `dist.get_backend()` names a group's backend. A PyTorch built without GPU support has no nccl, and
 # `dist.is_nccl_available()` is false:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
@@ -344,16 +341,17 @@ import torch.distributed as dist
 dist.init_process_group("nccl")
 
 # %% [markdown]
-# With nccl, two ranks of one group on the same GPU are an error. `device.py` therefore counts this node's GPUs:
+# With nccl, two ranks of one group on the same GPU are an error. So `device.py` chooses nccl only if this node has a
+# GPU for each of its ranks:
 
 # %%
 print(Path("device.py").read_text())
 
 # %% [markdown]
-# If a node has too few GPUs, this function warns and uses the CPU, so that the course runs on a laptop. On a cluster,
-# raise an error: a node with one broken GPU would choose gloo, and the other nodes nccl.
+# With too few GPUs, it warns and uses the CPU, so that the course runs on a laptop. On a cluster, raise an error
+# instead: a node with one broken GPU would choose gloo, and the other nodes nccl.
 #
-# The next cell shows both results. It pretends that each of two nodes has two GPUs, and `set_device` only prints:
+# Call it on your machine as it is, and then as if each of two nodes had two GPUs (`set_device` only prints):
 
 # %%
 # %%ranks 4 --nodes 2
@@ -376,10 +374,11 @@ print("with two GPUs per node:", *local_device())
 # Ranks 2 and 3 take GPUs 0 and 1 of their own node. Three rules for GPUs:
 #
 # - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
-#   GPU 0, on every rank. The other order often works, since nccl connects only at the first collective. But any GPU
-#   work before `set_device` makes every rank occupy memory on GPU 0.
-# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))` connects at
-#   once. Calls without a tensor, such as `barrier`, then use this device. You still need `set_device`.
+#   GPU 0, on every rank. The reverse order often works, since nccl connects only at the first collective; don't rely
+#   on it.
+# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then nccl
+#   connects here and waits for all ranks; otherwise you notice a missing rank only at the first collective. Calls
+#   without a tensor, such as `barrier`, use this device too. You need `set_device` as well.
 # - **Move inputs and targets too**, as `train_epoch` does.
 
 # %%
@@ -390,9 +389,9 @@ quiz("02_setup/device_of")
 #
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
-# Write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
-# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. Unlike `device.py`, `setup_ddp` lets ranks
-# share GPUs when a node has too few.
+# The next exercises use these two functions. `setup_ddp` chooses device and backend and joins the group. If
+# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. If a node has too few GPUs, let ranks share
+# them (unlike `device.py`).
 #
 # `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
 # `dist.is_initialized()` first.
@@ -408,8 +407,8 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. If you pass rank
-# and size, the sampler needs no process group:
+# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. Given rank and
+# size, it needs no process group:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -441,8 +440,10 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# With three samples, `drop_last=True` leaves nothing for any rank. If the samples divide evenly, each goes to exactly
-# one rank. The loader's own `drop_last` only discards a rank's short final batch:
+# With three samples, `drop_last=True` leaves nothing for any rank.
+#
+# Samples that divide evenly are dealt once each. The *loader* has a `drop_last` too, which discards a rank's last
+# batch if it is short:
 
 # %%
 from torch.utils.data import DataLoader
@@ -457,13 +458,13 @@ for drop_last in (False, True):
 # %% [markdown]
 # ### Shuffling, and set_epoch
 #
-# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part, so
-# the ranks send no messages. You tell the sampler the epoch with `set_epoch`. The next cell deals the samples without
-# it (left column) and with it (right column):
+# By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part; the
+# ranks send no messages. You tell the sampler the epoch with `set_epoch`. Rank 0's samples without this call and with
+# it:
 
 # %%
 for epoch in range(3):
-    print(f"epoch {epoch}:  set_epoch(0) {deal(10, 2)[0]}   set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
+    print(f"epoch {epoch}:  without {deal(10, 2)[0]}   with set_epoch({epoch}) {deal(10, 2, epoch)[0]}")
 
 # %% [markdown]
 # ![Three epochs on two ranks: new batches with set_epoch(epoch), the same batches without](pictures/set_epoch.svg)
@@ -500,8 +501,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The loss falls in both runs, with the same rounded numbers. So the loss doesn't reveal a missing `set_epoch`. To
-# notice the mistake, print each epoch's first indices.
+# The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet this isn't the training you
+# had with `shuffle=True`: every epoch has the same batches. To notice it, print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -544,15 +545,14 @@ loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 print("sampler    :", [batch.tolist() for batch in loader])
 
 # %% [markdown]
-# With equal seeds both ranks compute the same gradient: twice the work for one result. With different seeds, an
-# "epoch" is two passes over the data. Neither mistake raises an error, but `len(loader)` reveals both: on N ranks it
-# should be 1/N of its value on one rank.
+# With equal seeds, both ranks compute the same gradient. With different seeds, an "epoch" is two passes over the data.
+# Neither raises an error, but `len(loader)` reveals both: on N ranks it should be 1/N of its value on one.
 #
 # ### Worker processes
 #
-# With `num_workers=4`, four ranks start 16 workers. Up to Python 3.13, Linux *forks* a worker from its rank, and DDP's
-# documentation warns that NCCL isn't safe to fork. If loaders hang on GPUs, fork the workers from a clean process
-# (`forkserver`), and keep them for all epochs:
+# With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as a
+# copy of its rank, NCCL included, and DDP's documentation warns that NCCL doesn't survive this. If loaders hang on
+# GPUs, use `forkserver`, which forks a clean process, and keep the workers for all epochs:
 
 # %%
 # %%ranks 2
@@ -680,14 +680,14 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
 # One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
-# the loss over its own samples. They fall as slowly as before, because 12 steps per epoch are few. The section "The
-# whole program" makes the steps larger.
+# the loss over its own samples. They still fall slowly, because 12 steps per epoch are few. "The whole program" raises
+# the learning rate.
 #
 # ### Move first, wrap last
 #
-# DDP attaches its hooks when you wrap the model. A later cast or move to another device silently removes them (chapter
-# 1, "What DDP never notices"). If you freeze a parameter later, DDP still expects its gradient and raises an error. So
-# change the model first, and wrap last. DDP refuses a model that is only partly moved:
+# DDP attaches its hooks when you wrap the model. A later change of dtype or device silently removes them (chapter 1,
+# "What DDP never notices"). If you freeze a parameter later, DDP still waits for its gradient, and the next forward
+# raises an error. So wrap last. DDP refuses a model that is only partly moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -712,7 +712,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 
 # %% [markdown]
-# Older programs also pass `output_device`. DDP's forward no longer reads it:
+# Older programs also pass `output_device`. DDP's forward no longer reads it, so you can leave it out:
 
 # %%
 import inspect
@@ -740,7 +740,7 @@ torch.manual_seed(0 + dist.get_rank())
 print("seed + rank:", dropout(x).int().tolist())
 
 # %% [markdown]
-# With equal seeds, all ranks drop the same units and augment their samples in the same way. Use `seed + rank` in
+# With equal seeds, all ranks drop the same units and augment samples in the same way. Pass `seed + rank` to
 # `torch.manual_seed`. Only the sampler's `seed` must be equal on all ranks.
 
 # %%
@@ -749,8 +749,8 @@ quiz("02_setup/same_seed")
 # %% [markdown]
 # ## Global metrics
 #
-# How far can rank 0's loss be from the loss over all ranks? Here four ranks evaluate one model on data sorted by
-# class, as files often are. The last rank has most of the samples:
+# How far can rank 0's loss be from the loss over all ranks? Four ranks evaluate the same model. The test samples are
+# sorted by class, as in many files, and the last rank gets most of them:
 
 # %%
 # %%ranks 4
@@ -764,13 +764,15 @@ torch.manual_seed(0)  # the same model on all ranks
 (train, test), model = load(), net()
 train_epoch(model, DataLoader(train, 32), torch.optim.SGD(model.parameters(), 0.2))
 x, y = test.tensors
-mine = y.argsort(stable=True).tensor_split([10, 20, 30])[dist.get_rank()]  # rank 0: the smallest digits
+parts = y.argsort(stable=True).tensor_split([10, 20, 30])  # 10, 10, 10 and 267 samples
+mine = parts[dist.get_rank()]  # rank 0: the smallest digits
 losses = cross_entropy(model(x[mine]), y[mine], reduction="none").detach()
-total = torch.tensor([losses.sum(), len(losses), losses.mean()])
 print(f"mine {losses.mean():.2f} over {len(losses):3}", end="   ")
-dist.all_reduce(total)
-print(f"all {total[0] / total[1]:.2f} over {total[1]:.0f}   mean of means {total[2] / 4:.2f}")
-torch.testing.assert_close(total[0] / total[1], cross_entropy(model(x), y).detach())
+sums = torch.tensor([losses.sum(), len(losses), losses.mean()])
+dist.all_reduce(sums)
+total, count, means = sums
+print(f"all {total / count:.2f} over {count:.0f}   mean of means {means / 4:.2f}")
+torch.testing.assert_close(total / count, cross_entropy(model(x), y).detach())
 
 # %% [markdown]
 # Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the weight of 267. So **reduce
@@ -793,8 +795,8 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# Ranks may have different numbers of samples, because they call only one collective, at the end. If the model has
-# buffers, a forward pass through `ddp` is a collective too (chapter 1). So evaluate `ddp.module`, not `ddp`.
+# Here the ranks may have different numbers of samples, because they call only one collective, at the end. If the model
+# has buffers, each forward through `ddp` is a collective too (chapter 1). So evaluate `ddp.module`.
 #
 # ### Every rank calls, rank 0 prints
 #
@@ -828,9 +830,8 @@ dist.all_reduce(gradient)
 print("gradient", gradient.item())
 
 # %% [markdown]
-# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 hangs in
-# its next all-reduce. (Under torchrun, rank 1's process would end, and rank 0 would raise "Connection closed by
-# peer".)
+# 101 is a loss plus a gradient: gloo pairs calls by their order, and both tensors have the same size. Rank 0 then
+# hangs in its next all-reduce.
 
 # %%
 quiz("02_setup/rank0_loss")
@@ -841,7 +842,8 @@ quiz("02_setup/unequal_shards")
 # %% [markdown]
 # ## Cleanup
 #
-# A rank that has finished leaves the group with `destroy_process_group`. After that, no collective works:
+# A rank that has finished leaves the group with `destroy_process_group`. Its process can then join a new one. Until it
+# does, no collective works:
 
 # %%
 # %%ranks 2 --expect raised
@@ -860,10 +862,10 @@ dist.barrier()  # BUG: after the end
 # Three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
-# - Because a step learns from 4 × 32 samples, the learning rate is now multiplied by the number of ranks. (Chapter 4
-#   measures this rule of thumb.)
+# - A step now learns from 4 × 32 samples, so the learning rate is multiplied by the number of ranks (a rule of thumb
+#   that chapter 4 measures).
 # - Rank 0 alone saves the weights, which are equal everywhere; several writers could corrupt the file. It saves
-#   `model.module`: in the wrapper's state dict, every name starts with `module.`
+#   `model.module`, because the wrapper's state dict puts `module.` before every name.
 #
 # `--save` writes the cell to a file.
 
@@ -901,7 +903,7 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# Now start the file with torchrun, as a cluster would. `quiet_exit.py` runs it and avoids a bug in gloo at its end
+# Now start the file with torchrun. `quiet_exit.py` runs the program and avoids a bug of gloo at the process's exit
 # (see the box below):
 
 # %%
@@ -925,23 +927,21 @@ x, y = load()[1].tensors
 print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digits it has not seen")
 
 # %% [markdown]
-# On one node, torchrun picks a free port, so two jobs don't clash. (Older versions need `--standalone`.) And with
-# several processes it sets `OMP_NUM_THREADS=1`, or each of them would start a thread for every core:
-
-# %%
-# %%writefile which_port.py
-import os, sys
-sys.stdout.write(f"{os.environ['MASTER_PORT']} {os.environ.get('OMP_NUM_THREADS')}\n")
+# ### Ports and threads
+#
+# On one node, torchrun picks a free port, so two jobs don't clash. (Older versions need `--standalone`.) With several
+# processes it also sets `OMP_NUM_THREADS=1`; otherwise each of them would start a thread for every core:
 
 # %%
 environment = dict(os.environ)
 environment.pop("OMP_NUM_THREADS", None)  # as on a fresh machine
-streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+show = ["--no-python", "sh", "-c", "echo $MASTER_PORT ${OMP_NUM_THREADS-unset}"]
 jobs = []
 for size in (1, 2):
-    command = [sys.executable, *TORCHRUN, f"--nproc-per-node={size}", "which_port.py"]
+    command = [sys.executable, *TORCHRUN, f"--nproc-per-node={size}", *show]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     jobs.append(subprocess.Popen(command, env=environment, **streams))
-(one, alone, *_), (two, shared, *_) = [job.communicate(timeout=200)[0].split() for job in jobs]
+(one, alone), (two, shared, *_) = [job.communicate(timeout=200)[0].split() for job in jobs]
 print("two jobs, different ports:", one != two)
 print("OMP_NUM_THREADS:", alone, "for one process,", shared, "for two")
 
@@ -971,8 +971,8 @@ for line in job.stderr.splitlines():
 
 # %% [markdown]
 # torchrun names the rank that failed first, and ends rank 0 with SIGTERM (−15). In such a program, don't call
-# `destroy_process_group` in a `finally`: with NCCL, this call can wait for GPU work that needs the failed rank, and
-# you see no traceback meanwhile. In a function, use `finally`:
+# `destroy_process_group` in a `finally`: with NCCL, this call can wait for GPU work that needs the other ranks, and
+# the traceback appears only afterwards. In a function, use `finally`:
 
 # %%
 # %%ranks 2
@@ -1001,15 +1001,15 @@ print("still in a group:", dist.is_initialized())
 #
 # > Two bugs in gloo (torch 2.13) appear at random, so no cell shows them.
 # >
-# > **A wrapper that outlives its group can hang the process.** No timeout ends this hang. Delete the wrapper before
-# > you leave the group, as above, or make it a local variable of a function that returns before that, as `train.py`
-# > does. An exception's traceback keeps the wrapper alive too; `traceback.clear_frames(error.__traceback__)` releases it.
+# > **A wrapper that outlives its group can hang the process.** No timeout ends this hang. Before you leave the group,
+# > delete the wrapper (as above) or return from the function that holds it (as `train` does in `train.py`). An
+# > exception's traceback keeps the wrapper alive too; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
-# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved (PyTorch's
-# > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291) describes the crash). You see `terminate called without an active exception` and
+# > **A process that used gloo sometimes aborts at its very end**, after everything has been saved (see
+# > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291)). You see `terminate called without an active exception` and
 # > exit status −6, and torchrun reports a failed job. The only reliable fix is to flush the output and call
-# > `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit` handlers, so close loggers and wait for background
-# > saves first:
+# > `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit` handlers (below, one line is missing), so close
+# > loggers and wait for background saves first:
 
 # %%
 job = terminal("-c", """
@@ -1027,7 +1027,7 @@ quiz("02_setup/exit_status")
 #
 # *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
 #
-# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. If there are GPUs,
+# Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. On GPUs,
 # `torch.cuda.current_device()` is the one that `setup_ddp` selected. The check looks at each rank's samples,
 # collectives and output.
 
@@ -1042,8 +1042,8 @@ contract("train_ddp")
 #
 # ## Launching from Python
 #
-# A library or a test may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then you choose
-# address and port and collect the results yourself:
+# A library or a test may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then address,
+# port and results are your job:
 
 # %%
 # %%writefile spawn_digits.py
@@ -1052,7 +1052,7 @@ import torch, torch.distributed as dist, torch.multiprocessing as mp
 
 def work(rank, world_size, port, file):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the parent hosts the store
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the parent runs the store
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     t = torch.tensor([1.0 + rank])
     dist.all_reduce(t)
@@ -1072,11 +1072,10 @@ if __name__ == "__main__":
 job = terminal("spawn_digits.py")
 
 # %% [markdown]
-# **`mp.spawn` returns `None`.** A rank's results are lost with its process unless the rank sends them, here through a
-# file.
+# **`mp.spawn` returns `None`.** Results are lost with a rank's process unless it sends them, here through a file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
-# to find the function. Without the guard, the child would launch ranks too:
+# to find the function. Without the guard, that import would launch ranks again. Python refuses:
 
 # %%
 # %%writefile spawn_unguarded.py
@@ -1107,13 +1106,12 @@ except dist.DistNetworkError as error:
     print(type(error).__name__, "with EADDRINUSE")
 
 # %% [markdown]
-# The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0 to
-# join that store. `work` sets the variables of torchrun, so that you can call your `setup_ddp` in its place. Without
-# `setup_ddp`, you can pass `store=dist.TCPStore("127.0.0.1", port, is_master=False)` to `init_process_group`.
+# The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
+# to use that store. In `work`, your `setup_ddp` can replace `init_process_group`: the variables are set.
 #
 # **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. (For a rank
-# that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) The parent doesn't wait for rank 0,
-# which sleeps:
+# that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0 sleeps for ten minutes,
+# but the parent doesn't wait for it:
 
 # %%
 # %%writefile spawn_error.py
@@ -1142,8 +1140,8 @@ quiz("02_setup/spawn_returns")
 #
 # *Hard, 15 minutes.* Open [`exercises/launch_distributed.py`](../exercises/launch_distributed.py).
 #
-# Start the ranks, have each run your `train_ddp`, and return the trained weights. Leave no process, file or variable
-# behind.
+# Start the ranks, have each run your `train_ddp`, and return the trained weights. Leave no process, file or
+# environment variable behind.
 
 # %%
 contract("launch_distributed")
@@ -1152,12 +1150,13 @@ contract("launch_distributed")
 # %check launch_distributed
 
 # %% [markdown]
-# If it works but sometimes reports exit status −6, see the box in "Cleanup": call `os._exit` on each rank after its
-# result is saved. The solution is `solutions/launch_distributed.py`.
+# If it sometimes reports exit status −6, see the box in "Cleanup": call `os._exit` on each rank after its result is
+# saved. The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
-# The program doesn't change. You start torchrun once on each node. This torchrun process is the node's *agent*:
+# Messages between nodes are slower, so fill one node first. The program doesn't change. You start torchrun, the node's
+# *agent*, once on each node:
 #
 # ![Two nodes, a launcher and two ranks on each, and one store](pictures/two_nodes.svg)
 #
@@ -1167,14 +1166,14 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# Here you number the nodes. With the rendezvous `c10d`, the agents number themselves, and the command is the same
-# everywhere:
+# Here you number the nodes. With `--rdzv-backend=c10d`, the agents agree on the numbers, and the command is the same
+# on every node:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
 # ```
 #
-# Try the picture's two agents on one machine, numbered by `--node-rank`:
+# Try two agents on one machine, numbered by `--node-rank`:
 
 # %%
 # %%writefile nodes.py
@@ -1209,8 +1208,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# Read the node's number from `GROUP_RANK`. If you compute the node's number from the number of GPUs, it is wrong as
-# soon as a GPU has no rank:
+# If you need the node's number, for example to name a log, read `GROUP_RANK`. A number computed from the GPUs is wrong
+# as soon as a GPU has no rank:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1227,7 +1226,7 @@ quiz("02_setup/node_rank")
 # ### When nodes can't reach each other
 #
 # Every node must reach `MASTER_ADDR:MASTER_PORT`, so `localhost` won't do. While the job starts, call `reach` on each
-# node, with your job's values:
+# node:
 
 # %%
 def reach(host, port):
@@ -1265,21 +1264,18 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 # | `MASTER_ADDR` | the first name in `scontrol show hostnames $SLURM_JOB_NODELIST` |
 # | `MASTER_PORT` | any free port, the same for all ranks, such as 10000 + `SLURM_JOB_ID` % 20000 |
 #
-# SLURM doesn't set `TORCHELASTIC_USE_AGENT_STORE`, so rank 0 hosts the store.
+# SLURM doesn't set `TORCHELASTIC_USE_AGENT_STORE`, so rank 0 runs the store.
 #
 # ## Checklist
 #
-# In the order of the program:
-#
-# - **Before the group.** Start even a single process with torchrun. Prepare the data before the launch.
+# - **Before the group.** Prepare the data. Start even a single process with torchrun.
 # - **The group.** Call `set_device` with `LOCAL_RANK`, then `init_process_group`. Check the sum of the ranks once.
-# - **The model.** Build, load, convert, cast, move; wrap last. Pass `device_ids` only on a GPU.
+# - **The model.** Build, load, convert (`SyncBatchNorm`), cast, move; wrap last. Pass `device_ids` only on a GPU.
 # - **Seeds.** Use `seed + rank` for training, and one seed for all samplers.
-# - **The data.** Use `DistributedSampler`, no `shuffle` in the loader, and `set_epoch` in each epoch.
-# - **The loop.** Call `model.train()`; for each batch `zero_grad`, forward, `backward`, `step`. Call the wrapper, not
-#   its `.module`. Move inputs and targets. Call no collective under `if rank == 0`.
-# - **Numbers.** All-reduce sum and count; divide; print on rank 0. Evaluate without padding.
-# - **Files.** Rank 0 writes `model.module.state_dict()`. Before other ranks read the file, call `barrier` (chapter 5).
+# - **The data.** Use `DistributedSampler`, no `shuffle` in the loader, and `set_epoch`. Move inputs and targets.
+# - **The loop.** Call the wrapper, not its `.module`. Call no collective under `if rank == 0`.
+# - **Numbers.** All-reduce sum and count, then divide. Evaluate `.module`, without padding.
+# - **Files.** Rank 0 writes `model.module.state_dict()`. Call `barrier` before other ranks read it (chapter 5).
 # - **The end.** Delete the wrapper, then call `destroy_process_group`; in a function, use `finally`.
 #
 # ## What to remember
