@@ -14,6 +14,8 @@ import pytest
 from msgspec import toml
 
 from lockstep.authoring import chapters
+from lockstep.course import Course
+from lockstep.course.outline import outlines
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,6 +53,15 @@ def test_the_notebook_holds_the_cells_of_its_source(name: str) -> None:
 @each_chapter
 def test_the_way_back_changes_nothing_when_nothing_was_edited(name: str) -> None:
     assert chapters.source_text(notebook(name)) == chapters.source_path(name).read_text(encoding="utf-8")
+
+
+@each_chapter
+def test_the_stored_map_has_the_minutes_that_the_chapters_say(name: str) -> None:
+    """A build keeps a stored card, whatever it says; `--fresh` makes a new one."""
+    stored = [output.get("data", {}).get("text/html", "") for cell in code(name) for output in cell.outputs]
+    maps = [found for page in stored if (found := re.findall(r"about ([\w ]+) ·", page))]
+    said = [chapter.minutes for chapter in outlines(Course(ROOT))]
+    assert maps and all(found == said for found in maps), f"run: ./lockstep author chapters --fresh {name}"
 
 
 @each_chapter
