@@ -168,8 +168,7 @@ if dist.get_rank() != 1:  # BUG: rank 1 never calls all_reduce
 dist.barrier()
 
 # %% [markdown]
-# Order matters too: a rank's first collective is paired with the others' first, its second with their second, and so
-# on.
+# Order matters too: each rank's first collective is paired with the others' first, and so on.
 #
 # ### Point to point
 #
@@ -203,8 +202,7 @@ dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# With NCCL, start a rank's send and receive together: put both into a list, each as a `dist.P2POp`, and pass the list
-# to `dist.batch_isend_irecv`.
+# With NCCL, start a send and a receive together: pass both, as a list of `dist.P2POp`s, to `dist.batch_isend_irecv`.
 #
 # ### async_op: start now, wait later
 #
@@ -238,9 +236,9 @@ quiz("01_internals/collectives")
 # %% [markdown]
 # ## The mean
 #
-# The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of all
-# ranks' gradients: with batches of equal size, it is the gradient of all batches together. The simplest way: **after
-# backward, one all-reduce for each parameter.**
+# The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of the
+# ranks' gradients. If their batches have equal size, this mean is the gradient of one large batch. The simplest way:
+# **after backward, one all-reduce for each parameter.**
 #
 # The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for one
 # rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**, before
@@ -272,10 +270,10 @@ measured(after_backward, predicted)
 timeline(after_backward)
 
 # %% [markdown]
-# All 24 bars come after backward. While they last, the rank computes nothing.
+# All 24 bars come after backward.
 #
-# `spread` is the largest difference between any two ranks. Its five lines work in your own jobs too, but need 24 bytes
-# of memory per element: give a large model to `spread` layer by layer.
+# `spread`, the largest difference between any two ranks, works in your own jobs too. It needs 24 bytes of memory per
+# element: give it a large model layer by layer.
 
 # %%
 import inspect
@@ -303,9 +301,9 @@ dist.all_reduce(summed)
 print("DDP:", model.weight.grad.item(), "  sum:", summed.item(), "  sum / 2:", (summed / 2).item())
 
 # %% [markdown]
-# DDP scales first, so its sum doesn't overflow. Does it multiply by 1/N, divide by N, or use `ReduceOp.AVG`? You will
-# need DDP's exact bits, and these three round differently. Compare them on three ranks, for a gradient of 100,000
-# elements. A fourth variant sends the tensor in two halves.
+# DDP scales first, so its sum doesn't overflow. Does it multiply by 1/N, divide by N, or use `ReduceOp.AVG`? These
+# three round differently. Compare them on three ranks, for a gradient of 100,000 elements. A fourth variant sends the
+# tensor in two halves.
 
 # %%
 # %%ranks 3 --into run
@@ -331,9 +329,9 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<25} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# DDP multiplies. The differences are harmless rounding errors. But to get DDP's bits on three or more ranks, you also
-# need DDP's messages: gloo adds the ranks' values in an order that depends on an element's place in the message. On two
-# ranks all variants agree: multiplying by ½ is exact, and a + b = b + a.
+# DDP multiplies. The differences are harmless rounding errors. The halves differ because the order in which gloo adds
+# the ranks' values depends on an element's place in the message. On two ranks all variants agree, because halving is
+# exact and a + b = b + a.
 #
 # ### A gradient that only some ranks have
 #
@@ -360,8 +358,7 @@ dist.barrier()
 # No: the ranks wait for each other. This rule works:
 #
 # - If *some* rank has a gradient, every rank joins the all-reduce. A rank without a gradient contributes zeros.
-# - If *no* rank has a gradient, leave `None` everywhere. With zeros, momentum and weight decay would still move the
-#   parameter.
+# - If *no* rank has a gradient, leave `None` everywhere.
 # - Every rank skips frozen parameters (`requires_grad=False`).
 
 # %%
@@ -438,8 +435,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, counted in the picture:  ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Rank 0 sent three times its tensor's size; in a ring it would send 1.5 times that size. With N ranks these factors are
-# N − 1 and 2(N − 1)/N.
+# Rank 0 sent three times its tensor's size; in a ring, it would send 1.5 times. With N ranks these factors are N − 1
+# and 2(N − 1)/N.
 
 # %%
 quiz("01_internals/ring")
@@ -495,8 +492,8 @@ for name, (latency, bandwidth) in networks.items():
         print(f"{name}: in {parts:>4} parts {total:>6.0f} ms, the last part {last:>6.2f} ms")
 
 # %% [markdown]
-# Every part pays the latency again, so one part takes the least time in total. But if backward hides all other parts, a
-# rank waits for the last only: on the slow network, 182 ms for one part, 24.5 ms for the last of ten.
+# Every part pays the latency again, so one part takes the least time in total. But if all other parts are sent during
+# backward, a rank only waits for the last: on the slow network, 24.5 ms with ten parts, 182 ms with one.
 
 # %%
 quiz("01_internals/cost")
@@ -523,8 +520,7 @@ print("backward returns")
 # ### An all-reduce in each hook
 #
 # Move the two lines of `average` into a hook. **Predict** the three numbers again. Will backward take longer? (`mark`
-# adds a line to a rank's record; `story` prints it. `ready 11.bias` means that the gradient of layer 11's bias is
-# ready.)
+# adds a line to a rank's record; `story` prints the record.)
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -691,8 +687,8 @@ for when, buckets in run.ranks[0].observations.items():
 
 # %% [markdown]
 # By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
-# three buckets from step 0 on. It puts the last registered parameters first and never rebuilds the buckets, although
-# backward has a different order here. The DDP that you build does the same.
+# three buckets from step 0 on, the last registered parameters first. It never rebuilds them, and the DDP that you build
+# won't either.
 #
 # ### What bucket_cap_mb does
 #
@@ -751,9 +747,9 @@ pictures
 #
 # ### How much time overlap saves
 #
-# On one machine, sending is too fast to matter. So the next file simulates a slow computer on a slow network. It sleeps
-# 20 ms in each layer's backward, and in each all-reduce as long as a ring with 4 ms of latency and 25 MB/s of bandwidth
-# needs. Hooks, buckets and all-reduces are real.
+# On one machine, sending is too fast to matter. So the next file simulates a slow computer on a slow network. Each
+# layer's backward sleeps 20 ms. Each all-reduce sleeps as long as a ring would take with 4 ms of latency and 25 MB/s of
+# bandwidth. Hooks, buckets and all-reduces are real.
 
 # %%
 # %%writefile played.py
@@ -819,9 +815,9 @@ bars(run.ranks[0].observations, unit="ms", title="Milliseconds per step, the fas
 
 # %% [markdown]
 # Without communication, a step takes 12 × 20 ms and a little more. Without overlap, all communication is added: at
-# least 318 ms for 24 messages, 134 ms for one flat buffer. With handles, backward hides much of the 318 ms, but 24
-# latencies are too many. Buckets do best: only the last is exposed. By the formula, that is 92 ms with DDP's two
-# default buckets, and 29 ms with six.
+# least 318 ms for 24 messages, 134 ms for one flat buffer. With handles, all-reduces run during backward, but its 240
+# ms are too short for their 318 ms. Buckets do best: only the last is exposed. By the formula, that is 92 ms with DDP's
+# two default buckets, and 29 ms with six.
 #
 # ### One order on all ranks
 #
@@ -999,8 +995,9 @@ quiz("01_internals/copied")
 # 4. **Wait after backward.** Launch with `async_op=True`; wait in `finish_gradient_synchronization`.
 # 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. The hook counts down
 #    the gradients that its bucket still needs, and launches at zero.
-# 6. **Launch what a rank lacks.** If a gradient is missing, its bucket never becomes complete.
-#    `finish_gradient_synchronization` launches it, so that every rank launches every bucket, in the same order.
+# 6. **Launch what a rank lacks.** A bucket with a missing gradient never becomes complete.
+#    `finish_gradient_synchronization` launches it, and then the buckets after it: all ranks launch all buckets in the
+#    same order.
 # 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing.
 #
 # The check's report names the stage to write next.
@@ -1012,8 +1009,8 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# After stage 2, run the next cells: they draw PyTorch's DDP, and your class under it. Run them again after each stage,
-# and **predict** first.
+# From stage 2 on, **predict** and run the next cells after each stage. They draw PyTorch's DDP, and your class under
+# it.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1120,7 +1117,7 @@ print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is it worth it? That depends on how well one rank's batch estimates the mean:
+# Is it worth it? That depends on how close one batch's mean is to the mean of all data:
 
 # %%
 torch.manual_seed(0)
@@ -1129,7 +1126,7 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# Four times the samples halve the error. There is no threshold: the larger the batch, the less `SyncBatchNorm` changes.
+# There is no threshold: the larger the batch, the less `SyncBatchNorm` changes.
 #
 # ### Exactly when buffers are sent
 #
@@ -1162,8 +1159,8 @@ forwards("train", 2)
 forwards("no_grad", 2)
 
 # %% [markdown]
-# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`; only then does rank 1 print 2.
-# Two arguments of DDP switch the sending off. What does rank 1 hold after the constructor, and after a forward?
+# A forward sends buffers unless the *previous* forward ran under `no_sync` or `no_grad`. Two arguments of DDP switch
+# the sending off. What does rank 1 hold after the constructor, and after a forward?
 
 # %%
 # %%ranks 2 --into run
@@ -1215,8 +1212,8 @@ quiz("01_internals/buffers")
 # ## Is it the gradient of the joined batch?
 #
 # N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
-# *global batch*. Do they? `relative_error` gives rank r `sizes[r]` samples, multiplies its loss by `weight`, and
-# returns |DDP − joined| / |joined| for the gradient. **Predict** which of seven cases give 0.
+# *global batch*. Do they? `relative_error` compares DDP's gradient with the joined batch's: |DDP − joined| / |joined|.
+# Rank r has `sizes[r]` samples, and multiplies its loss by `weight`. **Predict** which of seven cases give 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1264,8 +1261,8 @@ quiz("01_internals/joined_batch")
 # %% [markdown]
 # ## What DDP never notices
 #
-# DDP acts in its constructor, in forward, and in its hooks. A gradient that bypasses them isn't averaged, usually
-# without an error. Each `spread` of gradients below should be 0.
+# DDP acts in its constructor, in forward, and in its hooks. A gradient that bypasses them isn't averaged, and usually
+# no error is raised. Each `spread` of gradients below should be 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1403,8 +1400,9 @@ assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
 # A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones,
-# and the optimizer carries the difference into the parameters. All silent mistakes of this section end there, so one
-# test finds them: every hundred steps, call `spread(model.parameters())` on every rank, and stop if it isn't 0.
+# and the optimizer carries the difference into the parameters. All silent mistakes of this section make the parameters
+# differ, so one test finds them: every hundred steps, call `spread(model.parameters())` on every rank, and stop if it
+# isn't 0.
 
 # %%
 quiz("01_internals/bypass")
@@ -1440,8 +1438,8 @@ quiz("01_internals/dp_or_ddp")
 # ### Memory
 #
 # Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts bytes,
-# and in how many blocks of memory the eight gradients lie. `gradient_as_bucket_view=True` makes each gradient a view
-# into its bucket.
+# and the blocks of memory that hold the gradients of eight parameters. `gradient_as_bucket_view=True` makes each
+# gradient a view into its bucket.
 
 # %%
 # %%ranks 2 --into run
@@ -1490,7 +1488,7 @@ quiz("01_internals/fsdp_or_ddp")
 # ## What to remember
 #
 # - Every rank must issue the same collectives in the same order.
-# - DDP sends **parameters once**, at construction; **buffers** in forward; **gradients** in backward, as a mean.
+# - DDP sends **parameters once**, at construction; **buffers** also in forward; **gradients** in backward, as a mean.
 #   `optimizer.step()` sends nothing.
 # - Many messages pay many latencies; one message overlaps nothing. Buckets are the compromise, and the last bucket is
 #   always exposed.

@@ -12,7 +12,7 @@
 # # Chapter 6. When the model does not fit
 #
 # Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no room
-# for them, you divide (shard) them among the ranks. Each time, you predict the bytes before you measure them.
+# for them, you divide (shard) them among the ranks. For each way to do so, you predict the bytes, then measure them.
 #
 # After this chapter you can
 #
@@ -74,7 +74,7 @@ def loss_of(model, batch):
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
 # **activations**, which forward keeps for backward. PyTorch has no list of activations, but `saved_tensors_hooks` calls
-# a function of yours with each tensor that it keeps. The function below adds up their sizes:
+# a function of yours with each tensor that forward keeps. The function below adds up their sizes:
 
 # %%
 # %%writefile kinds.py
@@ -142,9 +142,9 @@ picture = stacked(alone, unit="MB", title="one process")
 picture
 
 # %% [markdown]
-# Parameters and gradients take 3.5 MB each. AdamW's state takes 7 MB: for each parameter two **moments**, the running means of
-# its gradient and of the gradient's square. Together that is 16 bytes per parameter. Only the activations grow with the
-# batch. Find out which kind is too large before you choose a remedy:
+# Parameters and gradients take 3.5 MB each. AdamW's state takes 7 MB: for each parameter two **moments**, the running
+# means of its gradient and of the gradient's square. Together that is 16 bytes per parameter. Only the activations grow
+# with the batch. Find out which kind is too large before you choose a remedy:
 #
 # | too large | remedy |
 # |---|---|
@@ -184,9 +184,10 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # %% [markdown]
 # Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# The broadcasts come on top of DDP's all-reduce, which is a reduce-scatter followed by an all-gather (chapter 1). ZeRO's
-# **stage 2** saves them: it reduce-scatters the gradients to their owners and, after the update, all-gathers the
-# *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do this; your exercise keeps DDP.
+# The broadcasts come on top of DDP's all-reduce, which is a reduce-scatter followed by an all-gather (chapter 1).
+# ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
+# all-gathers the *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do this; your exercise
+# keeps DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -249,7 +250,7 @@ class Scale(torch.autograd.Function):
 
 # %% [markdown]
 # The **reduce-scatter** leaves each rank the sum of all ranks' gradients for its shard. Divided by the number of ranks,
-# this sum is the mean that DDP computes. Rank 0's inputs are all 1, rank 1's are all 3, and each rank's loss is the sum of
+# this sum is the mean that DDP computes. Rank 0's inputs are all 1, rank 1's all 3, and each rank's loss is the sum of
 # its outputs. **Predict** the gradient of each shard:
 
 # %%
@@ -269,7 +270,7 @@ print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist(
 # %% [markdown]
 # Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
 # Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would keep
-# the whole weight of every layer until backward, and the shard would get no gradient, because autograd doesn't follow
+# every layer's whole weight until backward. And the shard would get no gradient, because autograd doesn't follow
 # collectives.
 
 # %%
@@ -306,8 +307,8 @@ contract("sharded_linear", "ShardedLinear")
 #
 # PyTorch's `fully_shard` shards any module in this way. It divides each parameter by rows, and the optimizer sees only
 # this rank's rows. Each call forms one unit, whose parameters are gathered together. A single call on the model would
-# gather the whole model at once. So call `fully_shard` on every layer first. The last call, on the model, forms a unit of
-# the parameters that are left: embeddings and head.
+# gather the whole model at once, so call `fully_shard` on every layer first. The last call, on the model, forms a unit
+# of the other parameters: embeddings and head.
 
 # %%
 # %%writefile ways.py
@@ -337,8 +338,8 @@ def make(way):
     return model, torch.optim.AdamW(model.parameters())  # fully_shard made new parameters
 
 # %% [markdown]
-# Four ranks train for two steps in each of five ways: DDP, ZeRO-1, and FSDP2 with three settings, which you'll compare
-# below. What does FSDP2 send in the second step?
+# Four ranks train for two steps in each of five ways: DDP, ZeRO-1, and FSDP2 with three settings. What does FSDP2 send
+# in the second step?
 
 # %%
 # %%ranks 4 --into run --quiet
@@ -375,8 +376,9 @@ for kind, nbytes in calls_of("FSDP2"):
 # layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The embeddings and head are
 # gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which needs the head first.
 #
-# **Predict** the memory on four ranks. Without activations, DDP holds 4P, where P = 3.5 MB is the size of the
-# parameters. (Without `gradient_as_bucket_view`, DDP's buckets take another P.) How much do ZeRO-1 and FSDP2 hold?
+# **Predict** the memory on four ranks. Without activations and gathered copies, DDP holds 4P, where P = 3.5 MB is the
+# size of the parameters. (Without `gradient_as_bucket_view`, DDP's buckets take another P.) How much do ZeRO-1 and
+# FSDP2 hold?
 
 # %%
 def predicted(way, size, n):
@@ -402,9 +404,9 @@ picture
 # With ZeRO-1, rank 0 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
 # activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# Copies and activations are those in memory at the end of forward. FSDP2 then holds one copy of the embeddings and
-# head; while it computes, it also holds one or two gathered layers. **`reshard_after_forward=False`** ("FSDP2, kept")
-# keeps all layers gathered until backward: a whole copy of the parameters. What do you gain?
+# The picture shows activations and gathered copies at the end of forward. FSDP2 then has copies of only the embeddings
+# and head; while it computes, also of one or two layers. **`reshard_after_forward=False`** ("FSDP2, kept") keeps all
+# layers gathered until backward: a whole copy of the parameters. What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -469,7 +471,7 @@ for way, mesh in meshes.items():
 # %% [markdown]
 # **Predict** what a rank holds, and what one node sends to the other in a step:
 #
-# - FSDP2: in a ring of four ranks, one link leaves each node. This link carries ¾·P in each of three collectives.
+# - FSDP2: in the ring 0, 1, 2, 3, only one rank per node sends to the other node: ¾·P in each of three collectives.
 # - HSDP: each rank all-reduces its half of the gradients with one rank of the other node. In an all-reduce of two ranks,
 #   each sends as many bytes as its tensor has: P/2 per rank, P per node.
 
@@ -499,10 +501,10 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per rank. So use HSDP if one node has room for the model, its gradients and its optimizer state.
+# HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per rank.
+# So use HSDP if one node has room for the model, its gradients and its optimizer state.
 #
-# With more nodes, HSDP saves less. On n nodes with N ranks in all, each node sends 2·(n−1)/n·P under HSDP and
-# 3·(N−1)/N·P under FSDP2: at most 2P and 3P.
+# With many nodes, HSDP saves less: a node sends almost 2P, and almost 3P under FSDP2.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -510,14 +512,18 @@ quiz("06_beyond_ddp/hybrid")
 # %% [markdown]
 # ## Divide a layer's computation
 #
-# FSDP2 still gathers one whole layer at a time. If one layer or one sample's activations are too large, divide the
+# FSDP2 still gathers one whole layer at a time. If one layer is too large, or one sample's activations, divide the
 # *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
-# linear layers make a pair. The first is split along its outputs (`ColwiseParallel`): each rank computes some of the
-# hidden features and applies GELU to them. The second is split along its inputs (`RowwiseParallel`): each rank multiplies
-# its features by their weights. The sum over the ranks is the pair's output. (`nn.Linear` stores its
-# weight transposed, so columns are its rows.)
+# linear layers make a pair:
 #
-# **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into that all-reduce?
+# - The first is split along its outputs (`ColwiseParallel`): each rank computes some of the hidden features and applies
+#   GELU to them.
+# - The second is split along its inputs (`RowwiseParallel`): each rank multiplies its features by these features'
+#   weights. An all-reduce sums the ranks' results.
+#
+# (`nn.Linear` stores its weight transposed, so `Colwise` splits its rows.)
+#
+# **Predict** for 16 tokens of width 128 in float32: how many bytes does each rank put into this all-reduce?
 
 # %%
 # %%ranks 2 --into run
@@ -551,8 +557,8 @@ for call in run.collectives[0]:
         print(f"{phase[-1]:9} {call.kind}  {call.nbytes} bytes, for 16 × 128 × 4 = {16 * 128 * 4}")
 
 # %% [markdown]
-# Forward has one all-reduce and backward another. Forward sums the pair's *outputs*, and backward the gradient of its
-# *inputs*. The weights are never sent. Between the two layers, each rank holds only half of the 512 values.
+# Forward's all-reduce sums the pair's *outputs*; backward's sums the gradient of its *inputs*. The weights are never
+# sent. Between the two layers, each rank holds only half of the 512 values.
 #
 # The next layer needs the sum, so it waits for the all-reduce. A transformer layer has two such pairs (attention and
 # MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink.
@@ -590,7 +596,8 @@ quiz("06_beyond_ddp/tensor")
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
 # rank. A sample's loss is its first output plus twice its second, so the first row's gradient should be the mean of the
-# four samples, and the second row's twice that. **Predict** what each way gives:
+# four samples, and the second row's twice that. **Predict** both rows' gradients if each rank takes the mean of its own
+# losses:
 
 # %%
 # %%ranks 2
@@ -615,10 +622,10 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 # of *all* samples, which costs an all-reduce of one number. Then multiply by the number of ranks, because `fully_shard`
 # divides by it.
 #
-# Rank 0's row has the norm 3, rank 1's row 6, and the whole gradient 3·√5 = 6.71. The gradients are **DTensors**:
-# tensors that know how they are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns
-# the result into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own
-# row's norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
+# The rows' norms are 3 and 6, the whole gradient's 3·√5 = 6.71. The gradients are **DTensors**: tensors that know how
+# they are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns the result into a
+# plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own row's norm, rank
+# 0's row would be divided by 3 and rank 1's by 6, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -664,10 +671,9 @@ dcp.save(state_of(model, optimizer), checkpoint_id="saved/beyond")
 print("losses:", *before, " saved ", *[train(model, optimizer) for step in range(3)])
 
 # %% [markdown]
-# Until now, every rank built the whole model before it kept its shard. A model that doesn't fit has to be built on the
-# **meta device**, which knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's
-# rows, and the checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four
-# have saved:
+# Until now, every rank first built the whole model. A model that doesn't fit has to be built on the **meta device**,
+# which knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's rows, and the
+# checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four have saved:
 
 # %%
 # %%ranks 2
@@ -691,10 +697,9 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 # %% [markdown]
 # The losses are the same. The first depends only on the weights, the other two also on AdamW's moments.
 #
-# Training need not wait for the disk: `async_save` copies each rank's slices to host memory and
-# returns, and a thread writes them while the next steps run. These threads call collectives too. In the default group,
-# gloo may pair these with training's collectives, and the job hangs or crashes. So give the threads a **process group
-# of their own**:
+# Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
+# thread writes them while the next steps run. These threads call collectives too. In the default group, gloo may pair
+# these with training's collectives, and the job hangs or crashes. So give the threads a **process group of their own**:
 
 # %%
 # %%ranks 4
@@ -783,20 +788,20 @@ quiz("06_beyond_ddp/which")
 # - **Predict** 16 bytes per parameter in float32 with AdamW, each kind divided by N if it is sharded.
 # - **Shard the layers first, then the model**, and make the optimizer afterwards.
 # - **Divide by the samples of all ranks**, and clip by the norm of all ranks' rows.
-# - **Call forward, step and save on every rank.** If one rank skips a call, the others hang.
+# - **Call forward, step and save on every rank.**
 # - **Save with DCP**, and test once that a different number of ranks can load it.
 #
 # ## What to remember
 #
-# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides the activations
-#   between a pair's two layers, for two all-reduces per pair and step.
+# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides them inside a pair of
+#   layers, for two all-reduces per pair and step.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
 # - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
-# - Keep traffic that computing has to wait for within a node.
+# - Keep a collective within a node if computing has to wait for it.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
-# which kind of memory, and say what your choice sends.
+# what fills the memory, and say what your choice sends.
 #
 # ## What to read next
 #
