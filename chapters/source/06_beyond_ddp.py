@@ -97,7 +97,7 @@ def forward(model, batch):
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of(model, batch)
-    # Once FSDP2 has gathered a parameter, `parameters()` gives the whole copy instead of this rank's rows.
+    # Once FSDP2 has gathered a parameter, `parameters()` gives the whole copy not this rank's rows.
     copies = sum(p.nbytes for p in model.parameters() if local(p).data_ptr() not in own)
     return loss, sum(kept.values()) / 1e6, copies / 1e6
 
