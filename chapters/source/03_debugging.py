@@ -13,8 +13,8 @@
 #
 # When one process fails, its traceback tells you where. When four fail together, you get four errors, and usually only
 # one of them is the cause. When four hang, you get no error. This chapter follows one broken job from its symptom to a
-# test that keeps it fixed, and then shows the tools for each kind of failure. You write three tools yourself.
-# Afterwards you can
+# test that keeps it fixed. Then it shows the tools for each kind of failure; you write three of them. Afterwards you
+# can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** what a failed job prints, and find the root cause among the errors;
@@ -24,8 +24,8 @@
 # - **test** a fix, and test the test.
 #
 # About 275 minutes: 80 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
-# chapter 2, but no GPU: what the chapter says about NCCL and GPUs comes from source code and documentation, and was not
-# run here.
+# chapter 2, but no GPU: what it says about NCCL and GPUs comes from source code and documentation, and was not run
+# here.
 
 # %%
 # %load_ext lockstep
@@ -69,7 +69,7 @@ main()
 #
 # Cut down your own job while it still fails: fewer steps, random tensors instead of the loader's batches, one layer
 # instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
-# function below runs this command in the notebook. Start with one rank:
+# function below calls it in the notebook. Start with one rank:
 
 # %%
 import contextlib, io
@@ -95,11 +95,11 @@ lockstep_run("-n", "2", "suspect.py")
 # ### 2. Ask every rank where it is
 #
 # The table shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left it.
-# Neither call can complete without the other rank. When no rank can continue, Lockstep stops the job.
+# When no rank can continue, Lockstep stops the job.
 #
 # ### 3. Test a hypothesis with a number
 #
-# Why did rank 1 leave the loop first? Perhaps it had fewer batches. Count them:
+# Perhaps rank 1 left the loop first because it had fewer batches. Count them:
 
 # %%
 # %%ranks 2
@@ -111,8 +111,8 @@ records = torch.zeros(9, 4)[dist.get_rank() :: dist.get_world_size()]
 print(len(records), "records make", len(records.split(2)), "batches")
 
 # %% [markdown]
-# So rank 0's third all-reduce has no partner. If that is the cause, three ranks should finish, because each has three
-# records, which make two batches.
+# So rank 0's third all-reduce has no partner. If that is the cause, three ranks should finish: each has three records,
+# which make two batches.
 
 # %%
 lockstep_run("-n", "3", "suspect.py")
@@ -151,9 +151,9 @@ main()
 # %% [markdown]
 # ### 5. Keep a test that fails without the fix
 #
-# `lockstep run` returns 0 only if every rank succeeds, so the test compares its exit status on one, two and three
-# ranks. It must fail on `suspect.py` and pass on `fixed.py`. The bug in a third job, `ring.py`, doesn't show on two
-# ranks, because `rank + 1` and `rank - 1` are then the same rank:
+# `lockstep run` returns 0 only if every rank succeeds, so the test reads its exit status. It must fail on `suspect.py`
+# and pass on `fixed.py`. Are two ranks enough? The bug in this job doesn't show on two, because left and right are then
+# the same rank:
 
 # %%
 # %%writefile ring.py
@@ -180,8 +180,8 @@ print("fixed.py:  ", statuses("fixed.py"))
 print("ring.py:   ", statuses("ring.py"))
 
 # %% [markdown]
-# Two ranks don't show the bug in `ring.py`, and three don't show the one in `suspect.py`, so test on both. In your own
-# project, write a pytest test with a deadline:
+# Three ranks don't show the bug in `suspect.py`, so test on two *and* three. In your own project, write a pytest test
+# with a deadline:
 #
 # ```
 # @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -193,7 +193,7 @@ print("ring.py:   ", statuses("ring.py"))
 # After 60 seconds, `timeout` ends torchrun, and torchrun ends its ranks. `subprocess.run(command, timeout=60)` would
 # kill only torchrun; the ranks would continue to hang.
 #
-# Each symptom has its question, and its sections:
+# Each symptom has its question:
 #
 # | the job | you ask | section |
 # |---|---|---|
@@ -247,8 +247,8 @@ def main():
 main()
 
 # %% [markdown]
-# The next cell runs the job and prints torchrun's closing summary, without torch's own frames; `…` replaces what
-# differs between runs. (You needn't read the code.) Which rank does torchrun blame?
+# The next cell prints torchrun's closing summary; `…` replaces what differs between runs. (You needn't read the code.)
+# Which rank does torchrun blame?
 
 # %%
 import re
@@ -275,13 +275,13 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
-# Under "Root Cause", torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is
-# listed above it: rank 1 could not make a tensor of `None`. torchrun blames the rank with the earliest error, but
-# compares only whole seconds. Here both errors have the same second, so it blames rank 0, which exited first. Read all
-# entries, and look for an error that is not about a connection.
+# torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is listed above it: rank
+# 1 could not make a tensor of `None`. torchrun blames the rank with the earliest error, but compares only whole
+# seconds. Here both errors have the same second, so it blames rank 0, which exited first. Read all entries, and look
+# for an error that is not about a connection.
 #
 # Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
-# line of the log starts with its local rank, as in `[default1]:`. Rank 1's exit code is −15 because torchrun ended it:
+# line of the log starts with its local rank, as in `[default1]:`. The exit codes mean:
 #
 # | exit code | meaning |
 # |---|---|
@@ -293,7 +293,7 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 #
 # ### The echo
 #
-# Below, rank 1 of 4 is killed, as if memory had run out. What do the other three ranks print?
+# Below, rank 1 of 4 is killed, as if memory had run out. What do the others print?
 
 # %%
 # %%writefile killed.py
@@ -352,13 +352,13 @@ else:
 # %% [markdown]
 # ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
 #
-# Lockstep read the stack of every rank. You can do this without Lockstep too.
+# Lockstep read the stack of every rank. You can also read it yourself.
 #
 # ### A stack of every rank
 #
-# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Start
-# its clock in every step. Each call restarts the clock, so a stack is written only if a step takes too long. Give each
-# rank its own file, so that the stacks don't mix:
+# Python's `faulthandler` can write the stack to a file after a number of seconds, while the process continues. Call it
+# in every step: each call restarts its clock, so a stack is written only if a step takes too long. Give each rank its
+# own file:
 
 # %%
 # %%writefile stacks.py
@@ -391,8 +391,8 @@ for rank in range(2):
     print(f"rank {rank}:", own[0])
 
 # %% [markdown]
-# Rank 0 waits in `train`, rank 1 in `validate`. A stack shows the line, but not the step: two ranks at the same line
-# may be in different steps. Lockstep's numbers (`all_reduce #3`) tell the calls apart.
+# A stack shows the line, but not the step: two ranks at the same line may be in different steps. Lockstep's numbers
+# (`all_reduce #3`) tell the calls apart.
 #
 # ### A job that already hangs
 #
@@ -426,14 +426,14 @@ if dist.get_rank() == 1:
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# Only Lockstep names rank 1; a short timeout ends the wait but doesn't explain it. The timeout must also be longer than
-# anything that one rank does alone, such as writing a checkpoint.
+# No, only Lockstep does. A short timeout ends the wait but doesn't explain it, and must be longer than anything that
+# one rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
 #
 # In `dist.monitored_barrier`, every rank sends rank 0 a message. With `wait_all_ranks=True`, rank 0 names every rank
-# whose message is missing, not only the first. Only gloo has this barrier. In a job with NCCL, create a second group
-# for it: `dist.new_group(backend="gloo")`.
+# whose message is missing, not only the first. Only gloo has this barrier. With NCCL, create a second group for it:
+# `dist.new_group(backend="gloo")`.
 
 # %%
 # %%ranks 4 --expect hang --quiet
@@ -469,8 +469,8 @@ except RuntimeError as error:
 # %% [markdown]
 # In torch 2.13, DETAIL has limits:
 #
-# - Before each comparison, the ranks wait for each other in a monitored barrier. So rank 0 names a missing rank, but
-#   only when the timeout expires.
+# - Before each comparison, the ranks wait in a monitored barrier. So rank 0 names a missing rank, but only when the
+#   timeout expires.
 # - It compares the kind of collective, and the shape and type of the tensors, but not which tensors they are
 #   ("Mismatches").
 # - With gloo, DDP's constructor crashes:
@@ -513,7 +513,7 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# For cause 1, there are three fixes: pad, drop or join. In the picture, rank 0 has four batches and rank 1 has three:
+# For cause 1, there are three fixes: pad, drop or join. Here rank 0 has four batches and rank 1 has three:
 #
 # ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
 #
@@ -534,8 +534,8 @@ print("took", steps.item(), "steps")
 
 # %% [markdown]
 # `join()` trains on every sample. Below, every gradient is 4; rank 0 has five batches and rank 1 has three. In steps 4
-# and 5, only rank 0 has a gradient. Does DDP divide it by 2 or by 1? **Predict** rank 0's five averages for both
-# values of `divide_by_initial_world_size`.
+# and 5, only rank 0 has a gradient. `divide_by_initial_world_size` says whether DDP then still divides by 2.
+# **Predict** rank 0's five averages for both values:
 
 # %%
 # %%ranks 2
@@ -553,8 +553,8 @@ for initial in (True, False):
     print(f"divide_by_initial_world_size={initial}:", *gradients)
 
 # %% [markdown]
-# By default, DDP divides by 2 even in steps 4 and 5, so all batches count equally. With `False`, DDP divides by the
-# number of ranks that still have a batch, so rank 0's last two batches count double.
+# By default, DDP still divides by 2, so all batches count equally. With `False`, it divides by the number of ranks that
+# still have a batch, so rank 0's last two batches count double.
 #
 # A rank without batches calls only **DDP's own collectives**. If the loop contains any other collective, for example to
 # average the loss, the ranks' calls no longer match:
@@ -573,9 +573,9 @@ with ddp.join():
         dist.all_reduce(loss.detach())  # BUG: a rank without batches doesn't call it
 
 # %% [markdown]
-# In each step, rank 0 calls four all-reduces: two in DDP's forward, one for the gradients, and its own. In step 4,
-# rank 1 calls only DDP's three, so rank 0's own, #16, is paired with the first of DDP's next step. From then on, every
-# pair is off by one. At #18 the sizes differ: rank 0 is in DDP's forward (line 8), rank 1 brings gradients.
+# In each step, rank 0 calls four all-reduces: two that `join` adds to DDP's forward, one for the gradients, and the
+# loop's own. Rank 1 leaves the loop's out in step 4, so its calls are one ahead from then on. At #18 the sizes differ:
+# rank 0 is in DDP's forward (line 8), rank 1 brings gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
@@ -598,8 +598,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ### An evaluation on rank 0
 #
-# Here rank 0 evaluates the model alone (cause 2). It calls no backward, but the job hangs: DDP's forward broadcasts
-# BatchNorm's buffers, even in evaluation mode.
+# Here rank 0 evaluates the model alone (cause 2). The job hangs, because DDP's forward broadcasts BatchNorm's buffers,
+# even in evaluation mode:
 
 # %%
 # %%ranks 2 --expect hang
@@ -639,9 +639,9 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# In a mismatch, all ranks call a collective, but with different tensors. What happens then depends on the sizes. gloo
-# sends a tensor in pieces. If a piece is larger than the receiver expects, gloo ends the process with exit code −6,
-# without a Python error:
+# In a mismatch, all ranks call a collective, but with different tensors. What happens depends on the sizes. gloo sends
+# a tensor in pieces. If a piece is larger than the receiver expects, gloo ends the process with exit code −6, without a
+# Python error:
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -665,10 +665,9 @@ dist.all_reduce(t)
 print("the sum is", t)
 
 # %% [markdown]
-# Rank 0 finishes and continues with its sum; rank 1 waits.
 #
-# If the sizes are equal, **no rank even waits.** Below, one rank swaps two tensors, and the job continues with wrong
-# sums, although `DETAIL` is on.
+# If two different tensors have the same size, **no rank waits at all.** Below, one rank swaps two tensors, and the job
+# continues with wrong sums, although `DETAIL` is on.
 
 # %%
 # %%ranks 2 --env TORCH_DISTRIBUTED_DEBUG=DETAIL
@@ -697,9 +696,9 @@ dist.broadcast(t, src=0)
 print(t)
 
 # %% [markdown]
-# If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Below, rank
-# 1 skips batch 1, whose loss is NaN. In place of gradients, each rank sends the number of its batch. So `total` minus
-# its own number is the number of the other rank's batch:
+# If a rank skips one collective, each of its later calls is paired with the wrong call of the other rank. Below, rank 1
+# skips batch 1. Instead of gradients, each rank sends the number of its batch, so `total - batch` is the number of the
+# other rank's batch:
 
 # %%
 # %%ranks 2 --expect hang
@@ -723,8 +722,8 @@ quiz("03_debugging/swapped")
 #
 # DDP's constructor makes the **replicas**, the ranks' copies of the model, equal. After that, DDP averages gradients,
 # and never compares the parameters. On processors of the same kind, replicas that start equal and take equal steps stay
-# equal, *bit for bit*. So if a single bit differs, the ranks did not take the same step. In this picture, only rank 1's
-# learning rate changes, in step 4:
+# equal, *bit for bit*. So if a single bit differs, the ranks did not take the same step. Here only rank 1's learning
+# rate changes, in step 4:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -870,7 +869,7 @@ for number in range(20):
 print("parameters", verdict(model))
 
 # %% [markdown]
-# It reports no drift, because the parameters are equal. Chapter 1 treats the statistics.
+# It reports no drift, because the parameters are equal.
 
 # %%
 quiz("03_debugging/equal_replicas")
@@ -881,9 +880,9 @@ quiz("03_debugging/equal_replicas")
 # *Medium, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
 # The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks and by how
-# much. A sum of the values isn't enough: it stays the same if two values swap places. You also write
-# `DivergenceWatch`, which compares the ranks every few steps and keeps the first difference. After a step with a
-# different learning rate, `find_divergence` returns:
+# much. A sum of the values isn't enough: it stays the same if two values swap places. You also write `DivergenceWatch`,
+# which compares the ranks every few steps and keeps the first difference. After a step with a different learning rate
+# on rank 1, `find_divergence` returns:
 #
 # ```
 # [Difference(kind='parameter', name='weight', ranks=(1,), largest=0.04124...),
@@ -902,9 +901,9 @@ contract("find_divergence")
 #
 # ## Devices
 #
-# If each rank has its own device, a tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at
-# best it names an argument of torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no
-# values, stands in for a GPU. Which of the three calls fail?
+# With several devices, a tensor easily ends up on the wrong one. torch's error doesn't name that tensor: at best it
+# names an argument of torch's own function, such as `mat1`. Below, the device `meta`, whose tensors have no values,
+# stands in for a GPU. Which of the three calls fail?
 
 # %%
 from torch import nn
@@ -923,7 +922,7 @@ attempt("plain loss, not moved", plain, logits, target)
 attempt("weighted loss, not moved", weighted, logits, target)
 
 # %% [markdown]
-# Neither error names the target or the weight. Only a loss that holds a tensor has to be moved.
+# Only a loss that holds a tensor has to be moved.
 #
 # `.to(device)` moves the parameters and registered buffers of a module and its children. A tensor in a plain attribute
 # or a list stays where it is:
@@ -940,8 +939,7 @@ model = Scaled().to("meta")
 print("layer", model.layer.weight.device, " scale", model.scale.device, " mean", model.mean.device)
 
 # %% [markdown]
-# **Find the bugs.** One model below was never moved. In the other, only the first layer was moved. Do the functions
-# notice?
+# **Find the bugs.** One model below was never moved, the other only in part. Do the functions notice?
 
 # %%
 def diagnose(model):
@@ -1016,8 +1014,8 @@ dist.init_process_group("gloo")
 
 # %% [markdown]
 # **The launchers meet, the ranks don't.** The `c10d` rendezvous uses two stores. The launchers meet at the first, here
-# at port 29500. The ranks meet at the second, which the launchers start at a port that the system chooses. Below,
-# `cluster.Nodes` starts two nodes on this machine. A firewall on the first, `node0`, lets only port 29500 through:
+# at port 29500. The ranks meet at the second, whose port the system chooses. Below, `cluster.Nodes` starts two nodes on
+# this machine. A firewall on `node0` lets only port 29500 through:
 
 # %%
 # %%writefile meet.py
@@ -1052,12 +1050,12 @@ except ranks.NotRun as missing:
     print("not run:", missing)
 
 # %% [markdown]
-# The rank on the second node can't reach the ranks' store on `node0`. The rank on `node0` waits for an entry from the
-# other rank. Neither error says "firewall". Open all ports between the nodes: with this rendezvous, torchrun ignores
+# The rank on the second node can't reach the ranks' store on `node0`, where the other rank waits for it. Neither error
+# says "firewall". Open all ports between the nodes. Fixing the store's port is no way out: this rendezvous ignores
 # `--master-port`, and the ranks' connections to each other need ports too.
 #
 # **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. This function
-# catches the error, and the others wait:
+# catches the error, so they wait:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1099,15 +1097,15 @@ quiz("03_debugging/open_port")
 # %% [markdown]
 # ## NCCL on a cluster
 #
-# With NCCL, a collective runs on the GPU, and the Python call returns at once. When the collective gets stuck, Python
-# has already moved on, so the call can't raise an error. A thread inside torch, the **watchdog**, checks every
-# collective that was **enqueued** (handed to the GPU). If a collective takes longer than the group's timeout, the
-# watchdog writes to the log and ends the process (exit code −6).
+# With NCCL, a collective runs on the GPU, and the Python call returns at once. If the collective gets stuck, Python has
+# already moved on and can't raise an error. A thread inside torch, the **watchdog**, checks every collective that was
+# **enqueued** (handed to the GPU). If a collective takes longer than the group's timeout, the watchdog writes to the
+# log and ends the process (exit code −6).
 #
 # ### Read this log
 #
 # Four ranks train with DDP. The log is a shortened example in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks 2
-# and 3 print the same as rank 0. `SeqNum` and "work" number the collectives; `NumelIn` counts elements.
+# and 3 print the same as rank 0. `SeqNum` and "work" give a collective's number, and `NumelIn` its elements.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1120,12 +1118,12 @@ quiz("03_debugging/open_port")
 # [rank0]: [Rank 0] To avoid data inconsistency, we are taking the entire process down.
 # ```
 #
-# Which rank do you investigate, and what do you already know about it?
+# Which rank do you investigate?
 #
 # <details><summary>Answer</summary>
 # Rank 1. All ranks completed #1579. Ranks 0, 2 and 3 wait in #1580, and have already enqueued #1581 and #1582. Rank 1
-# never called #1580. Its GPU and its link worked until then, so look at its Python first: get its stack. If its
-# elements are float32, #1580 has 25 MiB, DDP's default bucket size: it is probably a bucket of gradients.
+# never called #1580. Its GPU and its link worked until then, so look at its Python first: get its stack. #1580 is
+# probably a bucket of gradients: in float32 it has 25 MiB, DDP's default size.
 # </details>
 #
 # After any timeout, compare the ranks' last enqueued and last completed collectives:
@@ -1140,7 +1138,7 @@ quiz("03_debugging/open_port")
 #
 # Each rank keeps its latest 2000 collectives, with their sizes and stacks, in the **flight recorder**. At a timeout,
 # the watchdog makes every rank write its recorder to a file, and the command `torchfrtrace` compares the files. With
-# gloo, you have to write the file with a private function of torch:
+# gloo, only a private function of torch writes the file:
 
 # %%
 # %%writefile recorder.py
@@ -1181,7 +1179,7 @@ job = subprocess.run(command, capture_output=True, text=True, timeout=200)
 print(*sorted(job.stdout.splitlines()), sep="\n")
 
 # %% [markdown]
-# `torchfrtrace`, here started as a module, finds the rank that called a different collective:
+# `torchfrtrace`, here started as a module, finds the culprit:
 
 # %%
 command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "trace_", "."]
@@ -1191,7 +1189,7 @@ for line in (job.stdout + job.stderr).splitlines():
         print(line)
 
 # %% [markdown]
-# `./lockstep explain trace_0 trace_1 trace_2` reads the same files and shows every rank's line:
+# `./lockstep explain trace_0 trace_1 trace_2` also shows every rank's line:
 
 # %%
 from lockstep.commands import explain
@@ -1240,7 +1238,7 @@ quiz("03_debugging/preflight")
 # ## Exercise: implement preflight
 #
 # *Medium, 75 minutes.* Open [`exercises/preflight.py`](../exercises/preflight.py). Whatever is broken, `preflight` must
-# return within its time limit. For example, rank 0 of 2 gets this list if rank 1 doesn't start:
+# return within its time limit. Rank 0 of 2 gets this list if rank 1 doesn't start:
 #
 # ```
 # ['rank 1 has not arrived in time: look at the log and the node, and whether it was started with that RANK']
@@ -1281,8 +1279,8 @@ print("after: ", [f"{p.grad.mean():.3f}" for p in model.parameters()])
 # The check overwrites the gradients *after* backward, when DDP no longer averages them. Instead, gather the gradients
 # and compare them.
 #
-# **2. How much of a step is communication?** Here, it is most of the step: a communication hook, which replaces DDP's
-# all-reduce, first sleeps for 50 ms. What does the measurement say?
+# **2. How much of a step is communication?** Here a communication hook makes each all-reduce 50 ms longer, so nearly
+# all of the step is communication. What does the measurement say?
 
 # %%
 # %%ranks 2
@@ -1309,8 +1307,7 @@ assert min(total) > 0.05  # in truth every step waits for the hook
 # The communication happens inside `backward`, so `compute` and `total` both contain it. Instead, compare a step with
 # the same step under `no_sync()` (chapter 4).
 #
-# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks. Its first
-# lines:
+# **3. How much faster are two ranks than one?** A benchmark trains on rank 0 alone, and then on all ranks:
 
 # %%
 # %%ranks 2 --expect hang
@@ -1388,9 +1385,9 @@ for name, run in (("without", plain), ("with", flagged)):
     print(f"{name:8}{len(sent):2} all-reduces of", *[call.nbytes for call in sent], "bytes")
 
 # %% [markdown]
-# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the
-# ranks agree on which parameters were used. The time that this takes depends on the model and the network. If no
-# parameter was unused, torch itself warns (`--quiet` hides that here).
+# The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the ranks
+# agree on which parameters were used. Its time depends on the model and the network. If all were used, torch itself
+# warns (`--quiet` hides that here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
 # different steps use different layers. It works even if each rank uses a different layer:
@@ -1425,9 +1422,9 @@ for name, parameter in ddp.module.named_parameters():
     print(name, parameter.grad)
 
 # %% [markdown]
-# `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. `spare` has a gradient on no rank, and keeps `None`.
-# Without the flag, the first backward leaves DDP waiting for gradients, and the next forward raises the error.
-# `TORCH_DISTRIBUTED_DEBUG=INFO` adds the parameters' names to their numbers:
+# `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. Without the flag, the first backward leaves DDP waiting
+# for gradients, and the next forward raises the error. `TORCH_DISTRIBUTED_DEBUG=INFO` adds the parameters' names to
+# their numbers:
 
 # %%
 # %%ranks 2 --expect raised --quiet --env TORCH_DISTRIBUTED_DEBUG=INFO
@@ -1438,9 +1435,9 @@ for step in range(2):
     ddp(torch.ones(1, 2), branch).sum().backward()  # BUG: each rank leaves out a different layer
 
 # %% [markdown]
-# **"Out of memory, so a smaller batch."** All ranks have the same batch size. So if `nvidia-smi` shows one GPU much
-# fuller than the others, the batch size is not the cause. Look for ranks that put tensors on GPU 0 because they never
-# selected their own (chapter 2).
+# **"Out of memory, so a smaller batch."** All ranks have the same batch size. So if one GPU is much fuller than the
+# others, the batch size is not the cause. Look for ranks that put tensors on GPU 0 because they never selected their
+# own (chapter 2).
 #
 # **"It works on one node, so it works on two."** Two nodes mean new addresses, new interfaces and a firewall, and
 # `LOCAL_RANK` no longer equals `RANK`. Run the preflight first.
@@ -1466,8 +1463,8 @@ for name, case in cases.items():
 # %% [markdown]
 # **Run** a job and **look** at what Lockstep reports; if the result is wrong, add `--watch-replicas`. **Answer** in the
 # file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`. **Fix** the job, and run `./lockstep check
-# clinic/NAME`. Both answer and fix are graded. A fix that only hides the symptom, such as a longer timeout, is
-# rejected, and the check says why.
+# clinic/NAME`. Both are graded. A fix that only hides the symptom, such as a longer timeout, is rejected, and the check
+# says why.
 #
 # The first run draws your **ticket**, a random number. It decides which rank is at fault, so that answers can't be
 # copied. Below, `short_shard` runs with ticket 1:
@@ -1498,7 +1495,7 @@ quiz("03_debugging/longer_timeout")
 # - **The job lies**: compare the replicas bit for bit. Count each rank's samples and all-reduces.
 # - **You fixed it**: run it on two ranks and on three. Trust a check only after you have seen it fail.
 #
-# In an interview, expect: "Your job hangs after the first epoch. What do you do?" Ask first in which call each rank is.
+# In an interview, expect: "Your job hangs after the first epoch. What do you do?"
 #
 # ## What to read next
 #

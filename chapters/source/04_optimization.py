@@ -12,7 +12,7 @@
 # # Chapter 4. Optimization
 #
 # In this chapter you speed up one training step of a small GPT on two ranks: measure it, read its trace, calculate how
-# fast it could be, and then change one thing at a time.
+# fast it could be, and change one thing at a time.
 #
 # After this chapter you can
 #
@@ -26,7 +26,7 @@
 # About 170 minutes: 95 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
 # **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Your times will
-# differ from those in the pictures.
+# differ from the pictures.
 
 # %%
 # %load_ext lockstep
@@ -104,13 +104,14 @@ def plain_step(model, optimizer, batch):
 #
 # - **tokens/s**, over all ranks; here a token is one character;
 # - **MFU**, *model FLOPs utilization*: the operations per second that the model needs, divided by the hardware's peak.
-#   A transformer needs about 6 per parameter and token: 2 in forward, 4 in backward. Large GPU runs report about 0.4;
+#   A transformer needs about 6 operations per parameter and token: 2 in forward, 4 in backward. Large GPU runs report
+#   about 0.4;
 # - **memory**: the most bytes that a rank holds at once;
-# - **exposed communication**: the time that communication adds to the step. To find it, time the step again under
-#   `no_sync()`, which turns DDP's communication off, and subtract. Communication that runs while backward computes is
+# - **exposed communication**: the time that communication adds to the step. To find it, subtract the time of the step
+#   under `no_sync()`, which turns DDP's communication off. Communication that runs while backward computes is
 #   **hidden**.
 #
-# Other programs can only slow a step down, so `fastest` repeats the steps in turn and keeps each one's shortest time:
+# Other programs can only slow a step down, so `fastest` keeps the shortest time of several:
 
 # %%
 # %%writefile measuring.py
@@ -133,8 +134,8 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# A GPU's peak is in its data sheet: 989 TFLOP/s for an H100 in bfloat16. `measure` times a large matrix product
-# instead. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
+# A GPU's peak is in its data sheet: 989 TFLOP/s for an H100 in bfloat16. `measure` instead times a large matrix
+# product. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
 # `torch.cuda.max_memory_allocated()`.
 
 # %%
@@ -162,8 +163,8 @@ def measure(one_step, model, optimizer, batch, tokens):
         "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
 
 # %% [markdown]
-# On one machine, communication is too fast to matter. `--bandwidth 1gbit` makes the ranks share one link of 1 Gbit/s.
-# First, DDP with its defaults:
+# On one machine, communication is too fast to matter, so `--bandwidth 1gbit` makes the ranks share one link of 1
+# Gbit/s. First, DDP with its defaults:
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -187,7 +188,7 @@ quiz("04_optimization/one_step")
 # %% [markdown]
 # ## Profile first
 #
-# Where does the time go? The timeline shows when each gradient was ready, and when each bucket's all-reduce ran:
+# When is each gradient ready, and when does each bucket's all-reduce run?
 
 # %%
 # %%writefile gpt_trace.py
@@ -224,7 +225,7 @@ timeline(defaults, step=2) if defaults else None
 
 # %% [markdown]
 # The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so part of it is hidden. The second
-# bucket holds all other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
+# holds all other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
 #
 # `torch.profiler` records every operation, here of the third step:
 
@@ -251,7 +252,7 @@ run = ranks.run(ranks.Script("profiled.py"), 2)
 print(*[line for line in run.ranks[0].stdout.splitlines() if line.endswith("times")], sep="\n")
 
 # %% [markdown]
-# With NCCL, look for `nccl:all_reduce`. Sort events by `cpu_time_total` here, and by `device_time_total` on GPUs.
+# With NCCL, look for `nccl:all_reduce`. On GPUs, sort events by `device_time_total`.
 #
 # *GPU.* Nsight Systems (`nsys profile`) traces a whole machine. HTA (Holistic Trace Analysis) adds up the time in which
 # a GPU only communicates.
@@ -275,8 +276,7 @@ waited = time.perf_counter() - began
 print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 
 # %% [markdown]
-# Half a second for four bytes: rank 0 waited for rank 1. So compare all ranks' profiles: the others wait for the rank
-# with the *shortest* all-reduce.
+# Rank 0 waited for rank 1. So compare all ranks' profiles: the others wait for the rank with the *shortest* all-reduce.
 #
 # ### Timing on a GPU
 #
@@ -297,8 +297,8 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 #
 # ### Skip the first steps
 #
-# Never time the first steps: DDP rebuilds its buckets after the first. And start the clock after `DDP()`, which imports
-# PyTorch's compiler when a process first calls it:
+# Never time the first steps: DDP rebuilds its buckets after the first. And start the clock after `DDP()`, whose first
+# call imports PyTorch's compiler:
 
 # %%
 program = """
@@ -387,7 +387,7 @@ bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-r
 # Large tensors approach 62 MB/s, half of the link's 125 MB/s, because two ranks share it. Small tensors spend most of
 # their time on latency, which is why DDP sends buckets.
 #
-# Both times on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
+# Now compare computing and sending on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
 
 # %%
 def roofline(parameters, tokens, ranks, flops=4e14, link=50e9):
@@ -407,15 +407,15 @@ for count in (8, 32, 128):
     print(f"{count:4} ranks{compute * 1e3:21.0f} ms{send * 1e3:9.0f} ms {send / compute:6.2f}")
 
 # %% [markdown]
-# The last column is sending divided by computing. Only backward, two thirds of the computing, can hide sending: below
-# 0.67, nearly all of it. Above that, you have to send less, or less often.
+# The last column is sending divided by computing. Only backward, which is two thirds of the computing, can hide
+# sending. If the ratio is below 0.67, nearly all of it can be hidden. Above that, you have to send less, or less often.
 #
 # - **Tokens per rank decide.** A smaller model shrinks both times equally.
 # - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8, but
 #   computes 1/16 as much.
 #
-# In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations. Together, the two ranks send 7 MB through one
-# link of 125 MB/s, which takes 56 ms:
+# In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations. Together, the ranks send 7 MB at 125 MB/s,
+# which takes 56 ms:
 
 # %% tags=["needs-bandwidth"]
 if table.rows:
@@ -428,7 +428,7 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# On a quiet machine, sending takes longer than two thirds of the measured computing. Then overlap alone can't hide it.
+# On a quiet machine, sending takes longer than two thirds of the measured computing, so overlap alone can't hide it.
 
 # %%
 quiz("04_optimization/roofline")
@@ -436,13 +436,13 @@ quiz("04_optimization/roofline")
 # %% [markdown]
 # ## Buckets and overlap
 #
-# How much can overlap hide? In this picture, forward takes 2 units of time and backward 4. Sending each of four buckets
-# takes 0.8, or 1.6 over a slower link:
+# In this picture, forward takes 2 units of time and backward 4. Sending each of four buckets takes 0.8, or 1.6 over a
+# slower link:
 #
 # ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #
 # **Change 1: start sending earlier.** `bucket_cap_mb=0.5` makes smaller buckets. **Predict**: how many buckets, how
-# many bytes in all, and how many buckets leave before the last gradient is ready? Replace each `None`.
+# many bytes, and how many buckets leave before the last gradient is ready? Replace each `None`.
 
 # %%
 guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
@@ -508,7 +508,7 @@ quiz("04_optimization/bucket_size")
 # ## Accumulation
 #
 # **Change 2: send less often.** Split a step's batch into **micro-batches**, add up their gradients, and synchronize
-# once. By default, DDP averages in *every* backward instead:
+# once. By default, DDP averages in *every* backward:
 
 # %%
 # %%writefile accumulated.py
@@ -587,8 +587,8 @@ for number, x in enumerate(micro_batches):
 print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
-# **The last group is incomplete.** With ten micro-batches, `(i + 1) % 4 == 0` leaves over the last two. Each
-# micro-batch here has gradient ¼, so a correct step prints 1:
+# **The last group is incomplete.** With ten micro-batches and a step at each `(i + 1) % 4 == 0`, the last two have no
+# step of their own. Each micro-batch here has gradient ¼, so a correct step prints 1:
 
 # %%
 # %%ranks 2
@@ -608,8 +608,8 @@ for epoch in range(2):
             optimizer.zero_grad()
 
 # %% [markdown]
-# The first step of epoch 1 adds up six micro-batches from two epochs, and the last two of the final epoch are lost. An
-# extra step for the two left over is worse: their gradients were never averaged, so the replicas diverge:
+# The first step of epoch 1 adds up six micro-batches, and the last two of the final epoch are lost. An extra step for
+# these two is worse: their gradients were never averaged, so the replicas diverge:
 
 # %%
 # %%ranks 2 --watch-replicas
@@ -655,9 +655,9 @@ measure(accumulated_step, *start(bucket_cap_mb=0.5), tokens=4 * 2 * 128)
 table.add("0.5 MiB, 4 micro-batches", run)
 
 # %% [markdown]
-# A step now trains on four times the tokens for the same bytes. Only the last backward hides communication, so a *step*
-# exposes about as much time as before, but a token a quarter. A larger **global batch** (all ranks' samples in a step)
-# changes the training: see "Batch and learning rate".
+# A step now trains on four times the tokens for the same bytes. Only the last backward hides communication, so the
+# exposed time per step stays about the same, and per token it is a quarter. A larger **global batch** (all ranks'
+# samples in a step) changes the training: see "Batch and learning rate".
 
 # %%
 quiz("04_optimization/accumulate")
@@ -665,8 +665,7 @@ quiz("04_optimization/accumulate")
 # %% [markdown]
 # ## Exercise: implement accumulate
 #
-# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py). Your step must work with
-# micro-batches of any sizes, and synchronize once.
+# *Medium, 20 minutes.* Open [`exercises/accumulate.py`](../exercises/accumulate.py).
 
 # %%
 contract("accumulate", "train_step")
@@ -715,8 +714,8 @@ print("on the wire:", sent[0].tensor, "=", sent[0].nbytes, "bytes")
 assert sent[0].nbytes == 4 * (64 * 64 + 64)
 
 # %% [markdown]
-# No. The output is bfloat16, but parameters, gradients and what DDP sends stay float32. **Autocast can save time and
-# memory, but not communication.**
+# No: parameters, gradients and what DDP sends stay float32. **Autocast can save time and memory, but not
+# communication.**
 #
 # | property | float16 | bfloat16 |
 # |---|---|---|
@@ -744,8 +743,8 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory. Whether it gets faster depends on the processor: some CPUs compute bfloat16 slowly. So the
-# changes below return to float32. *GPU.* **Tensor cores** multiply 16-bit matrices many times faster.
+# The step needs less memory, but some CPUs compute bfloat16 slowly. So the changes below return to float32. *GPU.*
+# **Tensor cores** multiply 16-bit matrices many times faster.
 #
 # ### Scaling and clipping
 #
@@ -780,8 +779,7 @@ for unscale in (True, False):
     print(f"unscaled first: {unscale!s:5}  the weights moved by {weight.norm().item():.1e}")
 
 # %% [markdown]
-# No error appears, and the weights hardly move. (Adam would hide the mistake, because its steps don't depend on the
-# gradients' scale.)
+# The weights hardly move. (Adam would hide the mistake, because its steps don't depend on the gradients' scale.)
 #
 # ### One scaler per rank
 #
@@ -806,8 +804,7 @@ print("weight moved by", model.module.weight.item() - before, "  scale now", sca
 assert scaler.get_scale() == 512
 
 # %% [markdown]
-# All three skip the step and halve their scale. Ranks diverge if one skips a step on its own, or if their gradients
-# were never averaged:
+# Ranks diverge if their gradients were never averaged:
 
 # %%
 # %%ranks 2
@@ -829,11 +826,10 @@ print("scale now", scaler.get_scale())
 # ### Other ways to compute less
 #
 # - *GPU.* **TF32** rounds the inputs of float32 matrix products to 11 significant bits, so that tensor cores can
-#   compute them: `torch.set_float32_matmul_precision("high")`. By default, only cuDNN uses it, for convolutions and
-#   RNNs.
+#   compute them: `torch.set_float32_matmul_precision("high")`.
 # - **`torch.compile`** fuses several operations into one kernel ("Compiling", in the appendix).
-# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`. It works on CPUs, too. Count
-#   the operations for our GPT's 52 parameter tensors:
+# - **A fused optimizer** updates all parameters in one kernel: `AdamW(..., fused=True)`. It works on CPUs, too. Our GPT
+#   has 52 parameter tensors:
 
 # %%
 from step_table import count_operations
@@ -849,7 +845,7 @@ for fused in (False, True):
 # %% [markdown]
 # ### Find the bug
 #
-# What is missing in this loop? The loss is `4 * weight`, so each printed gradient should be 4.
+# The loss is `4 * weight`, so each printed gradient should be 4. What is missing?
 
 # %%
 weight = torch.nn.Parameter(torch.ones(1))
@@ -890,9 +886,9 @@ contract("mixed_precision", "train_step")
 #
 # ## Compression
 #
-# **Change 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes each full bucket to the
-# hook, which returns a future (a result that arrives later) with the averaged gradients. PyTorch includes a hook that
-# casts to float16:
+# **Change 4: send fewer bytes.** A **communication hook** replaces DDP's all-reduce. DDP passes it each full bucket,
+# and the hook returns a future (a result that arrives later) with the averaged gradients. PyTorch has a hook that casts
+# to float16:
 
 # %%
 # %%ranks 2 --into compressed --quiet
@@ -924,7 +920,7 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("4 micro-batches, float16 sent", run)
 
 # %% [markdown]
-# The hook halves the bytes. But casting takes time, so compress only if communication is exposed.
+# Casting takes time, so compress only if communication is exposed.
 #
 # ### Writing a hook
 #
@@ -947,7 +943,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# In the exercise you write a bfloat16 hook, because PyTorch's refuses gloo:
+# PyTorch's bfloat16 hook refuses gloo, so you write one in the exercise:
 
 # %%
 # %%ranks 1 --expect raised
@@ -1038,7 +1034,7 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The step needs less memory but takes longer. It pays off if you use the freed memory for a larger batch. Another
+# The step needs less memory but takes longer. That pays off if you use the freed memory for a larger batch. Another
 # saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist only once, in DDP's buckets.
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
@@ -1050,8 +1046,7 @@ quiz("04_optimization/memory")
 # %% [markdown]
 # ## Predict, then measure
 #
-# You can predict a step from its time without communication, its bytes, and its number of buckets. Two things can limit
-# it:
+# You can predict a step from its time without communication, its bytes and its buckets. Two things can limit it:
 #
 # - **the processor**: all buckets but the last are hidden. The step takes its computing time, plus the time to send the
 #   last bucket;
@@ -1059,7 +1054,7 @@ quiz("04_optimization/memory")
 #   to send all bytes.
 #
 # The longer time is the prediction. It assumes that all buckets have the same size, and that backward takes two thirds
-# of the computing.  Of several micro-batches, only the last hides communication.
+# of the computing. Only the last micro-batch's backward can hide communication.
 
 # %%
 def predicted(row, micro_batches):
@@ -1081,10 +1076,10 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Most steps take longer: the prediction leaves out latency, casting and the processor's work for sending.
+# Most steps take longer: the prediction leaves out latency, casting and the work of sending.
 #
-# Compare the table's tokens per second. Accumulation and float16 send fewer bytes per token. Smaller buckets only start
-# sending sooner: the link still needs 56 ms.
+# Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
+# 56 ms.
 
 # %%
 quiz("04_optimization/predict")
@@ -1101,8 +1096,8 @@ quiz("04_optimization/predict")
 # | same global batch (strong) | 1.0 | 0.40 | 1.0 / (4 · 0.40) = 62.5 % |
 # | same batch per rank (weak) | 1.0 | 1.25 | 1.0 / 1.25 = 80 % |
 #
-# **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints an efficiency of 25 %. The right
-# answer is 100 %. What does its formula, `seconds[1] / seconds[4] / 4`, leave out?
+# **Find the bug.** A benchmark times 100 steps of 32 samples per rank and prints 25 % efficiency instead of 100 %. What
+# does its formula, `seconds[1] / seconds[4] / 4`, leave out?
 
 # %%
 seconds = {1: 2.0, 4: 2.0}  # for 100 steps of 32 samples per rank: perfect weak scaling
@@ -1135,8 +1130,8 @@ print(f"15 steps in more than {int(longer)} s, the fastest one in {min(steps[1:]
 
 # %% [markdown]
 # Yes: the timeout applies to each collective, not to the job. But every rank steps at the pace of the slowest. Give the
-# slow device a smaller batch, and weight the losses by samples, as in `accumulate`. Don't give each kind of GPU its own
-# group, or you train two independent models:
+# slow device a smaller batch, and weight the losses by samples, as in `accumulate`. With a group for each kind of GPU,
+# you would train two independent models:
 
 # %%
 # %%ranks 4
@@ -1178,8 +1173,8 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # %% [markdown]
 # ## Data loading
 #
-# Does the loader limit you? Replace the model with one that returns zeros. If the step isn't faster, it does. Then
-# check these points:
+# Replace the model with one that returns zeros. If the step isn't faster, the loader limits you. Then check these
+# points:
 #
 # - `num_workers` is **per rank**: with 4 ranks and 8 workers each, a node needs 32 cores.
 # - `persistent_workers=True` keeps workers from one epoch to the next.
@@ -1283,8 +1278,8 @@ print(f"parameters: {parameters}   Adam's state: {2 * parameters}, on this rank:
 
 # %% [markdown]
 # FSDP2 gathers a layer's parameters just before they are needed and frees them afterwards. For HSDP, a **device mesh**
-# arranges the ranks in a grid: one dimension replicates the model, the other shards it. One step of three layers on
-# four ranks, in four ways:
+# arranges the ranks in a grid: one dimension replicates the model, the other shards it. Here is one step of three
+# layers in four ways:
 
 # %%
 # %%ranks 4 --into sharded --quiet
@@ -1329,8 +1324,8 @@ for name, calls in sent.items():
 
 # %% [markdown]
 # ZeRO-3 gathers each layer twice, in forward and in backward; ZeRO-2 gathers it once. HSDP adds an all-reduce between
-# replicas. With `MixedPrecisionPolicy`, layers are gathered in bfloat16 (`param_dtype`) and gradients reduced in
-# float32 (`reduce_dtype`); shards stay float32.
+# replicas. With `MixedPrecisionPolicy`, layers are gathered in bfloat16 and gradients reduced in float32; shards stay
+# float32.
 #
 # In float32, a parameter takes 4 bytes, its gradient 4 and Adam's two moments 8. How much does each rank need?
 
@@ -1359,8 +1354,8 @@ quiz("04_optimization/zero")
 #
 # ### Reentrant checkpointing
 #
-# `use_reentrant=True` is the old form of checkpointing and still the default. If a checkpointed layer's input needs no
-# gradient, the layer's parameters get none, and DDP raises an error in the next step. First the new form, then the old:
+# `use_reentrant=True`, the old form of checkpointing, is still the default. If a checkpointed layer's input needs no
+# gradient, the layer's parameters get none, and DDP raises an error in the next step. First the new form:
 
 # %%
 # %%writefile checkpointed.py
@@ -1403,7 +1398,7 @@ for step in range(2):
     model(x).sum().backward()
 
 # %% [markdown]
-# The message recommends `find_unused_parameters=True`. That flag silences DDP, but the first layer is never trained:
+# The flag that this message recommends silences DDP, but the first layer is never trained:
 
 # %%
 # %%ranks 1 --into silenced --quiet
@@ -1479,9 +1474,9 @@ def show_order(events):
 show_order(in_order(orders.ranks[0]))
 
 # %% [markdown]
-# With `find_unused_parameters`, buckets leave early, but every step has an extra all-reduce, which counts for each
-# parameter how many ranks used it. Its buckets are never rebuilt (chapter 5, "Determinism"). `static_graph` sends at
-# the end of the first two steps, while it learns the graph; then it works like plain DDP.
+# With `find_unused_parameters`, buckets leave early and are never rebuilt (chapter 5, "Determinism"), but every step
+# has an extra all-reduce, which counts for each parameter how many ranks used it. `static_graph` sends at the end of
+# the first two steps, while it learns the graph; then it works like plain DDP.
 #
 # If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
 # before, no gradient of that step is averaged, and the error comes only in the next.
@@ -1507,8 +1502,8 @@ for both in (False, True):
 # %% [markdown]
 # ### Compiling
 #
-# `torch.compile` fuses sequences of small operations. With DDP, it cuts the model's graph at bucket boundaries, so that
-# buckets still leave early. This cell's backend only counts the graphs:
+# With DDP, `torch.compile` cuts the model's graph at bucket boundaries, so that buckets still leave early. This cell's
+# backend only counts the graphs:
 
 # %%
 # %%writefile four_layers.py
@@ -1602,10 +1597,10 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Small operations get faster, large matrix products hardly. `benchmarks/compile_ddp.py` measures your machine.
+# Only small operations get much faster. `benchmarks/compile_ddp.py` measures your machine.
 #
-# Each rank compiles its own copy, again for each new input shape, while the others wait. Keep shapes constant, and the
-# group's timeout longer than compiling takes.
+# Each rank compiles its own copy, and compiles again for each new input shape. Meanwhile the other ranks wait. So keep
+# shapes constant, and the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
@@ -1682,9 +1677,8 @@ for event in in_order(skipped.ranks[0]):
 # %% [markdown]
 # ### NCCL's variables
 #
-# *GPU.* You can rarely improve on NCCL's choices. Worth knowing: `NCCL_SOCKET_IFNAME` (which network card),
-# `NCCL_IB_HCA` (which InfiniBand adapter), `NCCL_BUFFSIZE` (4 MiB per channel by default), and for experiments
-# `NCCL_ALGO` and `NCCL_PROTO`.
+# *GPU.* You can rarely improve on NCCL's choices. Besides chapter 3's variables, there are `NCCL_IB_HCA` (which
+# InfiniBand adapter), `NCCL_BUFFSIZE` (4 MiB per channel by default), and for experiments `NCCL_ALGO` and `NCCL_PROTO`.
 #
 # ### Older names
 #
@@ -1718,7 +1712,7 @@ quiz("04_optimization/reentrant")
 # ## Checklist
 #
 # - **Measure** after warm-up: tokens/s, MFU, memory, exposed time.
-# - **Predict** with the roofline. Does computing or sending limit you?
+# - **Predict** with the roofline: does computing or sending limit you?
 # - **Hide**: buckets small enough to leave during backward.
 # - **Send less often**: `no_sync` around all micro-batches but the last.
 # - **Send less**: a hook that divides, casts and keeps the residual.
@@ -1728,14 +1722,13 @@ quiz("04_optimization/reentrant")
 #
 # ## What to remember
 #
-# - First find out what limits a step. Tokens per rank decide whether it is the link or the processor.
-# - A change helps only with what limits you.
+# - Find out what limits a step: a change helps only with that.
+# - Tokens per rank decide whether the link or the processor limits it.
 # - Autocast does not shrink what is sent. A hook does.
 # - Ranks skip the same steps, because their averaged gradients are equal. Never let one decide alone.
 # - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
-# In an interview, expect: "Eight GPUs give you four times the speed. Why?" What would you measure first, and what does
-# each outcome tell you?
+# In an interview, expect: "Eight GPUs give you four times the speed. Why?" What would you measure first?
 #
 # ## What to read next
 #
