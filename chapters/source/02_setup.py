@@ -12,7 +12,7 @@
 # # Chapter 2. Setting up: from one process to many
 #
 # You start with a program that trains a small network in one process, and change it line by line until it trains on
-# four ranks. With most lines you see the mistake that they prevent. After this chapter you can
+# four ranks. You also see most of the mistakes that these changes prevent. After this chapter you can
 #
 # - **start** a program on N ranks, and tell which rank is which;
 # - **connect** the ranks with the right backend;
@@ -48,8 +48,7 @@ numpy.savez("digits.npz", images=images.astype("uint8"), labels=labels)
 print(images.shape, labels[:10])
 
 # %% [markdown]
-# `digits.py` holds the data, the network and one epoch. **None of its lines will change.** `train_epoch` returns the
-# sum of the samples' losses and the number of samples.
+# `digits.py` holds the data, the network and one epoch. **None of its lines will change.**
 
 # %%
 print(Path("digits.py").read_text())
@@ -201,8 +200,7 @@ os.environ["MASTER_PORT"] = "12355"  # BUG: torchrun's store is at another port
 dist.init_process_group("gloo")
 
 # %% [markdown]
-# torchrun's store is at a different port, and nothing listens at 12355. Rank 0 starts no store there, because
-# `TORCHELASTIC_USE_AGENT_STORE` says that the launcher runs one.
+# Rank 0 starts no store at port 12355, because `TORCHELASTIC_USE_AGENT_STORE` says that the launcher runs one.
 
 # %%
 quiz("02_setup/environment")
@@ -239,13 +237,13 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, sum of the ranks {t}"
 assert t == sum(range(dist.get_world_size()))
 
 # %% [markdown]
-# On a new cluster, run this cell first: all ranks must join, and a collective must work.
+# On a new cluster, run this cell first.
 #
 # ### Without the variables
 #
 # A test may run without a launcher. Then pass `rank=` and `world_size=`, which override `RANK` and `WORLD_SIZE`. The
-# ranks still need the address. Only a single rank can do without: give it a `HashStore`, a store in the memory of its
-# process:
+# ranks still need the address of the store. A single rank needs none: give it a `HashStore`, a store in its own
+# memory:
 
 # %%
 # %%ranks 1
@@ -288,8 +286,8 @@ os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
 dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
-# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. The waiting ranks raise
-# the error; the missing rank says nothing. If rank 0 prepares the data alone for longer than the timeout, lengthen it.
+# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. If rank 0 prepares the
+# data alone for longer than the timeout, lengthen it.
 
 # %%
 quiz("02_setup/missing_rank")
@@ -351,7 +349,7 @@ print(Path("device.py").read_text())
 # With too few GPUs, it warns and uses the CPU, so that the course runs on a laptop. On a cluster, raise an error
 # instead: a node with one broken GPU would choose gloo, and the other nodes nccl.
 #
-# Call it on your machine as it is, and then as if each of two nodes had two GPUs (`set_device` only prints):
+# Call `local_device` on your machine as it is, and then as if each of two nodes had two GPUs:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -371,7 +369,7 @@ torch.cuda.set_device = report
 print("with two GPUs per node:", *local_device())
 
 # %% [markdown]
-# Ranks 2 and 3 take GPUs 0 and 1 of their own node. Three rules for GPUs:
+# Three rules for GPUs:
 #
 # - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
 #   GPU 0, on every rank. The reverse order often works, since nccl connects only at the first collective; don't rely
@@ -389,9 +387,8 @@ quiz("02_setup/device_of")
 #
 # *Medium, 15 minutes.* Open [`exercises/setup_ddp.py`](../exercises/setup_ddp.py).
 #
-# The next exercises use these two functions. `setup_ddp` chooses device and backend and joins the group. If
-# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. If a node has too few GPUs, let ranks share
-# them (unlike `device.py`).
+# You write two functions that the next exercises use. `setup_ddp` chooses device and backend and joins the group. If
+# `LOCAL_WORLD_SIZE` isn't set, assume that all ranks run on this node. Unlike `device.py`, let ranks share GPUs.
 #
 # `cleanup_ddp` leaves the group with `dist.destroy_process_group()`, which raises an error if there is no group. Ask
 # `dist.is_initialized()` first.
@@ -428,8 +425,7 @@ deal(10, 4, shuffle=False)
 
 # %% [markdown]
 # Rank r gets r, r + 4, r + 8. All ranks must take the same number of steps, but 4 doesn't divide 10. So the sampler
-# **pads**: samples 0 and 1 are dealt twice. Padding matters in evaluation, and rarely in training. `drop_last=True`
-# leaves samples out instead:
+# **pads**: samples 0 and 1 are dealt twice. `drop_last=True` leaves samples out instead:
 #
 # ![Ten samples dealt to four ranks in rounds: padded, samples 0 and 1 come twice; with drop_last, 8 and 9 are left out](pictures/deal.svg)
 
@@ -440,10 +436,7 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# With three samples, `drop_last=True` leaves nothing for any rank.
-#
-# Samples that divide evenly are dealt once each. The *loader* has a `drop_last` too, which discards a rank's last
-# batch if it is short:
+# 1000 samples divide evenly. The *loader* has a `drop_last` too, which discards a rank's last batch if it is short:
 
 # %%
 from torch.utils.data import DataLoader
@@ -459,8 +452,8 @@ for drop_last in (False, True):
 # ### Shuffling, and set_epoch
 #
 # By default the sampler shuffles. Each rank computes the same permutation from `seed + epoch` and takes its part; the
-# ranks send no messages. You tell the sampler the epoch with `set_epoch`. Rank 0's samples without this call and with
-# it:
+# ranks send no messages. You tell the sampler the epoch with `set_epoch`. Compare rank 0's samples without this call
+# and with it:
 
 # %%
 for epoch in range(3):
@@ -501,8 +494,8 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet this isn't the training you
-# had with `shuffle=True`: every epoch has the same batches. To notice it, print each epoch's first indices.
+# The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch has
+# the same batches; with `shuffle=True` you had new ones. To notice this, print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -551,8 +544,8 @@ print("sampler    :", [batch.tolist() for batch in loader])
 # ### Worker processes
 #
 # With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as a
-# copy of its rank, NCCL included, and DDP's documentation warns that NCCL doesn't survive this. If loaders hang on
-# GPUs, use `forkserver`, which forks a clean process, and keep the workers for all epochs:
+# copy of its rank. With NCCL, such workers are likely to hang, says DDP's documentation: use `forkserver`, which
+# starts them from a clean process. This takes longer, so keep the workers for all epochs:
 
 # %%
 # %%ranks 2
@@ -680,8 +673,7 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 
 # %% [markdown]
 # One line turns four models into one, which learns from all 1500 samples. The losses differ, because each rank prints
-# the loss over its own samples. They still fall slowly, because 12 steps per epoch are few. "The whole program" raises
-# the learning rate.
+# the loss over its own samples.
 #
 # ### Move first, wrap last
 #
@@ -712,7 +704,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 1), device_ids=[0])  # BUG: the model is on the CPU
 
 # %% [markdown]
-# Older programs also pass `output_device`. DDP's forward no longer reads it, so you can leave it out:
+# Older programs also pass `output_device`, which DDP's forward no longer reads:
 
 # %%
 import inspect
@@ -795,8 +787,8 @@ dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# Here the ranks may have different numbers of samples, because they call only one collective, at the end. If the model
-# has buffers, each forward through `ddp` is a collective too (chapter 1). So evaluate `ddp.module`.
+# If the model has buffers, each forward through `ddp` is a collective (chapter 1), so evaluate `ddp.module`. Then the
+# ranks may have different numbers of samples: their only collective is at the end.
 #
 # ### Every rank calls, rank 0 prints
 #
@@ -814,7 +806,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# It is worse if the other ranks' next call is an all-reduce of the same size, for example of a gradient. **Predict**
+# The result is worse if the other ranks next all-reduce a tensor of the same size, for example a gradient. **Predict**
 # what rank 1 prints:
 
 # %%
@@ -929,8 +921,8 @@ print(f"right on {(model(x).argmax(1) == y).float().mean():.0%} of {len(y)} digi
 # %% [markdown]
 # ### Ports and threads
 #
-# On one node, torchrun picks a free port, so two jobs don't clash. (Older versions need `--standalone`.) With several
-# processes it also sets `OMP_NUM_THREADS=1`; otherwise each of them would start a thread for every core:
+# On one node, torchrun picks a free port, so two jobs don't clash. With several processes it also sets
+# `OMP_NUM_THREADS=1`; otherwise each of them would start a thread for every core:
 
 # %%
 environment = dict(os.environ)
@@ -1006,10 +998,10 @@ print("still in a group:", dist.is_initialized())
 # > exception's traceback keeps the wrapper alive too; `traceback.clear_frames(error.__traceback__)` releases it.
 # >
 # > **A process that used gloo sometimes aborts at its very end**, after everything has been saved (see
-# > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291)). You see `terminate called without an active exception` and
-# > exit status −6, and torchrun reports a failed job. The only reliable fix is to flush the output and call
-# > `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit` handlers (below, one line is missing), so close
-# > loggers and wait for background saves first:
+# > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291)). You see
+# > `terminate called without an active exception` and exit status −6, and torchrun reports a failed job. The only
+# > reliable fix is to flush the output and call `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit`
+# > handlers, so close loggers and wait for background saves first. Here the handler's line is never printed:
 
 # %%
 job = terminal("-c", """
@@ -1028,8 +1020,7 @@ quiz("02_setup/exit_status")
 # *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
 #
 # Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. On GPUs,
-# `torch.cuda.current_device()` is the one that `setup_ddp` selected. The check looks at each rank's samples,
-# collectives and output.
+# `torch.cuda.current_device()` is the one that `setup_ddp` selected.
 
 # %%
 contract("train_ddp")
@@ -1107,7 +1098,7 @@ except dist.DistNetworkError as error:
 
 # %% [markdown]
 # The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
-# to use that store. In `work`, your `setup_ddp` can replace `init_process_group`: the variables are set.
+# to use that store. In `work`, you can call your `setup_ddp` instead of `init_process_group`.
 #
 # **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. (For a rank
 # that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0 sleeps for ten minutes,
@@ -1140,8 +1131,7 @@ quiz("02_setup/spawn_returns")
 #
 # *Hard, 15 minutes.* Open [`exercises/launch_distributed.py`](../exercises/launch_distributed.py).
 #
-# Start the ranks, have each run your `train_ddp`, and return the trained weights. Leave no process, file or
-# environment variable behind.
+# Start the ranks, have each run your `train_ddp`, and return the trained weights.
 
 # %%
 contract("launch_distributed")
@@ -1173,7 +1163,7 @@ contract("launch_distributed")
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
 # ```
 #
-# Try two agents on one machine, numbered by `--node-rank`:
+# Try two agents on one machine:
 
 # %%
 # %%writefile nodes.py

@@ -130,8 +130,8 @@ for mistake in ("none", "no optimizer", "no scheduler", "no set_epoch", "no rand
 # Without a mistake, the weights are the same, bit for bit. Each mistake moves them by 0.1 to 0.2. The training loss
 # gives no warning: with most mistakes it is even lower.
 #
-# Two mistakes, "no set_epoch" and "epoch 1 again", lose the position in the data. Without `set_epoch`, every epoch has
-# the order of epoch 0. And if you don't save the number of *finished* epochs, one is trained twice.
+# Without `set_epoch`, every epoch has the order of epoch 0. If you don't save the number of *finished* epochs, one is
+# trained twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
@@ -196,8 +196,8 @@ for part in ("model", "optimizer", "rng"):
     print(f"{part:10}{size(saved[part]):6} bytes, {times:.1f} times the model")
 
 # %% [markdown]
-# Adam's two moments take twice the model's bytes, and the random states 5 kB per rank. So a checkpoint of 7 billion
-# float32 parameters with Adam takes 84 GB, two thirds of it moments.
+# Adam's moments take twice the model's bytes, and each rank's random states 5 kB. So a checkpoint of 7 billion float32
+# parameters with Adam takes 84 GB, two thirds of it moments.
 
 # %%
 quiz("05_checkpointing/forgotten")
@@ -222,8 +222,8 @@ for turn in range(dist.get_world_size()):  # one rank after the other
     dist.barrier()
 
 # %% [markdown]
-# Rank 0 renamed the file first, so rank 1 found nothing to rename. Now the ranks write to the final name. Rank 1 is
-# slower: it opens the file, as every save does first, when rank 0 has finished:
+# Rank 0 renamed the file first, so rank 1 found nothing to rename. Now the ranks write to the final name. Every save
+# first opens its file; rank 1 does so when rank 0 has finished:
 
 # %%
 # %%ranks 2 --expect raised
@@ -241,7 +241,8 @@ print("the file beside it:", torch.load("saved/neighbor.pt"))
 torch.load("saved/both.pt")
 
 # %% [markdown]
-# Opening a file for writing empties it, and only it. Until rank 1 has written everything, there is no checkpoint.
+# Opening a file for writing empties that file, but not the one beside it. Until rank 1 has written everything, there
+# is no checkpoint.
 #
 # ### A barrier between save and load
 #
@@ -304,8 +305,8 @@ else:
 dist.all_reduce(torch.ones(1))  # the next step
 
 # %% [markdown]
-# Rank 0 skipped the barrier and continued with the next step. (Catch `Exception`: `torch.save` raises a `RuntimeError`,
-# flushing or closing the file an `OSError`.)
+# Rank 0 skipped the barrier and continued with the next step. (Catch `Exception`: `torch.save` raises a
+# `RuntimeError`, but flushing or closing the file can raise an `OSError`.)
 #
 # **All ranks must learn the outcome of the save.** So rank 0 broadcasts it, even after an error. The other ranks wait
 # for this broadcast, so it replaces the barrier:
@@ -362,7 +363,7 @@ print("rank 0 chose", chosen[0])
 # Only the number leads to checkpoint 10, and only on rank 0. So let rank 0 choose by number and broadcast its choice.
 # (As text, "9" comes after "10". A copy may change a file's time.)
 #
-# **Rotation** deletes all but the newest few checkpoints. It must leave all other files in the folder alone.
+# **Rotation** deletes all but the newest few checkpoints.
 #
 # ### Loading: where, and on which ranks
 #
@@ -507,8 +508,8 @@ for length in (0, 3, 20, 2000, 20_000, 200_000):
         print(f"{length:7} bytes: {type(error).__name__:15}", (str(error) or "-").split(". ")[0])
 
 # %% [markdown]
-# Checkpoint 2 is **torn**, that is, cut short. Checkpoint 1 is gone, because opening its file emptied it. The error
-# depends on where the file was cut, so catch every `Exception`, and then load an older checkpoint.
+# Checkpoint 2 is **torn**, that is, cut short, and checkpoint 1 is gone. The error depends on where the file was cut,
+# so catch every `Exception`, and then load an older checkpoint.
 #
 # Now each function saves eleven times, and all but the last save are killed, each at a different byte. Which checkpoint
 # can be loaded afterwards?
@@ -543,7 +544,8 @@ quiz("05_checkpointing/two_files")
 #
 # What a killed process has written is safe: the kernel holds the bytes and writes them to the disk later. In a power
 # failure the kernel stops too, and the disk may have the new name without the contents. `os.fsync` returns once the
-# contents are on the disk. Call it for the file before the rename, and after it for the folder, where names are stored:
+# contents are on the disk. Call it twice: before the rename for the file, and after the rename for the folder, where
+# names are stored:
 
 # %%
 def durable(state, name):
@@ -591,16 +593,15 @@ print("checksum:", "unchanged" if digest("saved/flipped.pt") == before else "cha
 print("zipfile finds:", zipfile.ZipFile("saved/flipped.pt").testzip())
 
 # %% [markdown]
-# No: a weight of 1 has silently become infinite. So check before you load. `testzip` compares each entry of the archive
-# with its CRC, a short checksum; this reads the whole file once more. Or put your own checksum into the file's name.
+# No: a weight of 1 has silently become infinite. So check before you load. `testzip` compares each entry of the
+# archive with its CRC, a short checksum. Or put your own checksum into the file's name.
 #
 # If the newest file is damaged, print a warning and load the one before it. An error would end an unattended job.
-# Starting at step 0 is worse: after a few saves, rotation deletes the intact checkpoint (or every new one, if it
-# compares step numbers).
+# Starting again at step 0 is worse: after a few saves, rotation deletes the last intact checkpoint.
 #
 # ### weights_only
 #
-# `torch.save` writes a pickle, and a pickle is a program: the file's author decides what runs when you load it.
+# The archive contains a pickle, and a pickle is a program: its author decides what runs when you load it.
 
 # %%
 class Surprise:
@@ -647,7 +648,7 @@ quiz("05_checkpointing/rename")
 # ## Exercise: implement checkpoint
 #
 # *Hard, 35 minutes.* Open [`exercises/checkpoint.py`](../exercises/checkpoint.py). Number the files yourself, because
-# `state` need not contain a step. The check kills your save, fills the disk, tears files, and reads while you write.
+# `state` need not contain a step.
 
 # %%
 contract("checkpoint", "save_checkpoint", "load_latest")
@@ -668,7 +669,7 @@ contract("checkpoint", "save_checkpoint", "load_latest")
 #
 # ## Formats
 #
-# Your `save_checkpoint` writes one file. Is that what your job needs?
+# Is one file what your job needs?
 #
 # | when | how to save |
 # |---|---|
@@ -731,8 +732,8 @@ print(load_file("saved/one.safetensors"))
 # ### Shards
 #
 # If a model is sharded, as with FSDP2 (chapter 4, "Beyond DDP"), no rank has all of it. With
-# `torch.distributed.checkpoint`, **DCP**, each rank writes its own part into one folder. `dcp.load` overwrites existing
-# tensors, so `load` calls `get_state_dict` first:
+# `torch.distributed.checkpoint`, **DCP**, each rank writes its own part into one folder. `dcp.load` reads into
+# existing tensors, so `load` first gets them from `get_state_dict`:
 
 # %%
 # %%writefile sharded.py
@@ -774,7 +775,7 @@ if dist.get_rank() == 0:
 
 # %% [markdown]
 # Each rank wrote half. `.metadata` says which piece is in which file, so any number of ranks can read the folder, even
-# under DDP. Here three do. The saved step had gradients of 1, so the first moment must be 0.1:
+# under DDP. Here three do. All gradients were 1, so after one step Adam's first moment must be 1 − 0.9 = 0.1:
 
 # %%
 # %%ranks 3
@@ -788,8 +789,8 @@ print(f"step {moments['step']:.0f}, first moment {moments['exp_avg'].mean():.3f}
 # %% [markdown]
 # `dcp.save` and `dcp.load` are collectives. Rotation, checksums and choosing the newest folder remain your task.
 #
-# DCP writes `.metadata` last. Here rank 1 fails before that, while it saves twos: into a new folder, and over a
-# checkpoint of ones. What can be loaded?
+# DCP writes `.metadata` last. Here rank 1 fails before that, once in a new folder and once in a folder with a
+# checkpoint. The old values are 1, the new ones 2. What can be loaded?
 
 # %%
 # %%ranks 2 --quiet --into run
@@ -866,8 +867,8 @@ bars({"save": waited, "async_save": stalled}, unit="s", title="how long training
 # The file holds the values at the time of the call. Their copy takes as much host memory as the state. Until the future
 # is done, keep the old checkpoint, and don't start another save.
 #
-# The thread calls collectives too. In training's group, gloo may pair these with training's, and the job hangs or
-# crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
+# The thread calls collectives too. If it shares the group with training, gloo may pair the calls of both, and the job
+# hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
 
 # %%
 quiz("05_checkpointing/async")
@@ -1035,9 +1036,9 @@ print("iter(DataLoader):                 ", moves(iter, DataLoader(range(4))))
 print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
-# So restore all generators (Python's, NumPy's, torch's, each GPU's) last, just before the first step. But the `for`
-# loop creates the loader's iterator even later, and draws a number that the uninterrupted run drew before the save.
-# Later dropout masks then differ. So give the loader its own generator.
+# So restore all generators (Python's, NumPy's, torch's, each GPU's) last, just before the first step. But then the
+# `for` loop creates the loader's iterator, which draws a number. The uninterrupted run did this before the save, so
+# the dropout masks differ. Give the loader its own generator.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1054,8 +1055,7 @@ print((a + b) + c, a + (b + c))
 # %% [markdown]
 # ### Random numbers
 #
-# Seed before you build the model. Use **seed + rank**: DDP makes the weights equal anyway, but with one seed for all,
-# every rank drops the same units:
+# Use **seed + rank**, as in chapter 2. With one seed for all, every rank drops the same units:
 
 # %%
 # %%ranks 2
@@ -1148,8 +1148,8 @@ for world_size in (1, 2, 3, 4):
 
 # %% [markdown]
 # A different number of ranks adds in a different order, so compare loss curves instead of bits. Keep the *global*
-# batch: on fewer ranks, more samples per rank or more accumulation. Dropout cannot continue exactly: samples move to
-# other ranks, which draw other masks.
+# batch: on fewer ranks, use more samples per rank or more accumulation. Dropout cannot continue exactly: samples move
+# to other ranks, which draw other masks.
 #
 # *GPU.* Some kernels add in an order that varies from run to run. `torch.use_deterministic_algorithms(True)` makes them
 # raise an error or use a slower method.
@@ -1161,8 +1161,8 @@ quiz("05_checkpointing/world_size")
 # ## Exercise: implement exact_resume
 #
 # *Hard, 30 minutes.* Open [`exercises/exact_resume.py`](../exercises/exact_resume.py). Write `train`, a loop that can
-# be stopped after any step and, when resumed, ends with the same bits as an uninterrupted run. It uses your
-# `save_checkpoint` and `load_latest`. `Parts` are a model, an optimizer, a scheduler and a scaler.
+# be stopped after any step and, when resumed, ends with the same bits as an uninterrupted run. `Parts` are a model, an
+# optimizer, a scheduler and a scaler.
 
 # %%
 contract("exact_resume", "train_step", "train")
@@ -1191,8 +1191,8 @@ contract("exact_resume", "train_step", "train")
 #
 # ## Elastic restarts
 #
-# When a rank dies, torchrun ends **all** ranks and starts the script again, as often as `--max-restarts` allows.
-# `--signals-to-handle` lists the signals that torchrun passes on. The defaults:
+# When a rank dies, torchrun ends **all** ranks and starts the script again, as often as `--max-restarts` allows. The
+# defaults, with the signals that torchrun passes on:
 
 # %%
 from torch.distributed.run import get_args_parser
@@ -1257,12 +1257,12 @@ for name in ("undisturbed", "killed"):
     print(f"{name:12}", *[f"{weight:.6f}" for weight in weights.tolist()])
 
 # %% [markdown]
-# Rank 0 was healthy, but was restarted too. Both attempts took step 5, and the final weights are the same.
+# Both attempts took step 5, and the final weights are the same.
 #
 # **Before you rely on torchrun's restarts, set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.** By default all attempts share
 # one store (chapter 2), so a rank may find a dead rank's address there, and the job ends with `Connection refused`
-# (PyTorch issue 135712). That ended 8 of 18 restarts of this script; with the variable, none of 16. (`--master-port`
-# cancels the variable; use `--rdzv-backend=c10d`.)
+# (PyTorch issue 135712). 8 of 18 restarts of this script failed in this way; with the variable, none of 16. (With
+# `--master-port`, the variable has no effect; use `--rdzv-backend=c10d`.)
 #
 # ### A hang is not a death
 #
@@ -1350,20 +1350,20 @@ else:
 #
 # ### What a restart asks of a script
 #
-# | what the launcher does | what your script does |
+# | what the launcher does | what you do |
 # |---|---|
-# | It starts the script from the top | It looks for a checkpoint; finding none is not an error |
-# | It may change `RANK` and `WORLD_SIZE` | It reads both again |
-# | It repeats the setup code | It accepts an existing folder, and appends to the log |
-# | It restarts after every failure | You set a low limit: with `--max-restarts=100`, a bug fails 101 times |
-# | It counts exit status 0 as success | It exits with 0 only if it has succeeded, or has nothing left to do |
+# | It starts the script from the top | Look for a checkpoint; finding none is not an error |
+# | It may change `RANK` and `WORLD_SIZE` | Read both again |
+# | It repeats the setup code | Accept an existing folder, and append to the log |
+# | It restarts after every failure | Set a low limit: with `--max-restarts=100`, a bug fails 101 times |
+# | It counts exit status 0 as success | Exit with 0 only after success, or if nothing is left to do |
 #
 # ### How often to save
 #
 # Each save stops training for *C* hours, and each failure costs half an interval of work on average (and a restart,
 # left out here). If the job fails every *M* hours on average, the best interval is about √(2·C·M) (Young, 1974). Ten
-# nodes fail ten times as often as one, so *M* falls to a tenth. Here a thousand hours of work need 3 minutes per save,
-# and the job fails every 20 hours:
+# nodes fail ten times as often as one, so *M* falls to a tenth. Here a job of a thousand hours takes 3 minutes per
+# save and fails every 20 hours:
 
 # %%
 import math, random
@@ -1385,8 +1385,7 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
 
 # %% [markdown]
 # The formula gives 1.4 hours, which costs 7 %. Saving three times as often costs 11 %, and three times as rarely 10 %.
-# So a rough *M* is enough. For scale: BLOOM-176B saved 2.3 TB in 40 seconds, every three hours: 0.4 % of its time
-# (Bekman, "Machine Learning Engineering").
+# So a rough estimate of *M* is enough.
 
 # %%
 quiz("05_checkpointing/restart")
@@ -1476,8 +1475,8 @@ os.environ["PYTHON"] = sys.executable  # on your cluster: python, from the envir
 # - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 seconds before the time limit, or up to a minute
 #   earlier. At a preemption, SLURM sends SIGUSR1 only if the cluster sets `preempt_send_user_signal`, as the one below
 #   does.
-# - The `trap`, bash's signal handler, sends SIGTERM to torchrun (`.0` is the first `srun`), which by default passes on
-#   SIGTERM but not SIGUSR1. Then the trap waits until the ranks have saved.
+# - The `trap` is bash's signal handler. It sends SIGTERM to torchrun, the task of the first `srun` (`.0`), because
+#   torchrun doesn't pass on SIGUSR1 by default. Then it waits until the ranks have saved.
 # - `scontrol requeue`, which `--requeue` permits, puts the job back into the queue with the same job id. Don't trap
 #   SIGTERM: `scancel` sends it too, and would requeue the job.
 #
@@ -1551,7 +1550,7 @@ else:
     print("the first job:", slurm.job(job).state, "- restarts:", slurm.job(job).restarts)
 
 # %% [markdown]
-# When the nodes are free, the job starts again with the same job id:
+# When the nodes are free, the job starts again:
 
 # %% tags=["needs-slurm"]
 if missing:
@@ -1611,9 +1610,9 @@ contract("elastic_training", "train")
 # - its reports: metrics of all ranks, each test sample counted once, logging on rank 0;
 # - what it survives: checkpoint and resume, a clean stop on a signal.
 #
-# The check runs `train.py` on up to four ranks and on two nodes, kills a rank, asks one to stop, and trains on
-# handwritten digits to 95 % accuracy. With SLURM, it also submits `train.sbatch`, preempts it and kills a node. The
-# last cell submits your files to the cluster above.
+# The check runs `train.py` on up to four ranks and on two nodes, and trains on handwritten digits to 95 % accuracy.
+# With SLURM, it also submits `train.sbatch`, preempts it and kills a node. The last cell submits your files to the
+# cluster above.
 
 # %%
 print(Path("../exercises/train.sbatch").read_text())
@@ -1677,7 +1676,7 @@ quiz("05_checkpointing/rehearsal")
 # ## What to remember
 #
 # - **State**: forgetting a part raises no error. Compare bits with an uninterrupted run, on as many ranks.
-# - **Saving**: temporary name, fsync, `os.replace`, fsync of the folder, rotation. A complete checkpoint always exists.
+# - **Saving**: temporary name, fsync, `os.replace`, fsync of the folder, rotation.
 # - **Loading**: rank 0 chooses by number and skips damaged files; every rank loads everything.
 # - **Resuming**: finished steps, `divmod`, `set_epoch`, the rest of the sampler's list; each rank's random states last.
 # - **Restarting**: `--max-restarts`, a store for each attempt, a short timeout; `--signal` and `--requeue`.
