@@ -10,7 +10,15 @@ from typing import Any
 from ..course.outline import CHECK, EFFORT
 
 FOR_LEARNERS = ("## Two commands", "## The course", "## For learners")
-NOT_IN_A_COPY = ("git clone", "./lockstep test", "./lockstep release", "CONTRIBUTING.md", "./lockstep solution", "194 claims", "why no cell shows")
+NOT_IN_A_COPY = (
+    "git clone",
+    "./lockstep test",
+    "./lockstep release",
+    "CONTRIBUTING.md",
+    "./lockstep solution",
+    "194 claims",
+    "why no cell shows",
+)
 EXAMPLE = "train_ddp"
 COURSES_OWN = re.compile(r"(?<![\w./])(?:solutions|exercises|chapters|docs)/(?:[\w./-]*\w)?")
 HEADING = re.compile(r"^(?=#{2,3} )", re.MULTILINE)

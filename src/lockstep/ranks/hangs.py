@@ -216,14 +216,14 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
         return Finding(
             f"{names(absent)} {did} init_process_group; {here} {waits} there.",
             absent,
-            [*notes, "init_process_group returns when all ranks of the group have come."],
+            [*notes, "With gloo, init_process_group returns only after every rank of the group has called it."],
         )
     elsewhere = [report for report in in_init if _moved(report)]
     if elsewhere:
         now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
         return Finding(
             f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
-            f"for a store at {now}, where none listens: the launcher had set {launchers}.",
+            f"for a store at {now}, where nothing listens: the launcher had set {launchers}.",
             [report.rank for report in elsewhere],
             ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."],
         )
