@@ -197,10 +197,8 @@ def _between_tensors(seen: Any, right: torch.Tensor, tolerance: Tolerance, path:
         return None
     flat = apart.nan_to_num(nan=float("inf")).flatten()
     index = int(flat.argmax())
-    place = (
-        ", ".join(str(int(at)) for at in torch.unravel_index(torch.tensor(index), right.shape)) if right.dim() else ""
-    )
-    where = f"{path}[{place}]" if place else path
+    place = [int(at) for at in torch.unravel_index(torch.tensor(index), right.shape)] if right.dim() else ""
+    where = f"{path}{place}"
     return Where(where, ours.flatten()[index].item(), theirs.flatten()[index].item(), float(flat[index]))
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -184,8 +185,6 @@ def _extra_paths() -> list[str]:
     found = []
     for name in ("torch", "numpy", "msgspec"):
         with contextlib.suppress(ImportError, ValueError):
-            import importlib.util
-
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.origin:
                 found.append(str(Path(spec.origin).resolve().parents[1]))

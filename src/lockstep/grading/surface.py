@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .. import cluster
-from ..ranks import Collective, Frame, Mark, Outcome, Run, text
+from ..ranks import Collective, Frame, Mark, Outcome, Run
 from ..ranks.mismatch import say_mismatch
 from ..ranks.processes import seconds_in_queue
+from ..ranks.text import evidence
 from ..ranks.words import names, one_or_more
 from .grader import OUTPUT_BYTES, CheckNotRun, Failed, Grader, Lacking, Play
 from .hypotheses import (
@@ -60,8 +61,3 @@ __all__ = [
     "show",
     "wrong_ranks",
 ]
-
-
-def evidence(run: Run) -> str:
-    """A failed run's table or traceback, and its notes. Where to read on, the diagnosis says."""
-    return text.evidence(run)
