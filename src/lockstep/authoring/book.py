@@ -33,7 +33,7 @@ from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 from ..course import Course, CourseError
-from ..course.outline import Outline, outlines, page
+from ..course.outline import Outline, outlines
 from ..course.quizzes import Question, quiz_file, read, rich
 
 PAGES = Path(__file__).with_name("pages")
@@ -131,7 +131,7 @@ def rendered(course: Course) -> list[Rendered]:
 
 def _body(course: Course, name: str, questions: dict[str, Question]) -> BeautifulSoup:
     """The chapter's cells as HTML, with unique anchors, questions that can be answered and tables that scroll."""
-    text, _ = _exporter().from_filename(str(page(course, name)))
+    text, _ = _exporter().from_filename(str(course.page(name)))
     soup = BeautifulSoup(text, "html.parser")
     taken: set[str] = set()
     for heading in soup.find_all(re.compile("^h[1-6]$")):

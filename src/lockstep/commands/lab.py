@@ -25,8 +25,7 @@ SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
 
 def pages(course: Course) -> list[Path]:
     """The notebooks of the chapters that are there, in order."""
-    named = (course.root / "chapters" / f"{chapter.name}.ipynb" for chapter in course.chapters)
-    return [page for page in named if page.is_file()]
+    return [page for chapter in course.chapters if (page := course.page(chapter.name)).is_file()]
 
 
 def first_page(course: Course) -> Path | None:
@@ -102,9 +101,8 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: server.terminate())
-    threading.Thread(
-        target=_prepare, args=(course, server, page.relative_to(course.root) if page else None), daemon=True
-    ).start()
+    there = page.relative_to(course.root) if page else None
+    threading.Thread(target=_prepare, args=(course, server, there), daemon=True).start()
     try:
         return server.wait()
     except KeyboardInterrupt:  # the server has received it too, and asks or ends by itself

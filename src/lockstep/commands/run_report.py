@@ -53,7 +53,7 @@ def page(run: ranks.Run, script: str, read_on: text.ReadOn) -> str:
     count = len(latest(run.workers) or run.ranks)
     parts = [f"<p>{escape(line)}</p>" for line in (text.replicas(run).splitlines() if run.replicas else ())]
     parts.append(cards.card(run, read_on) if run.cause else "<p>All ranks ended well.</p>")
-    return cards.page(f"{script} on {count} {'rank' if count == 1 else 'ranks'}", "".join(parts))
+    return cards.page(f"{script} on {count} {'rank' if count == 1 else 'ranks'}", cards.said("".join(parts)))
 
 
 def workflow_commands(run: ranks.Run) -> Iterator[str]:

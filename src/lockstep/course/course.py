@@ -106,6 +106,10 @@ class Course:
         """The exercises whose names begin with `name/`."""
         return tuple(one for one in self.names if one.startswith(f"{name}/"))
 
+    def page(self, chapter: str) -> Path:
+        """A chapter's notebook."""
+        return self.root / "chapters" / f"{chapter}.ipynb"
+
     def chapter_of(self, name: str) -> Chapter | None:
         """The chapter that an exercise belongs to."""
         return next((chapter for chapter in self.chapters if name in chapter.exercises), None)

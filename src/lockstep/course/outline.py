@@ -71,19 +71,14 @@ class Outline:
 def outlines(course: Course) -> list[Outline]:
     """The chapters that are there, in reading order. Raises CourseError when one cannot be read."""
     chapters = enumerate(course.chapters, 1)
-    return [_outline(course, chapter, number) for number, chapter in chapters if page(course, chapter.name).is_file()]
-
-
-def page(course: Course, chapter: str) -> Path:
-    """The chapter's notebook."""
-    return course.root / "chapters" / f"{chapter}.ipynb"
+    return [_outline(course, chapter, number) for number, chapter in chapters if course.page(chapter.name).is_file()]
 
 
 def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
     intro: list[str] = []
     sections: list[Section] = []
     listed = [name for name in chapter.exercises if name in course.names]
-    for kind, text in _cells(page(course, chapter.name)):
+    for kind, text in _cells(course.page(chapter.name)):
         for heading, body in _parts(text) if kind == "markdown" else ():
             if heading:
                 sections.append(Section(heading))
@@ -108,7 +103,7 @@ def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
         minutes[1] if minutes else "",
         " ".join(needs[1].split()) if needs else "",
         tuple(sections),
-        page(course, chapter.name),
+        course.page(chapter.name),
     )
 
 

@@ -205,6 +205,3 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     notes += ["you are here"] if here else []
     said_of_it = f"<small>{' · '.join(notes)}</small>" if notes else ""
     return f'<li><span class="ls-state"{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'
-
-
-__all__ = ["CourseMap", "as_html", "course_map"]

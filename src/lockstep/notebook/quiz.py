@@ -134,6 +134,3 @@ def as_text(question: Question) -> str:
     choices = "\n".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
     return (f"<details><summary><b>Question.</b> {rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
             "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
-
-
-__all__ = ["Quiz", "QuizError", "as_text", "quiz"]

@@ -113,7 +113,11 @@ class Conversation:
         pids = [member.pid] if member.sample is None else []
         found: list[tuple[int, str]] = []
         for pid in [*pids, *processes.descendants(member.pid)][:DUMPED]:
-            if FAULT_SIGNAL is None or not processes.has_open(pid, path) or not processes.catches(pid, FAULT_SIGNAL):
+            if (
+                FAULT_SIGNAL is None
+                or path not in processes.open_files(pid)
+                or not processes.catches(pid, FAULT_SIGNAL)
+            ):
                 continue  # another program, which may understand the signal in its own way
             before = leftovers.size_of(path)
             processes.signal_main_thread(pid, FAULT_SIGNAL)

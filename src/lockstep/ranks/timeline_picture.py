@@ -13,6 +13,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+from . import cards
 from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
 WIDTH, LEFT, RIGHT = 720, 62, 14
@@ -51,13 +52,7 @@ def inline(timeline: Timeline) -> str:
 def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
     """A page of its own."""
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-        "<style>:root { color-scheme: light dark } body { font: 16px/1.5 sans-serif; max-width: 960px; margin: 0 auto; "
-        "padding: 12px; overflow-wrap: anywhere } h1 { font-size: 1.3rem }</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{said}{inline(timeline)}</main></body></html>\n"
-    )
+    return cards.page(title, said + inline(timeline), "; overflow-wrap: anywhere")
 
 
 @cache
