@@ -1,7 +1,5 @@
 """`check` and `watch`: grade in the terminal, and remember what came out."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

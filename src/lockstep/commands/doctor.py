@@ -1,7 +1,5 @@
 """`lockstep doctor`: what this machine has, what runs here and what does not, each with its remedy."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

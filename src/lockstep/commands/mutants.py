@@ -1,7 +1,5 @@
 """`author mutants`: how much of a reference solution the checks hold."""
 
-from __future__ import annotations
-
 import typer
 
 from ..authoring import contracts

@@ -11,8 +11,6 @@
 Line breaks in a text count as spaces.
 """
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 from pathlib import Path

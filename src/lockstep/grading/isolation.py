@@ -15,8 +15,6 @@ which ends with the grading. The tier says what surrounds it:
 A tier is found by trying it, not by looking for a program's name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import importlib.util

@@ -1,7 +1,5 @@
 """A hash of everything that decides what a grading concludes."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Stacks and counters tell that, not who is wrong: ranks that wait in different calls are shown, and none is accused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """What a run comes back as: the reports of its ranks, and why it ended as it did."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

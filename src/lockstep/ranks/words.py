@@ -1,7 +1,5 @@
 """How reports speak of ranks, places and sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sized
 
 from .report import Frame
