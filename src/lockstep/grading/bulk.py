@@ -24,12 +24,11 @@ from ..course import Course, CourseError, nearest
 from ..ranks.processes import cores
 from . import isolation
 from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, draw_class_seed, seed_of
-from .grade import versions
 from .intake import Handed, take_in
 from .isolation import Tier
 from .pool import Pool, deadline
 from .request import CheckLists, GradeRequest
-from .stamp import stamp
+from .stamp import stamp, versions
 from .store import Plan, Store
 from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from .worker import Worker
