@@ -147,7 +147,6 @@ class _Source:
         return sum(start <= place for start in self.starts[:-1])
 
     def edited(self, edit: _Edit) -> str:
-        """The whole text after a change."""
         return (self.bytes[: edit.start] + edit.new.encode() + self.bytes[edit.end :]).decode()
 
     def shown(self, edit: _Edit) -> str:

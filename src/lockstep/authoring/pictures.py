@@ -49,19 +49,16 @@ class Drawing:
         self.parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(str(said))}</text>')
 
     def box(self, x: float, y: float, width: float, kind: str, said: object = "", height: float = 26) -> None:
-        """A box with a text in its middle."""
         self.parts.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>')
         if said != "":
             self.text(x + width / 2, y + height / 2 + 5, said, "n")
 
     def line(self, path: str, kind: str = "l", arrow: bool = False) -> None:
-        """A path, with a tip at its end."""
         self.parts.append(
             f'<path class="{kind}" d="{path}"{" marker-end=" + chr(34) + "url(#tip)" + chr(34) if arrow else ""}/>'
         )
 
     def svg(self) -> str:
-        """The picture."""
         return "\n".join([*self.parts, "</svg>"]) + "\n"
 
 

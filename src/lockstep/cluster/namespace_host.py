@@ -37,8 +37,6 @@ _FIRST, _LOCAL_TABLE = 10, 32000
 
 
 class NamespaceHost:
-    """Holds the hosts, carries out orders."""
-
     def __init__(self, client: socket.socket) -> None:
         self.client = client
         self.processes = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)  # as they are known outside
@@ -70,7 +68,6 @@ class NamespaceHost:
                 return
 
     def close(self) -> None:
-        """End everything in here."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

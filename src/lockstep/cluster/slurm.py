@@ -58,7 +58,6 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the job has printed so far."""
         try:
             return Path(self.file).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -181,7 +180,6 @@ class Slurm:
         return sorted((_job(line) for line in lines if line.strip()), key=lambda one: _order(one.id))
 
     def job(self, job: str) -> Job:
-        """What SLURM knows of a job."""
         return self.jobs(job)[0]
 
     def wait(self, job: str, timeout: float, until: Sequence[str] = ()) -> Job:

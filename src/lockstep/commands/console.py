@@ -63,7 +63,6 @@ def show_text(text: str, stderr: bool = False) -> None:
 
 
 def painted(text: str) -> Text:
-    """The same text, colored."""
     shown = Text(text)
     for pattern, style in PAINTED:
         shown.highlight_regex(pattern, style)

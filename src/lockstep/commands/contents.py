@@ -69,7 +69,6 @@ def _make(chapter: Path, kept: Path) -> None:
 
 @cache
 def _chapters(root: Path) -> frozenset[str]:
-    """The names of the course's chapters."""
     try:
         return frozenset(one.name for one in Course(root).chapters)
     except CourseError:

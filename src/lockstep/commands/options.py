@@ -15,8 +15,6 @@ PASSED_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class Device(str, Enum):
-    """Where ranks compute."""
-
     cpu = "cpu"
     cuda = "cuda"
 

@@ -243,7 +243,6 @@ class Printer:
         """Whose bar is on the terminal's last line."""
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
-        """Called with each piece of text."""
         if self.shown is not None and rank % self.per_node not in self.shown:
             return
         stream = "stderr" if self.all_to_stderr else stream

@@ -115,7 +115,6 @@ class Nodes:
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    """torchrun's options and ours."""
     options = Parser(
         prog=program,
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",

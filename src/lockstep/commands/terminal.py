@@ -46,7 +46,6 @@ def show_next(course: Course, report: Report) -> None:
 
 
 def show_markdown(text: str) -> None:
-    """A hint."""
     theme = Theme({"markdown.code": "cyan"})
     Console(highlight=False, width=min(Console().width, 100), theme=theme).print(Markdown(text))
 

@@ -13,8 +13,6 @@ from .toml import CourseError, read_toml
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter and its exercises, in reading order."""
-
     name: str
     title: str
     exercises: tuple[str, ...] = ()
@@ -27,8 +25,6 @@ class _Contents:
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """What the catalogue says about one diagnosis."""
-
     title: str
     why: str
     read: str = ""
@@ -109,7 +105,6 @@ class Course:
         return self.root / "chapters" / f"{chapter}.ipynb"
 
     def chapter_of(self, name: str) -> Chapter | None:
-        """The chapter that an exercise belongs to."""
         return next((chapter for chapter in self.chapters if name in chapter.exercises), None)
 
     def require(self, names: Iterable[str]) -> list[str]:

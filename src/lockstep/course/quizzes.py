@@ -20,8 +20,6 @@ from .toml import CourseError, read_toml
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer to choose, and why it is right or wrong."""
-
     text: str
     why: str
     right: bool = False

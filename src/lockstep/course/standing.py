@@ -29,8 +29,6 @@ class Standing:
 
 @dataclass(frozen=True)
 class ChapterStanding:
-    """A chapter: its sections, and the sums over them."""
-
     outline: Outline
     sections: tuple[Standing, ...]
     answered: int

@@ -157,7 +157,6 @@ def write_canaries(solutions: Path) -> list[Path]:
 
 
 def _blank_lines(lines: list[str]) -> int:
-    """How many blank lines the text ends with."""
     return next((count for count, line in enumerate(reversed(lines)) if line.strip()), len(lines))
 
 

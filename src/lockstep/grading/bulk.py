@@ -249,7 +249,6 @@ class _CheckLists:
         self.known: CheckLists = {}
 
     def of(self, names: Sequence[str], worker: Worker) -> CheckLists:
-        """The checks of these exercises."""
         with self.lock:
             if names and not self.known:
                 self.known = worker.list_checks(self.course, self.names)

@@ -52,14 +52,12 @@ class Learner:
 
     @property
     def outcome(self) -> GradingOutcome:
-        """Graded, nothing to grade, or a fault of ours."""
         if self.report is None:
             return GradingOutcome.NOTHING
         return GradingOutcome.FAULT if self.report.faults else GradingOutcome.GRADED
 
     @property
     def faulty(self) -> bool:
-        """True when this grading broke on our side."""
         return self.outcome is GradingOutcome.FAULT
 
     @property
@@ -74,7 +72,6 @@ class Learner:
 
     @property
     def max_score(self) -> int:
-        """The most that these exercises give."""
         return sum(result.max_score for result in self.exercises)
 
     @property
@@ -104,7 +101,6 @@ class ClassResult:
 
     @property
     def faults(self) -> tuple[Learner, ...]:
-        """Those whose grading broke on our side."""
         return tuple(learner for learner in self.learners if learner.faulty)
 
     @property

@@ -48,7 +48,6 @@ class Session:
         self.began: dict[str, float] = {}
 
     def grader(self, name: str) -> Grader:
-        """The grader of one exercise."""
         if name not in self.graders:
             submission = prepare(self.course, name, self.request, self.scratch)
             self.graders[name] = Grader(
@@ -57,7 +56,6 @@ class Session:
         return self.graders[name]
 
     def exercises(self) -> tuple[ExerciseResult, ...]:
-        """The results so far."""
         done = []
         for name, checks in self.results.items():
             shown = self.graders[name].submission.shown if name in self.graders else ""

@@ -149,7 +149,6 @@ class Grade:
         return (*self.lines, *(f"{on(name)}: {' '.join(text.split())}" for name, text in self.comments))
 
     def of(self, exercise: str) -> ExerciseGrade | None:
-        """The grade of one exercise, if it counts."""
         return next((one for one in self.exercises if one.name == exercise), None)
 
 

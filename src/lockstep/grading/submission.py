@@ -50,7 +50,6 @@ class Submission:
 
     @cached_property
     def text(self) -> str:
-        """The submission's source."""
         return self.file.read_text(encoding="utf-8", errors="replace")
 
     @cached_property

@@ -47,21 +47,15 @@ class ListOrder(msgspec.Struct, tag=True):
 
 
 class Concluded(msgspec.Struct, tag=True):
-    """A check has come to its end."""
-
     exercise: str
     check: CheckResult
 
 
 class Graded(msgspec.Struct, tag=True):
-    """The grading is over."""
-
     report: Report
 
 
 class Listed(msgspec.Struct, tag=True):
-    """The checks that were asked for."""
-
     checks: CheckLists
 
 

@@ -25,7 +25,6 @@ IDLE_SECONDS = 600.0
 
 
 def main() -> None:
-    """`python -m lockstep.grading.worker_process [SOCKET]`."""
     ranks.warm(PRELOADED)
     course = find()
     if len(sys.argv) > 1:

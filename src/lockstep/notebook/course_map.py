@@ -114,11 +114,9 @@ class CourseMap(Stored):
         )
 
     def stored_markdown(self) -> str:
-        """The chapters."""
         return "\n".join(f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1))
 
     def show(self, *_: Any) -> None:
-        """Draw the map as it is now."""
         now = standing(self.course)
         self._complete.value = any(one.complete for one in now.chapters if one.outline.name == self.chapter)
         self.html = self._drawn(now)
@@ -164,7 +162,6 @@ class Seen:
     folder: Path
 
     def path(self, file: Path) -> str:
-        """From the folder to the file."""
         return Path(os.path.relpath(file, self.folder)).as_posix()
 
     def link(self, chapter: Outline, section: Section, words: str) -> str:

@@ -19,8 +19,6 @@ _worker = Worker()
 
 @magics_class
 class ExerciseMagics(Magics):
-    """The line magics around an exercise."""
-
     @line_magic
     def check(self, line: str) -> None:
         """Grade exercises: `%check train_ddp`."""

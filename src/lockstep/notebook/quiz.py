@@ -93,7 +93,6 @@ class Quiz(Stored):
         )
 
     def stored_markdown(self) -> str:
-        """The same, folded."""
         return as_text(self.question)
 
     def _on_choice(self, _: Any) -> None:

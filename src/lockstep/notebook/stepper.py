@@ -32,8 +32,6 @@ window.lockstepHeights ??= (addEventListener("message", ({ source, data }) => {
 
 
 class How(str, Enum):
-    """What a receiver does with what it gets."""
-
     ADD = "add"  # adds the sender's present numbers to its own
     COPY = "copy"  # puts them in place of its own
     OWN = "own"  # adds what the sender had in the beginning, whatever it has by now
@@ -41,8 +39,6 @@ class How(str, Enum):
 
 @dataclass(frozen=True)
 class Move:
-    """One message."""
-
     sender: int
     receiver: int
     chunk: int

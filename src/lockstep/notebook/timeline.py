@@ -31,7 +31,6 @@ class Timeline(recorded.Timeline):
         return timeline_picture.picture(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to a file."""
         Path(path).write_text(self.svg() + "\n", encoding="utf-8")
 
 

@@ -48,12 +48,10 @@ class Position:
 
     @property
     def call(self) -> str:
-        """The communication call that it is in."""
         return self.own.main.call if self.own else ""
 
     @property
     def frame(self) -> Frame | None:
-        """Where its code is."""
         return self.own.place if self.own else None
 
     @property
@@ -234,8 +232,6 @@ def describe(found: Explained) -> str:
 
 
 def to_json(found: Explained) -> dict[str, Any]:
-    """The same for machines."""
-
     def seen(one: Seen) -> dict[str, Any]:
         frames = [[frame.file, frame.line, frame.function] for frame in one.main.frames]
         return {"pid": one.pid, "moves": one.moves, "doing": one.doing, "stack": frames}

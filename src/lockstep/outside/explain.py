@@ -339,7 +339,6 @@ def _describe(cause: Cause) -> str:
 
 
 def to_json(causes: Sequence[Cause], found: Leftovers) -> dict[str, Any]:
-    """The same for machines."""
     return {
         "causes": [
             {

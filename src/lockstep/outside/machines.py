@@ -30,8 +30,6 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True)
 class Look:
-    """What one machine has seen of one job."""
-
     job: Job
     positions: tuple[Position, ...]
 

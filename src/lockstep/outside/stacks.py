@@ -40,7 +40,6 @@ class Thread:
 
     @property
     def users(self) -> tuple[Frame, ...]:
-        """The frames of the user's own code."""
         return tuple(frame for frame in self.frames if is_users(frame.file))
 
     @property
@@ -70,7 +69,6 @@ def is_users(file: str) -> bool:
 
 
 def main_thread(threads: Sequence[Thread] | None) -> Thread | None:
-    """The thread that runs the script."""
     return next((thread for thread in threads or () if thread.is_main), None)
 
 

@@ -48,7 +48,6 @@ class Seen:
 
     @property
     def place(self) -> Frame | None:
-        """Where the user's code is in it."""
         return next(iter(self.main.users), None)
 
 

@@ -240,6 +240,5 @@ class Channel:
             yield message, blob
 
     def close(self) -> None:
-        """Close the socket; closing twice is fine."""
         with contextlib.suppress(OSError):
             self.socket.close()

@@ -170,7 +170,6 @@ def warm(preload: Sequence[str] = ()) -> None:
 
 
 def stop() -> None:
-    """End the warm process of this client."""
     _server.stop()
 
 

@@ -37,8 +37,6 @@ DUMP_SECONDS = 0.3
 
 
 class Conversation:
-    """With the ranks of one run."""
-
     def __init__(self, run: RunState, tell: Callable[[messages.ToClient, bytes], None]) -> None:
         self.run, self.job, self.tell = run, run.job, tell
         self.selector = selectors.DefaultSelector()
@@ -135,7 +133,6 @@ class Conversation:
         return os.path.join(self.directory, f"fault-{member.pid}")
 
     def _moved(self) -> None:
-        """Something arrived, so the run moves."""
         self.run.last_word = time.monotonic()
 
     def _member(self, channel: Channel) -> Member | None:
@@ -280,7 +277,6 @@ class Conversation:
             self.run.failed_at = time.monotonic()
 
     def look_at_ends(self) -> None:
-        """Note which processes are gone."""
         processes.reap(self.statuses)
         for member in self.run.members:
             if member.gone:
@@ -313,7 +309,6 @@ class Conversation:
             self._hear_output(pipe)
 
     def say_leave(self) -> None:
-        """Give all leave to go."""
         for member in self.run.members:
             if member.channel is not None and not member.gone:
                 with contextlib.suppress(OSError):

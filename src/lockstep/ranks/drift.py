@@ -62,7 +62,6 @@ def _drift(found: Compared, words: list[Replica], reports: list[RankReport]) -> 
 
 
 def _called(found: Compared, words: list[Replica]) -> list[list[str]]:
-    """The names of each rank's parameters."""
     return [titles(found.names[rank], word) for rank, word in enumerate(words)]
 
 

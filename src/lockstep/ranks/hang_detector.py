@@ -60,7 +60,6 @@ class Clock:
         self.settled = False
 
     def reset(self) -> None:
-        """Something moved."""
         self.before, self.since, self.settled = None, None, False
 
     def look(self, later: processes.Movement, now: float) -> bool:

@@ -54,8 +54,6 @@ Target = Function | Script | Source | Program
 
 
 class TargetKind(str, Enum):
-    """What a rank is given to run."""
-
     FUNCTION = "function"
     SCRIPT = "script"
     MODULE = "module"
@@ -161,7 +159,6 @@ class Job:
 
     @property
     def per_node(self) -> int:
-        """How many ranks a node has."""
         return self.world_size // self.nodes
 
     @property

@@ -64,7 +64,6 @@ class Host:
         return len(self.links) == self.job.nodes - 1
 
     def missing(self) -> str:
-        """What the user should know while somebody is missing."""
         here, nodes = len(self.links) + 1, self.job.nodes
         return (
             f"{here} of {nodes} nodes {'is' if here == 1 else 'are'} here. The others have to run the same command, with their own "
@@ -83,7 +82,6 @@ class Host:
         return hosts
 
     def close(self) -> None:
-        """Stop to listen."""
         self.listening.close()
         for channel in self.strangers:
             channel.close()
@@ -167,14 +165,12 @@ class Guest:
         return self.began is not None
 
     def missing(self) -> str:
-        """What the user should know while somebody is missing."""
         at = f"{self.meeting.host}:{self.meeting.port}"
         if self.link is not None and self.node:
             return f"This is node {self.node}. Node 0 at {at} waits for other nodes."
         return f"Waiting for node 0 at {at}: {self.error}."
 
     def close(self) -> None:
-        """Give up."""
         if self.link is not None:
             self.link.channel.close()
 

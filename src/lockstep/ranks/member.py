@@ -68,7 +68,6 @@ class Member:
         self.stack = self.sample
 
     def report(self, fault: str) -> MemberReport:
-        """What the client is told of it at the end."""
         if (told := self.told) is not None:
             told.outcome, told.stack = self.outcome or told.outcome, self.stack or told.stack
             told.ended = self.ended or told.ended

@@ -60,7 +60,6 @@ class OtherNodes:
         self._tell(messages.EndRun(why, signal))
 
     def explain(self, explained: messages.Explained) -> None:
-        """The last word."""
         self._tell(explained)
 
     def all_finished(self) -> bool:

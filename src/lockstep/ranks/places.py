@@ -53,7 +53,6 @@ def call(report: RankReport) -> str:
 
 
 def detail(report: RankReport) -> dict[str, object]:
-    """What else is known of that call."""
     return report.stack.detail if report.stack is not None else {}
 
 

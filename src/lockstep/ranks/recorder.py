@@ -640,7 +640,6 @@ def _noted(call: Any, kind: str) -> Any:
 
 
 def start(recorder: Recorder) -> None:
-    """Begin to record in this process."""
     global _current
     install()
     _record_direct_calls()

@@ -29,8 +29,6 @@ SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "dampening", "nest
 
 
 class ReplicaWatch:
-    """What one rank reports of its replica."""
-
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -157,7 +155,6 @@ class _Followed:
         ]
 
     def prints(self) -> list[int]:
-        """A fingerprint for each parameter."""
         return [fingerprint(parameter) for parameter in self.parameters]
 
 

@@ -51,7 +51,6 @@ class Run:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcome of each rank, in order."""
         return [report.outcome for report in self.ranks]
 
     @property

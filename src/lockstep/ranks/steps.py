@@ -20,8 +20,6 @@ PREFIX = "lockstep: "
 
 
 class StepMarks:
-    """What one rank's main thread is at."""
-
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.phase = "end"

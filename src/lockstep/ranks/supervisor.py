@@ -255,7 +255,6 @@ class Supervisor:
             self.tell(messages.Notice(text))
 
     def _decide(self, decision: Decision) -> None:
-        """Do what a limit asks for."""
         match decision:
             case Break(member, outcome):
                 self._break(member, outcome)
@@ -269,7 +268,6 @@ class Supervisor:
                 self._end_in(hang) if hang is not None else self._time_out(end)
 
     def _break(self, member: Member, outcome: Outcome) -> None:
-        """End a member that has broken a limit."""
         if not member.done:
             self.talk.ask([member])
         member.stack = member.sample

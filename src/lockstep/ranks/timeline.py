@@ -71,8 +71,6 @@ class Bucket:
 
 @dataclass(frozen=True)
 class StepOfRank:
-    """One step of one rank."""
-
     rank: int
     phases: tuple[Phase, ...]
     gradients: tuple[tuple[str, float], ...]
@@ -85,12 +83,10 @@ class StepOfRank:
 
     @property
     def begin(self) -> float:
-        """When it began."""
         return min(one[0] for one in self._spans())
 
     @property
     def finish(self) -> float:
-        """When its last part ended."""
         return max(one[1] for one in self._spans())
 
     def _spans(self) -> list[Span]:

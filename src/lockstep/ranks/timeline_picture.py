@@ -48,14 +48,12 @@ def inline(timeline: Timeline) -> str:
 
 
 def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
-    """A page of its own."""
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
     return cards.page(title, said + inline(timeline), "; overflow-wrap: anywhere")
 
 
 @cache
 def style() -> str:
-    """The pictures' style, in one line."""
     return " ".join(Path(__file__).with_name("timeline.css").read_text(encoding="utf-8").split())
 
 
@@ -128,8 +126,6 @@ class _Lane:
 
 
 class _Scale:
-    """From seconds to places."""
-
     def __init__(self, panels: tuple[Panel, ...]) -> None:
         self.longest = max(end - begin for begin, end in (panel.span for panel in panels))
         self.per_second = (WIDTH - LEFT - RIGHT) / self.longest if self.longest else 1.0

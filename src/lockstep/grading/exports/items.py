@@ -21,7 +21,6 @@ class Item:
 
     @property
     def handed_in(self) -> int:
-        """How many handed in the exercise."""
         return self.ends.total()
 
     @property
