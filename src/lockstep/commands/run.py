@@ -8,8 +8,9 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     for remark in [*filter(None, [from_slurm]), *remarks(options, nodes)]:
         print(remark, file=sys.stderr)
     try:
-        result, status = _runs(options, per_node, nodes, network, shown, read_on)
+        once = partial(_once, options, per_node, nodes, network, shown)
+        result, status = _runs(options, once, read_on)
     except ranks.NotRun as missing:
         print(f"not run: {missing}", file=sys.stderr)
         if options.json:
@@ -75,17 +77,10 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     return status
 
 
-def _runs(
-    options: argparse.Namespace,
-    per_node: int,
-    nodes: Nodes,
-    network: ranks.Function | None,
-    shown: frozenset[int] | None,
-    read_on: text.ReadOn,
-) -> tuple[ranks.Run, int]:
+def _runs(options: argparse.Namespace, once: Callable[[int], ranks.Run], read_on: text.ReadOn) -> tuple[ranks.Run, int]:
     """Run, once or until it ends well or has been started again as often as it may be; the last run and the exit status."""
     for restart in range(options.max_restarts + 1):
-        result = _once(options, per_node, nodes, network, restart, shown)
+        result = once(restart)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
         if result.cause is None and not result.node and (mixed := text.silent_mismatch(result)):
@@ -119,8 +114,8 @@ def _once(
     per_node: int,
     nodes: Nodes,
     network: ranks.Function | None,
-    restart: int,
     shown: frozenset[int] | None,
+    restart: int,
 ) -> ranks.Run:
     printer = Printer(not options.no_prefix and not options.spawns, shown, per_node, all_to_stderr=options.json)
     target: ranks.Target = ranks.Script(options.script, tuple(options.arguments), module=options.module)

@@ -12,7 +12,7 @@ from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
 from ..ranks.report import Frame, Waiting
 from ..ranks.text import place, table
-from ..ranks.words import at, names, one_or_more
+from ..ranks.words import at, located, names, one_or_more
 from . import watch
 from .jobs import Job
 from .watch import Seen
@@ -251,7 +251,7 @@ def to_json(found: Explained) -> dict[str, Any]:
                 "node": one.node,
                 "call": one.call,
                 "waits": one.waits,
-                "at": [one.frame.file, one.frame.line] if one.frame else None,
+                "at": located(one.frame),
                 "process": seen(one.own) if one.own else None,
                 "children": [seen(child) for child in one.children],
             }

@@ -14,7 +14,7 @@ from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rule, say_
 from ..ranks.places import said_of
 from ..ranks.report import Cause, Collective, Frame, Kind, RankReport, Waiting
 from ..ranks.text import TITLES, place, table
-from ..ranks.words import at, first_line, names, one_or_more
+from ..ranks.words import at, first_line, located, names, one_or_more
 from . import attach, jobs
 from .leftovers import Failed, Leftovers
 from .stacks import Thread, main_thread
@@ -345,9 +345,9 @@ def to_json(causes: Sequence[Cause], found: Leftovers) -> dict[str, Any]:
                 "verdict": TITLES[cause.kind],
                 "headline": cause.headline,
                 "ranks": list(cause.ranks),
-                "at": _json(cause.frame),
+                "at": located(cause.frame),
                 "rows": [
-                    {"rank": row.rank, "waits_in": row.what, "tensor": row.tensor, "at": _json(row.frame), "differs": row.differs}
+                    {"rank": row.rank, "waits_in": row.what, "tensor": row.tensor, "at": located(row.frame), "differs": row.differs}
                     for row in cause.rows
                 ],
                 "notes": list(cause.notes),
@@ -360,7 +360,3 @@ def to_json(causes: Sequence[Cause], found: Leftovers) -> dict[str, Any]:
         "missing": missing(found),
         "refused": found.refused,
     }  # fmt: skip
-
-
-def _json(frame: Frame | None) -> list[str | int] | None:
-    return [frame.file, frame.line] if frame else None

@@ -410,7 +410,7 @@ class _Listener:
         for index, member in enumerate(told.members):
             (ranks if member.role is Role.RANK else workers).append(self._report(index, member, told.began))
         run = Run(
-            self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds, quiet_seconds=told.still,
+            self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds,
             began=told.began, signal=self.interrupts[0] if self.interrupts else None, left_running=[*told.stray, *map(str, told.immortal)], left_files=told.temporary,
             wire=told.wire, secret=self.secret,
         )  # fmt: skip

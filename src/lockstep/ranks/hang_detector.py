@@ -43,14 +43,6 @@ AskMembers = Callable[[list[Member]], Stacks | None]
 """Asks members where they stand, and keeps each answer as `Member.sample`; None when one did not answer."""
 
 
-@dataclass(frozen=True)
-class Hang:
-    """These members hang, after nothing had moved for so many seconds."""
-
-    members: list[Member]
-    seconds: float
-
-
 class Clock:
     """Since when some processes have not moved."""
 
@@ -136,7 +128,7 @@ class HangDetector:
             self.clock.before is not None, queued, meeting and self._strangers(),
         )  # fmt: skip
 
-    def look(self) -> Hang | None:
+    def look(self) -> list[Member] | None:
         """Observe, at most once every TICK: the hang, when the run hangs."""
         now = time.monotonic()
         if now - self.looked < TICK:
@@ -169,9 +161,9 @@ class HangDetector:
         proven = self.clock.before is not None and all(pulse.proven for pulse in pulses)
         if not proven and not each_waits_for_another(waiting, self.run.everyone):
             return None
-        return Hang(waiting, self.still_for())
+        return waiting
 
-    def _look_at_rendezvous(self, now: float) -> Hang | None:
+    def _look_at_rendezvous(self, now: float) -> list[Member] | None:
         """The hang, when all wait for each other in a rendezvous and have had every chance to get on."""
         if now - self.run.last_word < RENDEZVOUS_SECONDS or now < self.ask_again:
             return None
@@ -187,7 +179,7 @@ class HangDetector:
             self.rendezvous = later
             return None
         stood = now - self.rendezvous.since
-        return None if stood < RENDEZVOUS_SECONDS else Hang(waiting, stood)
+        return None if stood < RENDEZVOUS_SECONDS else waiting
 
     def _in_queue(self, member: Member) -> float:
         if member.node is None:
@@ -203,12 +195,12 @@ class HangDetector:
         found = [pid for pid in processes.descendants(os.getpid()) if pid not in known]
         return any(not processes.is_helper(pid) and not processes.is_janitor(pid) for pid in found)
 
-    def look_once_more(self) -> Hang | None:
+    def look_once_more(self) -> list[Member] | None:
         """At the limit for stillness: the hang, when all wait for each other, though a thread of theirs might have moved."""
         waiting = self._waiting()
         if self.ask(self.run.unfinished()) is None or not self._all_communicate(waiting):
             return None
-        return Hang(waiting, self.clock.seconds())
+        return waiting
 
     def for_now(self) -> bool:
         """True when nothing has moved between the last two looks."""

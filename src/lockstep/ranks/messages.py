@@ -358,7 +358,7 @@ class Explained(msgspec.Struct, tag_field="event", tag="explained"):
 
 
 class Finished(msgspec.Struct, tag_field="event", tag="finished"):
-    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found, `wire` what `wire.between` has counted.
+    """The supervisor's last word. `wire` is what `wire.between` has counted.
 
     `hosts` are the names of the nodes' machines where each has its own, `node` is this one's number, and `explained` what
     node 0 has told another node.
@@ -367,7 +367,6 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     end: RunEnd
     seconds: float
     began: float
-    still: float | None
     stray: list[str]
     temporary: list[str]
     immortal: list[int]

@@ -32,7 +32,7 @@ from . import leftovers, meeting, messages, network, processes, wire
 from .channel import Channel, ChannelError, whole
 from .conversation import Conversation
 from .folder import make_folder, remove_run_folder
-from .hang_detector import TICK, Hang, HangDetector
+from .hang_detector import TICK, HangDetector
 from .job import Job, Meeting
 from .latecomers import Latecomers
 from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
@@ -62,7 +62,6 @@ class Supervisor:
         self.port = 0
         self.network = network.Network()
         self.said_alive = 0.0
-        self.still_for: float | None = None
         self.talk = Conversation(self.run, self.tell)
         self.hang_detector = HangDetector(self.run, self.talk.ask)
         self.latecomers = Latecomers(self.run, functools.partial(self.talk.ask, insist=False), self.talk.dump)
@@ -292,11 +291,10 @@ class Supervisor:
                 timed_out_here = outcome is Outcome.TIMED_OUT and member.node is None
                 member.stopped = timed_out_here and processes.is_stopped(member.pid)
 
-    def _end_in(self, hang: Hang | None) -> None:
+    def _end_in(self, hang: list[Member] | None) -> None:
         if hang is not None:
-            for member in hang.members:
+            for member in hang:
                 member.stop_here(Outcome.HUNG, self.run.elapsed())
-            self.still_for = hang.seconds
             self.run.end_by(RunEnd(Why.HANG))
 
     def _say_alive(self) -> None:
@@ -469,7 +467,7 @@ class Supervisor:
                 for at in range(0, len(events), 2000):
                     self._send_events(index, events[at : at + 2000])
             self.client.send(messages.Finished(
-                self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, self.still_for, stray[:20], temporary,
+                self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, stray[:20], temporary,
                 immortal, crossed, self.talk.comparison.found(), [member.report(faults.get(member.pid, "")) for member in everyone],
                 self.node, self.hosts, self.node_zero.explained if self.node_zero is not None else None,
             ))  # fmt: skip

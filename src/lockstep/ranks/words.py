@@ -28,6 +28,11 @@ def line(frame: Frame | None) -> str:
     return at(frame) + (f" ({frame.text})" if frame and frame.text else "")
 
 
+def located(frame: Frame | None) -> list[str | int] | None:
+    """File and line, for JSON."""
+    return [frame.file, frame.line] if frame else None
+
+
 def size(count: int) -> str:
     """`1.5 GiB`, `300 MiB`."""
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
