@@ -95,10 +95,7 @@ def deal() -> str:
         for rank in range(4):
             drawing.text(left, 80 + 36 * rank, f"rank {rank}", "q")
     drawing.text(
-        14,
-        220,
-        "Dashed: a sample that another rank has as well. All ranks take the same number of steps.",
-        "q",
+        14, 220, "Dashed: a sample that another rank has as well. All ranks take the same number of steps.", "q"
     )
     return drawing.svg()
 
@@ -122,10 +119,7 @@ def set_epoch() -> str:
     for epoch in range(3):
         drawing.text(14, 76 + 40 * epoch, f"epoch {epoch}", "q")
     drawing.text(
-        14,
-        196,
-        "Numbers are samples. Left: a new order in each epoch. Right: the same batches again and again.",
-        "q",
+        14, 196, "Numbers are samples. Left: a new order in each epoch. Right: the same batches again and again.", "q"
     )
     return drawing.svg()
 
@@ -298,11 +292,7 @@ def kill() -> str:
     for number, (title, what, way) in enumerate(
         (
             ("torch.save(state, name)", "opening the file empties checkpoint 1", in_place),
-            (
-                "torch.save under another name, os.replace",
-                "checkpoint 1 keeps its name until 2 is complete",
-                replace,
-            ),
+            ("torch.save under another name, os.replace", "checkpoint 1 keeps its name until 2 is complete", replace),
         )
     ):
         y = 14 + 96 * number

@@ -90,12 +90,7 @@ class SlowLink(Network):
 
     def environment(self, rank: int) -> dict[str, str]:
         """nccl must not go round the link: no shared memory, no direct way between GPUs, the one interface."""
-        return {
-            "NCCL_SOCKET_IFNAME": "lo",
-            "NCCL_SHM_DISABLE": "1",
-            "NCCL_P2P_DISABLE": "1",
-            "NCCL_IB_DISABLE": "1",
-        }
+        return {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SHM_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
 def enter(job: Job | None, bits: int | None) -> Network:

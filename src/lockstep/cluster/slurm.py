@@ -248,12 +248,7 @@ class Slurm:
             user = str(os.getuid())
         template = Path(__file__).with_name("slurm.conf").read_text(encoding="utf-8")
         text = template.format(
-            user=user,
-            folder=FOLDER,
-            login=hosts.LOGIN,
-            login_address=f"{hosts.NETWORK}1",
-            grace=grace,
-            requeue=requeue,
+            user=user, folder=FOLDER, login=hosts.LOGIN, login_address=f"{hosts.NETWORK}1", grace=grace, requeue=requeue
         )
         for name, address in zip(self.nodes.names, self.nodes.addresses, strict=True):
             text += (

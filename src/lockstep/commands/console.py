@@ -42,12 +42,7 @@ def console(stderr: bool = False) -> Console:
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     there = False if "ipykernel" in sys.modules else None
     return _Console(
-        highlight=False,
-        soft_wrap=True,
-        stderr=stderr,
-        color_system=system,
-        force_jupyter=False,
-        force_terminal=there,
+        highlight=False, soft_wrap=True, stderr=stderr, color_system=system, force_jupyter=False, force_terminal=there
     )
 
 

@@ -84,12 +84,7 @@ def _amount(found: Compared, words: list[Replica], tensor: str) -> float | None:
 
 
 def _reason(
-    found: Compared,
-    words: list[Replica],
-    differing: list[str],
-    odd: list[int],
-    step: int,
-    reports: list[RankReport],
+    found: Compared, words: list[Replica], differing: list[str], odd: list[int], step: int, reports: list[RankReport]
 ) -> str:
     orders = [tuple(order) for order in found.names]
     if len(set(orders)) > 1 and len({tuple(sorted(order)) for order in orders}) == 1:

@@ -119,13 +119,7 @@ def _is_one_call(parted: Divergence) -> bool:
 
 def _parted(parted: Divergence) -> Finding:
     """They went on for a while after they had parted, or some of them did."""
-    return Finding(
-        say(parted),
-        parted.odd or sorted(parted.calls),
-        [SAME_ORDER],
-        parted.places,
-        parted.calls,
-    )
+    return Finding(say(parted), parted.odd or sorted(parted.calls), [SAME_ORDER], parted.places, parted.calls)
 
 
 def _collectives(

@@ -41,12 +41,7 @@ def class_md(graded: ClassResult, grades: Grades | None = None) -> str:
     """
     count = {outcome: sum(one.outcome is outcome for one in graded.learners) for outcome in GradingOutcome}
     ends = " · ".join(f"{number} {outcome.value}" for outcome, number in count.items() if number)
-    lines = [
-        "## Lockstep",
-        "",
-        f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation.rstrip('.'))}.",
-        "",
-    ]
+    lines = ["## Lockstep", "", f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation.rstrip('.'))}.", ""]
     for one in graded.faults:
         why = one.report.faults[0].strip().splitlines()[-1:] if one.report else []
         lines.append(f"- **Fault of the grader, costs no points:** {plain(one.id)}: {plain(''.join(why))}")
