@@ -35,8 +35,7 @@ CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCE_FORMAT = "py:percent"
-MEASURED = "data-measured"
-"""In the outputs of a cell whose picture shows times."""
+MEASURED = "data-measured"  # In the outputs of a cell whose picture shows times
 HEADER = """# ---
 # jupyter:
 #   jupytext:

@@ -21,8 +21,7 @@ GOALS, EXERCISES, KEPT = 5, 3, 5
 MINUTES_OFF = 8
 MINUTES_SPARE = 20
 LONGEST_CELL, LONGEST_PROGRAM, LONGEST_BUG = 25, 36, 12
-WIDEST_LINE = 105
-"""What JupyterLab shows without scrolling on a screen of 1280 pixels."""
+WIDEST_LINE = 105  # What JupyterLab shows without scrolling on a screen of 1280 pixels
 EXEMPT_SHARE = 0.05
 
 

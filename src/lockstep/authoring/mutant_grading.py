@@ -33,8 +33,7 @@ from . import bank
 from .mutants import Mutant, code_of, mutants
 
 SECONDS = 120.0
-TIMES = 5
-"""A mutant has `SECONDS`, and as many times as long as the solution took."""
+TIMES = 5  # A mutant has `SECONDS`, and as many times as long as the solution took
 THE_SOLUTION = "the solution"
 
 

@@ -43,8 +43,7 @@ UNTOUCHED = (ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert)
 LOGGING = re.compile(r"(logging|logger|log|warnings)\b")
 ANNOTATIONS = ("annotation", "returns")
 _Placed = ast.expr | ast.stmt | ast.keyword
-LONGEST = 110
-"""Characters of a line, or of several joined, that a change shows."""
+LONGEST = 110  # Characters of a line, or of several joined, that a change shows
 
 
 @dataclass(frozen=True)

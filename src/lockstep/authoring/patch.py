@@ -19,13 +19,10 @@ from itertools import pairwise
 
 SEPARATOR = "@@"
 RUN = "..."
-LONG_RUN = 8
-"""More removed lines than this in a row are shortened with RUN."""
-GAP = 2
-"""Changes with at most this many lines between them share a hunk."""
+LONG_RUN = 8  # More removed lines than this in a row are shortened with RUN
+GAP = 2  # Changes with at most this many lines between them share a hunk
 
-Change = tuple[int, int, int, int]
-"""`old[i1:i2]` becomes `new[j1:j2]`, as in difflib."""
+Change = tuple[int, int, int, int]  # `old[i1:i2]` becomes `new[j1:j2]`, as in difflib
 
 
 class PatchError(ValueError):

@@ -34,8 +34,7 @@ class Missing:
         return f"{SUBJECTS[self.feature]}: {self.what}" + (f" ({self.remedy})" if self.remedy else "")
 
 
-_works: set[Feature] = set()
-"""What has been tried and works. What is missing may be got meanwhile, and is tried again."""
+_works: set[Feature] = set()  # What has been tried and works. What is missing may be got meanwhile, and is tried again.
 
 
 def available(feature: Feature) -> Missing | None:

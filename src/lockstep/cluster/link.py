@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 HANDLE = "10c5:"
 """The throttle's own number: `tc` changes what has this number and nothing else, so never a link of the machine's."""
 BURST = "128kb"
-QUEUE = "64mb"
-"""What may wait in the queue before packets are dropped; more than TCP leaves there."""
+QUEUE = "64mb"  # What may wait in the queue before packets are dropped; more than TCP leaves there
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 

@@ -19,12 +19,10 @@ from .availability import available
 from .nodes import ClusterError, Nodes, Process, own_environment
 from .rate import Rate
 
-FOLDER = "/dev/shm/slurm"
-"""In the cluster's own memory: it goes with it."""
+FOLDER = "/dev/shm/slurm"  # In the cluster's own memory: it goes with it
 OTHERS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_")
 """Variables of another cluster, in a job of which this process may run."""
-OWN = ("srun", "scontrol", "squeue", "scancel", "sbatch", "slurmstepd:", "slurmstepd")
-"""SLURM's own programs."""
+OWN = ("srun", "scontrol", "squeue", "scancel", "sbatch", "slurmstepd:", "slurmstepd")  # SLURM's own programs
 START_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 POLL_SECONDS = 0.1

@@ -17,8 +17,7 @@ from ..grading.forecast import Forecast, about
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses to count while a class is graded: they take most of the time."""
-SHORT = 60
-"""Seconds: what ends sooner needs no forecast."""
+SHORT = 60  # Seconds: what ends sooner needs no forecast
 APART = {"sandbox": "isolated by bubblewrap", "user": "run as another user, without a sandbox", "none": "not isolated"}
 
 

@@ -21,10 +21,8 @@ from .console import console, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
-MOST_STEPS = 4
-"""How many steps fit into a picture; a trace has all."""
-LATE_SECONDS = 5.0
-"""Ranks that have waited so long for one that does something else are told of."""
+MOST_STEPS = 4  # How many steps fit into a picture; a trace has all
+LATE_SECONDS = 5.0  # Ranks that have waited so long for one that does something else are told of
 COLOURS = (36, 33, 35, 32, 34, 31)
 
 
@@ -234,8 +232,7 @@ class Printer:
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
         self.colored = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
         self.lines: dict[tuple[int, str], _Line] = {}
-        self.bar: tuple[int, str] | None = None
-        """Whose bar is on the terminal's last line."""
+        self.bar: tuple[int, str] | None = None  # Whose bar is on the terminal's last line
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
         if self.shown is not None and rank % self.per_node not in self.shown:

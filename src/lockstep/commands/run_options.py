@@ -34,10 +34,8 @@ REFUSED = {
     "local_addr": "{given}: the system chooses the address; leave the option out, or set GLOO_SOCKET_IFNAME",
 }
 """Options of torchrun that can have no effect here, and what to do."""
-HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}
-"""Values that ask for nothing."""
-SPAWNS = ("spawn", "start_processes")
-"""Functions of torch.multiprocessing with which a script starts its ranks itself."""
+HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}  # Values that ask for nothing
+SPAWNS = ("spawn", "start_processes")  # Functions of torch.multiprocessing with which a script starts its ranks itself
 MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 """What several nodes need to find each other."""
 RANKS_OF_OURS = (
@@ -55,13 +53,10 @@ ALONE = {
     "standalone": "it means one machine",
 }
 """Options that have no effect beside nodes on other machines, and why."""
-PORT = 29500
-"""Where nodes meet when the command line has no port, as with torchrun's --master-port."""
-ENDPOINT_PORT = 29400
-"""... for --rdzv-endpoint."""
+PORT = 29500  # Where nodes meet when the command line has no port, as with torchrun's --master-port
+ENDPOINT_PORT = 29400  # ... for --rdzv-endpoint.
 BACKENDS = ("static", "c10d")
-COLUMN, WIDEST = 26, 100
-"""Where the help's explanations begin, and where its lines end."""
+COLUMN, WIDEST = 26, 100  # Where the help's explanations begin, and where its lines end
 SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 
 

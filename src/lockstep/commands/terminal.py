@@ -16,8 +16,7 @@ from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
 from .console import console, painted, width
 
-BESIDE = 78
-"""From this width on a chapter's counts stand beside its title."""
+BESIDE = 78  # From this width on a chapter's counts stand beside its title
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 

@@ -28,8 +28,7 @@ WAITING = 3
 DRAWN = """\
 A quarter of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
 notice them. `./lockstep test --all --whole` grades each by all checks."""
-SECOND_TRIES = 6
-"""How many tests, or chapters, may be run once more."""
+SECOND_TRIES = 6  # How many tests, or chapters, may be run once more
 
 
 def run_tests(root: Path, options: Sequence[str]) -> int:

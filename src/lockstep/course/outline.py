@@ -23,8 +23,7 @@ MINUTES = re.compile(r"\babout ((?:\w+ )?[\w–-]+ (?:minutes|hours?))\b", re.IG
 NEEDS = re.compile(r"\bYou\s+need\s+(.+?)\.(?=\s|$)", re.DOTALL)
 EFFORT = re.compile(r"^\*((?:Easy|Medium|Hard)\b[^*]*?)\.?\*", re.MULTILINE)
 
-SAVING = 3.0
-"""Seconds that a notebook may take to be saved."""
+SAVING = 3.0  # Seconds that a notebook may take to be saved
 
 
 @dataclass

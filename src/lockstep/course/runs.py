@@ -5,8 +5,7 @@ from ..ranks.text import NOWHERE, ReadOn
 from .course import find
 from .toml import CourseError
 
-PRELOADED = ("sklearn.datasets", "lockstep.cluster")
-"""Modules that exercises and chapters want on their ranks."""
+PRELOADED = ("sklearn.datasets", "lockstep.cluster")  # Modules that exercises and chapters want on their ranks
 READ_ON: ReadOn = {
     Topic.HANGS: 'chapter 3, "Hangs"',
     Topic.MISMATCHES: 'chapter 3, "Mismatches"',

@@ -35,8 +35,7 @@ END = re.compile(r"^ *# --- end ---$")
 ANY_MARKER = re.compile(r"^\s*#\s*-{2,}\s*(solution|mended|was|end)\b")
 CANARY = re.compile(r"^ *# lockstep-canary: [0-9a-f]+$")
 SCRIPT = ".sbatch"
-NOT_WRITTEN = 64
-"""The exit status of a batch script's stub at a part that is still to be written."""
+NOT_WRITTEN = 64  # The exit status of a batch script's stub at a part that is still to be written
 
 
 class MarkerError(ValueError):

@@ -39,8 +39,7 @@ SECONDS_AN_EXERCISE = 120.0
 WORKER_BYTES = 2 << 30
 """Memory for a worker and what it grades: 0.6 GiB without the submission's (`benchmarks/grading.py --parts memory`)."""
 
-OnLearner = Callable[[Learner], None]
-"""Called with each learner whose grading has ended."""
+OnLearner = Callable[[Learner], None]  # Called with each learner whose grading has ended
 
 
 class Unisolated(CourseError):

@@ -13,8 +13,7 @@ from pathlib import Path
 from .intake import Handed
 from .verdict import CheckOutcome, ExerciseResult, Report
 
-NOT_HANDED_IN = "not handed in"
-"""The reason of a check that was not run because its exercise's file is missing."""
+NOT_HANDED_IN = "not handed in"  # The reason of a check that was not run because its exercise's file is missing
 
 
 class GradingOutcome(str, Enum):

@@ -34,8 +34,7 @@ from ..ranks.folder import held_folder
 
 SANDBOX, USER, NONE = "sandbox", "user", "none"
 NOBODY = 65534
-MEMORY_BYTES = 1 << 30
-"""What a run may leave in its temporary folders, and as much again in shared memory."""
+MEMORY_BYTES = 1 << 30  # What a run may leave in its temporary folders, and as much again in shared memory
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = (
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from .worker import Worker
 
-LIFE = 100
-"""Tasks that one worker process does: then it is replaced, with whatever has grown in it."""
+LIFE = 100  # Tasks that one worker process does: then it is replaced, with whatever has grown in it
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -22,8 +21,7 @@ class Pool:
     def __init__(self, jobs: int, make: Callable[[], Worker]) -> None:
         self.workers = [make() for _ in range(max(1, jobs))]
         self.threads: list[tuple[threading.Thread, Worker]] = []
-        self.ending = False
-        """What a worker says from then on is no result: it is being killed."""
+        self.ending = False  # What a worker says from then on is no result: it is being killed
 
     def __enter__(self) -> Pool:
         return self

@@ -16,8 +16,7 @@ from .request import GradeRequest, OnCheck
 from .verdict import CheckResult, Report
 from .worker import Worker
 
-MANY = 6
-"""From this many exercises on, more processes are worth the seconds that they take to start."""
+MANY = 6  # From this many exercises on, more processes are worth the seconds that they take to start
 AT_ONCE = 3
 
 

@@ -24,8 +24,7 @@ from .store import pretty
 
 TASKS = 8
 POLL_SECONDS = 2.0
-PATIENCE = 30
-"""How often in a row squeue may fail: a busy controller is no reason to give up a class."""
+PATIENCE = 30  # How often in a row squeue may fail: a busy controller is no reason to give up a class
 COMMAND_SECONDS = 60.0
 
 

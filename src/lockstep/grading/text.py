@@ -14,8 +14,7 @@ from .verdict import UNWRITTEN, CheckOutcome, CheckResult, ExerciseResult, Repor
 WIDTH = 100
 HINT = "./lockstep hint"
 WAITS = "each needs a check that is listed before it"
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode's categories of characters that act or cannot be seen."""
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode's categories of characters that act or cannot be seen
 BROKE = "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:"
 MARKS = {CheckOutcome.PASSED: "✓", CheckOutcome.FAILED: "✗", CheckOutcome.NOT_RUN: "–"}
 

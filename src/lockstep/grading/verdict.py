@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 SCHEMA = 1
-UNWRITTEN = "not-implemented"
-"""The id of the diagnosis that a part is still as it was handed out."""
+UNWRITTEN = "not-implemented"  # The id of the diagnosis that a part is still as it was handed out
 
 
 class CheckOutcome(str, Enum):

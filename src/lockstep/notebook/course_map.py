@@ -19,8 +19,7 @@ from ..course.standing import ChapterStanding, CourseStanding, Standing, mark, s
 from ..ranks.cards import said
 from .stored import Stored
 
-FEW = 3
-"""The most exercises of a section that are linked; the clinic's cases are too many for a line."""
+FEW = 3  # The most exercises of a section that are linked; the clinic's cases are too many for a line
 STYLE = """<style>
 .ls-map > p { margin: 2px 0 10px; font-weight: 600 }
 .lockstep-said .ls-map > p a { display: inline-block; padding: 6px 16px; border-radius: 6px; text-decoration: none;

@@ -17,8 +17,7 @@ from . import watch
 from .jobs import Job
 from .watch import Seen
 
-CALLERS = 4
-"""The most of the user's frames that are shown of a rank that others wait for."""
+CALLERS = 4  # The most of the user's frames that are shown of a rank that others wait for
 SAID = {**IN_DDP, "wait": "wait()"}
 UNNUMBERED = (
     "Calls cannot be counted from outside: two ranks at one line may be in different rounds of a loop. Started with "

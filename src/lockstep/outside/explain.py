@@ -22,8 +22,7 @@ from .watch import Seen
 
 SAME_ORDER = "Ranks that share several groups must call the groups' collectives in the same order."
 NOT_NUMBERED = "Stacks alone don't number the calls, and one stack of each rank doesn't tell whether it moved."
-WHOLE = "default_pg"
-"""What torch calls the group of all ranks."""
+WHOLE = "default_pg"  # What torch calls the group of all ranks
 
 
 @dataclass(frozen=True)

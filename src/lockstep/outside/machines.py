@@ -18,8 +18,7 @@ from .attach import Position
 from .jobs import Job, NoJob
 from .stacks import NoSampler, NotPermitted
 
-PATIENCE = 60.0
-"""Seconds that a machine has to answer, besides those of the look itself."""
+PATIENCE = 60.0  # Seconds that a machine has to answer, besides those of the look itself
 MARK = "lockstep-answer "
 OF_SLURM = ("SLURM_JOB_ID", "SLURMD_NODENAME")
 

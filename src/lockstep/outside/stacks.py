@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ..ranks.calls import CALLS, inside_of
 from ..ranks.report import Frame
 
-TRIES = 4
-"""A stack that is read while it changes may make no sense: it is read again."""
+TRIES = 4  # A stack that is read while it changes may make no sense: it is read again
 PATIENCE = 20.0
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d|^<")
 _TORCHS = re.compile(r"[/\\]torch[/\\](?!utils[/\\]data)")

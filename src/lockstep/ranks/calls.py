@@ -32,8 +32,7 @@ def around(inner: str, outer: str) -> str:
     return outer or inner
 
 
-WRAPPERS = ("typing_extensions", "wrapt", "decorator")
-"""Libraries that only wrap a function of another library."""
+WRAPPERS = ("typing_extensions", "wrapt", "decorator")  # Libraries that only wrap a function of another library
 
 
 def library_of(module: str) -> str:

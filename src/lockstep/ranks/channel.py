@@ -18,8 +18,7 @@ import msgspec
 HEADER = struct.Struct("!II")
 MAX_HEADER = 16 << 20
 MAX_BLOB = 256 << 20
-MAX_DEPTH = 64
-"""Of lists and dictionaries within each other: whoever walks through a message must not run out of stack."""
+MAX_DEPTH = 64  # Of lists and dictionaries within each other: whoever walks through a message must not run out of stack
 _TENSOR = "$tensor"
 _PLAIN = (bool, int, float, str, type(None))
 

@@ -29,12 +29,9 @@ from .words import names
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
 KILL_SECONDS = 3.0
-ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What torchrun, too, passes on to its ranks, besides SIGINT."""
-SILENT_SECONDS = 30.0
-"""Without a word from a supervisor that speaks every second: one of its ranks has seen to that."""
-STOPPED_SECONDS = 3.0
-"""... or that is seen to be held by a signal."""
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # What torchrun, too, passes on to its ranks, besides SIGINT
+SILENT_SECONDS = 30.0  # Without a word from a supervisor that speaks every second: one of its ranks has seen to that
+STOPPED_SECONDS = 3.0  # ... or that is seen to be held by a signal.
 OnOutput = Callable[[int, str, str], None]
 OnNotice = Callable[[str], None]
 

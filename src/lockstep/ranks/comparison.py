@@ -8,8 +8,7 @@ from .messages import Compared, NotFinite, Replica
 
 OPEN_STEPS = 1000
 
-Words = dict[int, Replica]
-"""What each rank said of one step."""
+Words = dict[int, Replica]  # What each rank said of one step
 
 
 def titles(names: list[str], word: Replica) -> list[str]:

@@ -26,13 +26,10 @@ from .report import Outcome
 from .reporting import FAULT_SIGNAL
 
 ANSWER_SECONDS = 0.7
-NUMBERS_IN_MEMORY = 16
-"""How much larger numbers and lists are in memory than as text."""
+NUMBERS_IN_MEMORY = 16  # How much larger numbers and lists are in memory than as text
 MAX_TOLD = 64 << 20
-USUAL_MESSAGE = 4 << 10
-"""Bytes. A rank may tell of any number of collectives, but not of any number of books."""
-DUMPED = 8
-"""Processes of a late rank that are asked for their stack."""
+USUAL_MESSAGE = 4 << 10  # Bytes. A rank may tell of any number of collectives, but not of any number of books.
+DUMPED = 8  # Processes of a late rank that are asked for their stack
 DUMP_SECONDS = 0.3
 
 
@@ -50,11 +47,9 @@ class Conversation:
         self.pipes: list[OutputPipe] = []
         self.statuses: dict[int, int] = {}
         self.asked = 0
-        self.leaving = False
-        """The ranks have been told to go, and what they say of their end is no outcome of the run."""
+        self.leaving = False  # The ranks have been told to go, and what they say of their end is no outcome of the run
         self.comparison = Comparison(run.job.world_size)
-        self.dumped: dict[int, int] = {}
-        """How much of a member's fault file was written on demand."""
+        self.dumped: dict[int, int] = {}  # How much of a member's fault file was written on demand
         self.ask_elsewhere: Callable[[int, list[Member], bool], None] = lambda number, members, insist: None
         self.relay: Callable[[int, messages.Relayed], None] = lambda rank, message: None
         """Has another machine know what a rank has said."""

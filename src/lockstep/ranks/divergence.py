@@ -15,10 +15,8 @@ from .places import said_of
 from .report import Collective, Frame, RankReport
 from .words import at, names
 
-FURTHEST = 64
-"""Calls by which a side may be moved: a rank that skips a step is as many behind as the step has calls."""
-FIT = 0.8
-"""The share of the calls behind the difference that must fit then."""
+FURTHEST = 64  # Calls by which a side may be moved: a rank that skips a step is as many behind as the step has calls
+FIT = 0.8  # The share of the calls behind the difference that must fit then
 COMPARED = 500
 
 Site = tuple[object, ...]
@@ -30,8 +28,7 @@ class Divergence:
 
     calls: dict[int, Collective]
     odd: list[int]
-    by_callers: bool = False
-    """The lines of the calls are the same, but not what has called their functions."""
+    by_callers: bool = False  # The lines of the calls are the same, but not what has called their functions
 
     @property
     def others(self) -> list[int]:

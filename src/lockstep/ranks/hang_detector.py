@@ -21,8 +21,7 @@ from .member import Member, RunState, others
 from .messages import Begin, Pulse, Role, StackReport
 
 TICK = 0.1
-LAUNCHER_STILL = 1.0
-"""Seconds of stillness that are needed where a launcher polls its workers."""
+LAUNCHER_STILL = 1.0  # Seconds of stillness that are needed where a launcher polls its workers
 IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
 """... where bytes lie in a socket's queue (nobody reads them, or the link is slow), or a name server may answer."""
 UNPROVEN_STILL = 15.0
@@ -31,14 +30,11 @@ RENDEZVOUS_SECONDS = 1.5
 """... in a rendezvous, whose host asks its own store for the others again and again, and so never stands still."""
 BETWEEN_MACHINES_STILL = 2.0
 """... where ranks are on several machines: what is on its way between two of them, neither shows."""
-FRESH_SECONDS = 1.0
-"""A machine that has not told for so long how still it is may be anything."""
-STARVED = 0.2
-"""A rank that spent this share of a time in the queue for a processor has not had that time."""
+FRESH_SECONDS = 1.0  # A machine that has not told for so long how still it is may be anything
+STARVED = 0.2  # A rank that spent this share of a time in the queue for a processor has not had that time
 
 
-Stacks = list[tuple[int, StackReport | None]]
-"""Where members stand: process id and stack of each."""
+Stacks = list[tuple[int, StackReport | None]]  # Where members stand: process id and stack of each
 AskMembers = Callable[[list[Member]], Stacks | None]
 """Asks members where they stand, and keeps each answer as `Member.sample`; None when one did not answer."""
 

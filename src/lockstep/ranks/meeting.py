@@ -23,15 +23,12 @@ from .link import Link
 from .messages import Challenge, FromNode, Join, Start, ToNode, TurnedAway, Welcome, read
 from .network import Network, NotRun
 
-VERSION = 1
-"""Of what nodes say to each other: two that differ in it don't try."""
-STRANGER_BYTES = 1 << 14
-"""How much is read from whoever has not proven anything."""
+VERSION = 1  # Of what nodes say to each other: two that differ in it don't try
+STRANGER_BYTES = 1 << 14  # How much is read from whoever has not proven anything
 STRANGER_SECONDS = 10.0
 AGAIN_SECONDS = 0.2
 CONNECT_SECONDS = 3.0
-NOTICE_SECONDS = 1.0
-"""After so long the user is told who is missing."""
+NOTICE_SECONDS = 1.0  # After so long the user is told who is missing
 
 
 class Host:
@@ -43,8 +40,7 @@ class Host:
         self.job, self.meeting, self.listening = job, meeting, listening
         self.strangers: dict[Channel, tuple[str, float]] = {}
         self.links: dict[int, Link] = {}
-        self.turned_away: list[str] = []
-        """What the user should know of those that were, and has not been told."""
+        self.turned_away: list[str] = []  # What the user should know of those that were, and has not been told
 
     def look(self) -> bool:
         """Take those that come; true when all have."""

@@ -11,8 +11,7 @@ import msgspec
 from .job import Job
 from .report import Kind, Outcome, RunEnd, Why
 
-Place = tuple[str, int, str] | None
-"""File, line and function, as a rank tells it: `report.Frame.of` reads it."""
+Place = tuple[str, int, str] | None  # File, line and function, as a rank tells it: `report.Frame.of` reads it
 T = TypeVar("T")
 
 
@@ -204,8 +203,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-Event = Begin | End | Waited | Mark | MadeGroup
-"""What a rank tells of its communication."""
+Event = Begin | End | Waited | Mark | MadeGroup  # What a rank tells of its communication
 FromRank = (Hello | Event | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 

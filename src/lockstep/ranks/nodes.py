@@ -19,8 +19,7 @@ from .messages import Role
 from .report import Outcome, RunEnd, Why
 
 ALIVE_SECONDS = 1.0
-LAST_WORDS_SECONDS = 10.0
-"""After all ranks have been ended: how long the other side may take to say so."""
+LAST_WORDS_SECONDS = 10.0  # After all ranks have been ended: how long the other side may take to say so
 
 
 class OtherNodes:

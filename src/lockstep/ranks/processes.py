@@ -24,8 +24,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_DUMPABLE = 4
 HELPER_NAME = "lockstep-helper"
-CROWD = 64
-"""So many processes are ended by groups: whoever looks at one after the other is slower than they multiply."""
+CROWD = 64  # So many processes are ended by groups: whoever looks at one after the other is slower than they multiply
 BREEDING_SECONDS = 20.0
 PRECEDENCE = -15
 

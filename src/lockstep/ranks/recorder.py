@@ -80,8 +80,7 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 
 UNTOLD_SECONDS = 2.0
 CALLERS = 6
-SITES_AGAIN = 10_000
-"""So often a call says again where it comes from: of a long run the first ones are forgotten."""
+SITES_AGAIN = 10_000  # So often a call says again where it comes from: of a long run the first ones are forgotten
 
 _current: Recorder | None = None
 

@@ -119,8 +119,7 @@ class _Followed:
         self.index = index
         self.step = 0
         self.gradients: list[int | None] = []
-        self.values: list[str] = []
-        """What the gradients held when the step began: NaN, inf, or nothing but numbers."""
+        self.values: list[str] = []  # What the gradients held when the step began: NaN, inf, or nothing but numbers
         self.infinite: set[int] = set()
         self.seen: list[tuple[int, list[float]]] = []
         """What each parameter was at the end of a step: how often it had been written to, and a few of its values."""

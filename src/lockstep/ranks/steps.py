@@ -23,8 +23,7 @@ class StepMarks:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.phase = "end"
-        self.depth = 0
-        """How many optimizers are inside their `step`: one may call another's."""
+        self.depth = 0  # How many optimizers are inside their `step`: one may call another's
         self._main = threading.main_thread().ident
 
     def start(self) -> None:

@@ -67,8 +67,7 @@ class Supervisor:
         self.latecomers = Latecomers(self.run, functools.partial(self.talk.ask, insist=False), self.talk.dump)
         self.limits = Limits(self.run)
         self.node = 0
-        self.hosts: list[str] = []
-        """The names of the nodes' machines, where each has its own."""
+        self.hosts: list[str] = []  # The names of the nodes' machines, where each has its own
         self.others: OtherNodes | None = None
         self.node_zero: NodeZero | None = None
 

@@ -20,8 +20,7 @@ NOT_WAITING = re.compile(
     rf".* after |nothing\b|no dump\b|held by |(finished|{'|'.join(one.value for one in Outcome)})$"
 )
 """What a row says of a rank that stands in no call."""
-ODD = " ←"
-"""Behind the number of a rank that differs from the others."""
+ODD = " ←"  # Behind the number of a rank that differs from the others
 TITLES = {
     Kind.HANG: "HANG",
     Kind.MISMATCH: "MISMATCH",
@@ -36,11 +35,9 @@ TITLES = {
     Kind.NODE_LOST: "NODE LOST",
 }
 
-UNEVEN = {"all_gather", "reduce_scatter"}
-"""Collectives for which NCCL allows each rank a size of its own."""
+UNEVEN = {"all_gather", "reduce_scatter"}  # Collectives for which NCCL allows each rank a size of its own
 
-ReadOn = Mapping[Topic | None, str]
-"""Where a reader finds more about a topic."""
+ReadOn = Mapping[Topic | None, str]  # Where a reader finds more about a topic
 NOWHERE: ReadOn = MappingProxyType({})
 
 

@@ -22,8 +22,7 @@ PHASES = ("forward", "backward", "between", "step")
 READY = "ready "
 END = "end"
 MICROSECONDS = 1e6
-BLOCKING = ("DDP()", "forward")
-"""Parts of DDP that wait for what they send where no wait of Python's is seen."""
+BLOCKING = ("DDP()", "forward")  # Parts of DDP that wait for what they send where no wait of Python's is seen
 Span = tuple[float, float]
 
 

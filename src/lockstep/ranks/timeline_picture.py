@@ -19,12 +19,10 @@ CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
 """How wide letters are, in the font's size; all others are near 0.556."""
 TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
-ABOVE = 60
-"""How far the highest tip may stand out above the picture."""
+ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
 NAMES = {"forward": "forward", "backward": "backward", "between": "after backward", "step": "step"}
-SHORT = 5e-6
-"""Seconds that nobody sees in a picture of milliseconds."""
+SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
 
@@ -67,8 +65,7 @@ class _Bar:
     said: list[str]
     label: str = ""
     group: str = ""
-    mark: float = WIDTH
-    """The place of a line before the bar, which a label leaves free."""
+    mark: float = WIDTH  # The place of a line before the bar, which a label leaves free
 
 
 @dataclass

@@ -18,8 +18,7 @@ _INFO = 2
 _MESSAGE = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
 _INODE, _ATTRIBUTES = 68, 72
-_RECEIVED = 128
-"""Where in struct tcp_info `tcpi_bytes_received` stands."""
+_RECEIVED = 128  # Where in struct tcp_info `tcpi_bytes_received` stands
 
 
 @dataclass(frozen=True)
