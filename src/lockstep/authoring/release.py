@@ -24,16 +24,9 @@ from . import cut
 
 HANDOUT = Path(__file__).with_name("handout")
 TOP = (
-    ".gitignore",
-    "LICENSE",
-    "README.md",
-    "docs/run.md",
-    "docs/where.md",
-    "environment.yml",
-    "lockstep",
-    "pyproject.toml",
-    "requirements.lock",
-)
+    ".gitignore", "LICENSE", "README.md", "docs/run.md", "docs/where.md", "environment.yml", "lockstep",
+    "pyproject.toml", "requirements.lock",
+)  # fmt: skip
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
 TEACHERS = ("autograder/policy.toml",)  # what it says about single learners is confidential
 TIME = 315532800  # 1980-01-01, the earliest that a zip can say

@@ -56,12 +56,10 @@ def available(feature: Feature) -> Missing | None:
 def _look(feature: Feature) -> Missing | None:
     if not sys.platform.startswith("linux"):
         return explain(feature, None)
-    if feature == "slurm":
-        return _slurm()
     absent = [name for name in NEEDED[feature] if tools.find(name) is None]
     if absent:
         return _no_tool(feature, absent)
-    return _try(feature)
+    return _slurm() if feature == "slurm" else _try(feature)
 
 
 def _try(feature: Feature) -> Missing | None:
@@ -83,9 +81,6 @@ def _try(feature: Feature) -> Missing | None:
 
 def _slurm() -> Missing | None:
     """SLURM stands on hosts, and needs the two plugins by which one user can do without a key service and root."""
-    absent = [name for name in NEEDED["slurm"] if tools.find(name) is None]
-    if absent:
-        return _no_tool("slurm", absent)
     hosts = available("hosts")
     if hosts is not None:
         return Missing("slurm", hosts.what, hosts.remedy)
