@@ -10,13 +10,12 @@ comments) and of every file of the course that its checks import or read. So a s
 The machinery in `src` isn't part of that hash: `--again` grades everything again.
 """
 
-import ast
 import contextlib
 import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -30,7 +29,7 @@ from ..grading.request import GradeRequest
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import Worker
 from . import bank
-from .mutants import Mutant, code_of, mutants
+from .mutants import Mutant, code_of, imported, mutants
 
 SECONDS = 120.0
 TIMES = 5  # A mutant has `SECONDS`, and as many times as long as the solution took
@@ -186,21 +185,12 @@ def _digest(course: Course, name: str) -> str:
         if path in found or not path.is_file():
             continue
         found[path] = None
-        for module in _imported(path):
+        for module in imported(path):
             pending += [place / f"{module.replace('.', '/')}.py" for place in places]
     digest = hashlib.sha256(version("torch").encode())
     for path in sorted(set(found) - {course.solutions / f"{name}.py"}):
         digest.update(f"\n{path.relative_to(course.root).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 # Grading -------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..course.stubs import solution_lines
 
@@ -92,6 +93,16 @@ def code_of(text: str) -> str:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body[0] = ast.Pass()
     return ast.unparse(tree)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports, and, as `module.name`, what it takes from them."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @dataclass(frozen=True)

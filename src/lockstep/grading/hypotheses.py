@@ -99,7 +99,8 @@ def difference(seen: Any, right: Any, tolerance: Tolerance = EXACT, path: str = 
     if isinstance(right, Mapping):
         if not isinstance(seen, Mapping) or set(seen) != set(right):
             return Where(path, seen, right, float("inf"))
-        return _largest(difference(seen[key], right[key], tolerance, _join(path, str(key))) for key in right)
+        inside = f"{path}." if path else ""
+        return _largest(difference(seen[key], right[key], tolerance, f"{inside}{key}") for key in right)
     if isinstance(right, list | tuple):
         if not isinstance(seen, list | tuple) or len(seen) != len(right):
             return Where(path, seen, right, float("inf"))
@@ -170,10 +171,6 @@ def show(value: Any) -> str:
 
 def _some(shown: list[str]) -> str:
     return ", ".join(shown[:SHOWN]) + (", …" if len(shown) > SHOWN else "")
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
 
 
 def _is_number(value: Any) -> bool:

@@ -122,7 +122,7 @@ def explain(job: Job, positions: Sequence[Position]) -> Explained:
     ended = f"{names(job.missing)} {one_or_more(job.missing, 'has', 'have')} ended" if job.missing else ""
     if late:
         others = "; ".join(f"rank {one.rank} {_does(one)}" for one in late)
-        headline = f"{who}. {_first_up(others)}{'; ' + ended if ended else ''}."
+        headline = f"{who}. {others[:1].upper() + others[1:]}{'; ' + ended if ended else ''}."
     elif ended:
         headline = f"{who}; {ended}."
     elif len(waiting) == 1:
@@ -167,10 +167,6 @@ def _notes(job: Job) -> list[str]:
         notes.append(f"{names(job.remote).capitalize()} {one_or_more(job.remote, 'runs', 'run')} on other machines: "
                      "--slurm JOB or --hosts NAMES asks these too.")  # fmt: skip
     return notes
-
-
-def _first_up(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 # What is shown ---------------------------------------------------------------------------------------------------

@@ -40,14 +40,9 @@ def encode(value: Any) -> tuple[Any, bytes]:
         nonlocal size
         if type(item) in _PLAIN:
             return item
-        if isinstance(item, bool):
-            return bool(item)
-        if isinstance(item, int):
-            return int(item)
-        if isinstance(item, float):
-            return float(item)
-        if isinstance(item, str):
-            return str(item)
+        for plain in (bool, int, float, str):  # a subclass becomes what it is a kind of
+            if isinstance(item, plain):
+                return plain(item)
         if isinstance(item, dict):
             return {_escape(str(key)): walk(inner) for key, inner in item.items()}
         if isinstance(item, (list, tuple, set, frozenset)):

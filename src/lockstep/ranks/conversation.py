@@ -298,7 +298,7 @@ class Conversation:
         channel = member.channel
         if channel is not None and channel.fileno() >= 0:
             channel.socket.setblocking(False)
-            while channel.fileno() >= 0 and _readable(channel):
+            while channel.fileno() >= 0 and select.select([channel], [], [], 0)[0]:
                 self._hear(channel)
         for pipe in [one for one in self.pipes if one.member is member]:
             self._hear_output(pipe)
@@ -322,7 +322,3 @@ def _ask_without_lock(member: Member) -> None:
     """A thread that holds the interpreter lock keeps the listener from answering; a signal handler needs no lock."""
     if FAULT_SIGNAL is not None and processes.catches(member.pid, FAULT_SIGNAL):
         processes.signal_main_thread(member.pid, FAULT_SIGNAL)
-
-
-def _readable(channel: Channel) -> bool:
-    return bool(select.select([channel], [], [], 0)[0])

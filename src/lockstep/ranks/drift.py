@@ -111,7 +111,8 @@ def _reason(
         return f"{names(without)} averaged no gradient before that step, the others did"
     if _equal_gradients(words):
         return "all ranks used the same gradients, and their optimizers made something else of them (other state?)"
-    own = [one for number, one in enumerate(_called(found, words)[0]) if _differs(words, number)]
+    every = enumerate(_called(found, words)[0])
+    own = [one for number, one in every if len({word.gradients[number] for word in words}) > 1]
     if len(own) < len(words[0].gradients):
         return (
             f"{_listed(own)} had gradients of each rank's own, those of {len(words[0].gradients) - len(own)} others were "
@@ -133,10 +134,6 @@ def _between_steps(found: Compared, words: list[Replica], tensor: str, step: int
     return (
         f"{who} changed it between step {step - 1} and step {step}, outside of the optimizer (clamped, loaded, reset?)"
     )
-
-
-def _differs(words: list[Replica], number: int) -> bool:
-    return len({word.gradients[number] for word in words}) > 1
 
 
 def _listed(titles: list[str]) -> str:

@@ -35,6 +35,7 @@ from . import messages
 from .calls import CALLS, around, inside_of, library_of
 from .channel import Channel, ChannelError, encode
 from .messages import read
+from .mismatch import ROOTED
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -59,14 +60,7 @@ _OPERATORS = {
     "recv_any_source_": "recv",
 }
 _PAYLOAD = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "input_list", "output_tensors")
-_PEER = {
-    "send": "dst",
-    "recv": "src",
-    "broadcast": "root_rank",
-    "reduce": "root_rank",
-    "gather": "root_rank",
-    "scatter": "root_rank",
-}
+_PEER = {"send": "dst", "recv": "src", **dict.fromkeys(ROOTED, "root_rank")}
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep

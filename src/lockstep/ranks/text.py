@@ -21,18 +21,11 @@ NOT_WAITING = re.compile(
 )
 """What a row says of a rank that stands in no call."""
 ODD = " ←"  # Behind the number of a rank that differs from the others
-TITLES = {
-    Kind.HANG: "HANG",
-    Kind.MISMATCH: "MISMATCH",
+TITLES = {kind: kind.value.upper() for kind in Kind} | {
     Kind.RAISED: "ERROR",
     Kind.EXITED: "ENDED EARLY",
     Kind.CRASHED: "CRASH",
     Kind.TIMED_OUT: "NO END",
-    Kind.OUT_OF_MEMORY: "OUT OF MEMORY",
-    Kind.TOO_MUCH_OUTPUT: "TOO MUCH OUTPUT",
-    Kind.TOO_MANY_PROCESSES: "TOO MANY PROCESSES",
-    Kind.INTERRUPTED: "INTERRUPTED",
-    Kind.NODE_LOST: "NODE LOST",
 }
 
 UNEVEN = {"all_gather", "reduce_scatter"}  # Collectives for which NCCL allows each rank a size of its own
