@@ -17,7 +17,6 @@ from ..ranks import NotRun, processes
 from . import hosts
 from .availability import available
 from .nodes import ClusterError, Nodes, Process, own_environment
-from .rate import Rate
 
 FOLDER = "/dev/shm/slurm"  # In the cluster's own memory: it goes with it
 OTHERS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_")
@@ -93,14 +92,12 @@ class Slurm:
     ClusterError when SLURM does not come up.
     """
 
-    def __init__(
-        self, nodes: int = 2, *, cpus: int = 4, bandwidth: Rate | None = None, grace: int = 10, requeue: bool = True
-    ) -> None:
+    def __init__(self, nodes: int = 2, *, cpus: int = 4, grace: int = 10, requeue: bool = True) -> None:
         missing = available("slurm")
         if missing is not None:
             raise NotRun(str(missing))
         self._hurried: set[tuple[str, int]] = set()
-        self.nodes = Nodes(nodes, bandwidth=bandwidth)
+        self.nodes = Nodes(nodes)
         mine = {key: value for key, value in own_environment().items() if not key.startswith(OTHERS)}
         self.environment = {**mine, "SLURM_CONF": f"{FOLDER}/slurm.conf"}
         try:

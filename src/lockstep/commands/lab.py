@@ -17,8 +17,7 @@ from ..course import Course, CourseError
 from ..course.copies import chapter_file, set_aside
 from ..course.standing import standing
 
-SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
-"""By their names in JupyterLab's apputils-extension."""
+QUIET = '{"fetchNews": "false", "checkForUpdates": false}\n'  # JupyterLab asks nobody for these
 
 
 def pages(course: Course) -> list[Path]:
@@ -73,13 +72,11 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     page = start_page(course)
     if page is not None:
         trust([page])
-    settings = course.workspace / "jupyter"
-    overrides = settings / "settings"
-    for name, text in SETTINGS.items():
-        file = overrides / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text + "\n", encoding="utf-8")
+    overrides = course.workspace / "jupyter" / "settings"
+    file = overrides / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(QUIET, encoding="utf-8")
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

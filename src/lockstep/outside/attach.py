@@ -4,7 +4,7 @@ Stacks and counters tell that, not who is wrong: ranks that wait in different ca
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -175,26 +175,13 @@ def _notes(job: Job) -> list[str]:
 def rows(found: Explained) -> tuple[Waiting, ...]:
     """One row for each rank that should be here; an arrow marks those that the others wait for."""
     late = {one.rank for one in found.late}
+    told = {one.rank: said_of(one) if one.call else f"its own code: {one.doing}" for one in found.positions}
     shown = [
-        Waiting(
-            one.rank,
-            said_of(one) if one.call else f"its own code: {one.doing}",
-            "",
-            None,
-            one.frame,
-            one.rank in late,
-            one.node,
-        )
-        for one in found.positions
+        Waiting(one.rank, told[one.rank], "", None, one.frame, one.rank in late, one.node) for one in found.positions
     ]
     shown += [Waiting(rank, "nothing: its process has ended", differs=True) for rank in found.job.missing]
     marks = any(not row.differs for row in shown)  # an arrow at every rank would point at none
-    return tuple(
-        sorted(
-            (row if marks else Waiting(row.rank, row.what, frame=row.frame, node=row.node) for row in shown),
-            key=lambda row: row.rank,
-        )
-    )
+    return tuple(sorted((row if marks else replace(row, differs=False) for row in shown), key=lambda row: row.rank))
 
 
 def details(found: Explained) -> list[str]:
