@@ -20,8 +20,6 @@ Four parts, each printed when it is done:
 one (LOCKSTEP_ISOLATION=none for the other figure). The naive way has none.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -103,11 +101,7 @@ def measure_course(course: Course, names: tuple[str, ...]) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     if not report.passed:
         raise SystemExit(f"the reference solutions do not pass: {report.faults or report.exercises}")
-    return {
-        "exercises": len(names),
-        "checks": sum(e.max_score for e in report.exercises),
-        "seconds": seconds,
-    }
+    return {"exercises": len(names), "checks": sum(e.max_score for e in report.exercises), "seconds": seconds}
 
 
 # 2: a class --------------------------------------------------------------------------------------------------------

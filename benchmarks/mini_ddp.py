@@ -7,8 +7,6 @@ collectives as the recorder below both of them counted.
     python benchmarks/mini_ddp.py [--rounds N] [--cap MIB] [--json]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

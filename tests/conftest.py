@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,19 @@ def browser() -> Iterator[Any]:
 
     with chromium() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The book of this course; no test changes it."""
+    from support import ROOT  # here, as above
+
+    from lockstep.authoring.book import write_book
+    from lockstep.course import Course
+
+    out = tmp_path_factory.mktemp("site") / "book"
+    write_book(Course(ROOT), out)
+    return out
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

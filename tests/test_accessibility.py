@@ -14,7 +14,6 @@ import pytest
 from support import ROOT
 from support.accessibility import violations
 
-from lockstep.authoring import book as books
 from lockstep.authoring.slides import write_slides
 from lockstep.course import Course
 from lockstep.grading.classroom import ClassResult, Learner
@@ -37,9 +36,9 @@ in_both_schemes = pytest.mark.parametrize("scheme", ["light", "dark"])
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site") / "book"
-    books.write_book(COURSE, out)
+def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "slides"
+    write_slides(COURSE, out)
     return out
 
 
@@ -74,10 +73,8 @@ def test_a_chapter_of_the_book(book: Path, browser: Any, name: str, scheme: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, scheme", list(zip(NAMES, ["dark", "light"] * 3, strict=True)))
-def test_a_chapters_slides(book: Path, browser: Any, name: str, scheme: str) -> None:
-    if not (book / "slides").is_dir():
-        write_slides(COURSE, book / "slides")
-    assert found_on(browser, book / "slides" / f"{name}.html", scheme) == []
+def test_a_chapters_slides(slides: Path, browser: Any, name: str, scheme: str) -> None:
+    assert found_on(browser, slides / f"{name}.html", scheme) == []
 
 
 # A grading that has everything ----------------------------------------------------------------------------------------

@@ -39,13 +39,6 @@ each_page = pytest.mark.parametrize("name", PAGES)
 each_chapter = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site") / "book"
-    books.write_book(COURSE, out)
-    return out
-
-
 @cache
 def soup(book: Path, name: str) -> Any:
     return bs4.BeautifulSoup((book / f"{name}.html").read_text(encoding="utf-8"), "html.parser")

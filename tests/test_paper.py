@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 from pypdf import PdfReader
-from support import ROOT
 from test_accessibility import PEOPLE, REPORT
 
 from lockstep.authoring import book as books
-from lockstep.course import Course
 from lockstep.grading.classroom import ClassResult
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.html_report import html_report
@@ -36,13 +34,6 @@ INK = "(one) => getComputedStyle(one).color"
 DARK = (
     "<!doctype html><html lang=en data-theme=dark><title>x</title><style>{css}</style><body data-jp-theme-light=false>"
 )
-
-
-@pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site") / "book"
-    books.write_book(Course(ROOT), out)
-    return out
 
 
 @pytest.fixture

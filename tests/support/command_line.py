@@ -1,7 +1,5 @@
 """Calling `lockstep …` as a learner or a teacher would."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

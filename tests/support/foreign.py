@@ -20,8 +20,6 @@
 What must be said was written from the bug, not from what is said.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

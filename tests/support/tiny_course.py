@@ -4,8 +4,6 @@ What a submission has in a comment, `# trap: …`, happens in the process that g
 (`dies`, `dies once`), its check has a mistake (`raises`) or takes no end (`waits`, until a file `go` is there).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -81,12 +79,7 @@ HANGING = "import torch.distributed as dist\n\n\ndef add(a, b):\n    dist.init_p
 
 
 SECONDS = 300  # for what takes a few on a machine that has nothing else to do
-CLASS = {
-    "Ada Lovelace": RIGHT,
-    "Zoë =1+1": WRONG,
-    "Hank": {"add.py": HANGING},
-    "Nobody": {"essay.txt": "no code"},
-}
+CLASS = {"Ada Lovelace": RIGHT, "Zoë =1+1": WRONG, "Hank": {"add.py": HANGING}, "Nobody": {"essay.txt": "no code"}}
 CLASS = {name: {(f if "." in f else f"{f}.py"): text for f, text in work.items()} for name, work in CLASS.items()}
 IDS = ["ada-lovelace-1001", "hank-1003", "nobody-1004", "zoe-1-1-1002"]
 WAITING = {**CLASS, "Mo": {"add.py": "# trap: waits\n" + RIGHT["add"]}}  # third of five

@@ -23,8 +23,6 @@ A batch script (`["no_srun.sbatch"]`, whose bases are scripts too) is handed in 
 checks whose ids contain "batch", if there is SLURM.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -71,12 +69,9 @@ class Mistake:
     @property
     def head(self) -> str:
         """The comment lines that say it in a file."""
-        lists = {"also": self.also, "needs": self.needs}
-        lines = [f"# diagnosis: {self.diagnosis}", f"# why: {self.why}"]
-        lines += [f"# check: {self.check}"] if self.check else []
-        return "".join(
-            f"{line}\n" for line in (*lines, *(f"# {key}: {', '.join(of)}" for key, of in lists.items() if of))
-        )
+        said = {"diagnosis": self.diagnosis, "why": self.why, "check": self.check}
+        said |= {"also": ", ".join(self.also), "needs": ", ".join(self.needs)}
+        return "".join(f"# {key}: {text}\n" for key, text in said.items() if text)
 
 
 @dataclass(frozen=True)

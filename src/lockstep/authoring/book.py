@@ -6,8 +6,6 @@ may fetch nothing. What needs no kernel is alive: the diagrams, the questions. N
 are the stored ones, which `pytest --nbval chapters` compares.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -33,7 +31,7 @@ from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 from ..course import Course, CourseError
-from ..course.outline import Outline, outlines, page
+from ..course.outline import Outline, outlines
 from ..course.quizzes import Question, quiz_file, read, rich
 
 PAGES = Path(__file__).with_name("pages")
@@ -57,43 +55,39 @@ TINTS = tuple(
 
 
 @dataclass(frozen=True)
-class Place:
-    """A result of the search: a heading, and the text below it up to the next one."""
+class Rendered:
+    """A chapter, its cells as HTML, the anchors of its headings by their texts, and its questions by their keys."""
 
-    page: str
-    anchor: str
-    title: str
-    text: str
+    outline: Outline
+    body: BeautifulSoup
+    anchors: dict[str, str]
+    questions: dict[str, Question]
 
 
-def write_book(course: Course, out: Path) -> list[Path]:
+def write_book(course: Course, out: Path) -> list[Rendered]:
     """Write the book into the folder `out`, replacing an old book there. The same course gives the same bytes.
 
-    Raises CourseError when the folder holds anything but a book, or a chapter cannot be read.
+    Returns the chapters, for `slides`. Raises CourseError when the folder holds anything but a book, or a chapter
+    cannot be read.
     """
-    chapters = outlines(course)
-    if not chapters:
+    if not outlines(course):
         raise CourseError("there is no chapter to make a book of: chapters/ has no notebook of autograder/course.toml")
     _clear(out)
-    bodies = chapter_bodies(course, chapters)
-    anchors = {chapter.number: (chapter.name, _headings(bodies[chapter.name])) for chapter in chapters}
+    chapters = rendered(course)
+    told = [chapter.outline for chapter in chapters]
     files: dict[str, str] = {}
-    for index, chapter in enumerate(chapters):
-        body = bodies[chapter.name]
-        files[f"{chapter.name}.html"] = render(
-            "chapter.html.j2", chapters, chapter.name,
-            number=chapter.number, title=chapter.title, body=Markup(body.decode()),
-            sections=_sections(chapter, anchors[chapter.number][1]),
-            previous=chapters[index - 1] if index else None,
-            next=chapters[index + 1] if index + 1 < len(chapters) else None,
-        )  # fmt: skip
     listed = []
-    for one in chapters:
-        more = {"quizzes": one.quizzes, "exercises": [name for section in one.sections for name in section.exercises]}
-        listed.append({**vars(one), **more, "sections": _sections(one, anchors[one.number][1])})
+    for before, one, after in zip([None, *told], chapters, [*told[1:], None], strict=False):
+        outline, sections = one.outline, _sections(one)
+        files[f"{outline.name}.html"] = render(
+            "chapter.html.j2", told, outline.name, number=outline.number, title=outline.title,
+            body=Markup(one.body.decode()), sections=sections, previous=before, next=after,
+        )  # fmt: skip
+        exercises = [name for section in outline.sections for name in section.exercises]
+        more = {"quizzes": outline.quizzes, "exercises": exercises, "sections": sections}
+        listed.append({**vars(outline), **more})
     files["index.html"] = render("contents.html.j2", listed, "index")
-    places = [place for chapter in chapters for place in _places(chapter, bodies[chapter.name])]
-    files["assets/search.js"] = _index(places)
+    files["assets/search.js"] = _index([place for chapter in chapters for place in _places(chapter)])
     files["assets/book.js"] = (PAGES / "book.js").read_text(encoding="utf-8")
     files["assets/book.css"] = style()
     for name, text in files.items():
@@ -102,7 +96,7 @@ def write_book(course: Course, out: Path) -> list[Path]:
     pictures = course.root / "chapters" / "pictures"
     if pictures.is_dir():
         shutil.copytree(pictures, out / "pictures")
-    return [out / name for name in files]
+    return chapters
 
 
 def _clear(out: Path) -> None:
@@ -119,18 +113,23 @@ def _clear(out: Path) -> None:
 # A chapter ------------------------------------------------------------------------------------------------------------
 
 
-def chapter_bodies(course: Course, chapters: list[Outline]) -> dict[str, BeautifulSoup]:
-    """Each chapter's cells as HTML, by its name. Chapters refer to one another by links."""
-    bodies = {chapter.name: _body(course, chapter.name) for chapter in chapters}
-    anchors = {chapter.number: (chapter.name, _headings(bodies[chapter.name])) for chapter in chapters}
-    for body in bodies.values():
-        _link_references(body, anchors)
-    return bodies
+def rendered(course: Course) -> list[Rendered]:
+    """The chapters as HTML; they refer to one another by links. Raises CourseError when one cannot be read."""
+    chapters = []
+    for outline in outlines(course):
+        file = quiz_file(course.root, outline.name)
+        questions = {one.key: one for one in read(file).values()} if file.is_file() else {}
+        body = _body(course, outline.name, questions)
+        chapters.append(Rendered(outline, body, _headings(body), questions))
+    anchors = {one.outline.number: (one.outline.name, one.anchors) for one in chapters}
+    for one in chapters:
+        _link_references(one.body, anchors)
+    return chapters
 
 
-def _body(course: Course, name: str) -> BeautifulSoup:
+def _body(course: Course, name: str, questions: dict[str, Question]) -> BeautifulSoup:
     """The chapter's cells as HTML, with unique anchors, questions that can be answered and tables that scroll."""
-    text, _ = _exporter().from_filename(str(page(course, name)))
+    text, _ = _exporter().from_filename(str(course.page(name)))
     soup = BeautifulSoup(text, "html.parser")
     taken: set[str] = set()
     for heading in soup.find_all(re.compile("^h[1-6]$")):
@@ -144,7 +143,6 @@ def _body(course: Course, name: str) -> BeautifulSoup:
         link = heading.find("a", class_="anchor-link")
         if isinstance(link, Tag):
             link["href"], link["aria-label"], link.string = f"#{anchor}", "Link to this section", "#"
-    questions = questions_of(course, name)
     for number, spot in enumerate(soup.find_all(class_="quiz-here"), 1):
         key = str(spot["data-key"])
         if key not in questions:
@@ -251,11 +249,6 @@ def _tinted(text: str) -> str:
     return text
 
 
-def questions_of(course: Course, name: str) -> dict[str, Question]:
-    file = quiz_file(course.root, name)
-    return {one.key: one for one in read(file).values()} if file.is_file() else {}
-
-
 def _question(question: Question, number: int) -> str:
     """The question as a list that a script turns into buttons. Its answers are encoded: not in plain sight."""
     answers = json.dumps([[choice.right, rich(choice.why)] for choice in question.choices])
@@ -280,16 +273,16 @@ def title_of(heading: Tag) -> str:
     return " ".join(heading.get_text().split()).removesuffix("#").strip()
 
 
-def _sections(chapter: Outline, anchors: dict[str, str]) -> list[dict[str, Any]]:
+def _sections(chapter: Rendered) -> list[dict[str, Any]]:
     return [
         {
-            "title": section.title.replace("`", ""),
-            "anchor": anchors[section.title.replace("`", "")],
+            "title": section.plain,
+            "anchor": chapter.anchors[section.plain],
             "effort": section.effort,
             "exercise": bool(section.exercises),
             "questions": " ".join(section.quizzes),
         }
-        for section in chapter.sections
+        for section in chapter.outline.sections
     ]
 
 
@@ -327,20 +320,21 @@ def _inline(text: str) -> Markup:
     return Markup(re.sub(r"^<p>|</p>$", "", markdown2html(text).strip()))
 
 
-def _places(chapter: Outline, body: BeautifulSoup) -> Iterator[Place]:
-    anchor, title, lines = "", f"{chapter.number}. {chapter.title}", [""]
-    for element in body.children:
-        if isinstance(element, Tag) and re.match("^h[1-6]$", element.name):
-            yield Place(chapter.name, anchor, title, " ".join(" ".join(lines).split()))
-            anchor, title, lines = str(element["id"]), title_of(element), []
+def _places(chapter: Rendered) -> Iterator[tuple[str, str, str, str]]:
+    """What the search finds: page, anchor and title of each heading, and the text below it up to the next one."""
+    page_, anchor, title, lines = chapter.outline.name, "", "", [""]
+    for element in (*chapter.body.children, None):
+        if element is None or (isinstance(element, Tag) and re.match("^h[1-6]$", element.name)):
+            if anchor:
+                yield page_, anchor, title, " ".join(" ".join(lines).split())
+            if element is not None:
+                anchor, title, lines = str(element["id"]), title_of(element), []
         elif isinstance(element, Tag):
             lines.append(element.get_text(" " if element.name == "section" else ""))
-    yield Place(chapter.name, anchor, title, " ".join(" ".join(lines).split()))
 
 
-def _index(places: list[Place]) -> str:
-    rows = [[place.page, place.anchor, place.title, place.text] for place in places if place.anchor]
-    text = json.dumps(rows, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+def _index(places: list[tuple[str, str, str, str]]) -> str:
+    text = json.dumps(places, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"window.lockstepSearch = {text};\n"
 
 

@@ -13,8 +13,6 @@ hang was watched, a port). Those are real readings and stay as they were, as lon
 (`fresh` takes this run's). A chapter's pictures of times are of one run: if one has to change, all do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -37,8 +35,7 @@ CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCE_FORMAT = "py:percent"
-MEASURED = "data-measured"
-"""In the outputs of a cell whose picture shows times."""
+MEASURED = "data-measured"  # In the outputs of a cell whose picture shows times
 HEADER = """# ---
 # jupyter:
 #   jupytext:

@@ -4,8 +4,6 @@ The rhythm: goals as verbs, minutes that were counted, what is needed, a questio
 with their check, what to keep, what to read next. And cells that can be seen whole, with short mistakes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +21,7 @@ GOALS, EXERCISES, KEPT = 5, 3, 5
 MINUTES_OFF = 8
 MINUTES_SPARE = 20
 LONGEST_CELL, LONGEST_PROGRAM, LONGEST_BUG = 25, 36, 12
-WIDEST_LINE = 105
-"""What JupyterLab shows without scrolling on a screen of 1280 pixels."""
+WIDEST_LINE = 105  # What JupyterLab shows without scrolling on a screen of 1280 pixels
 EXEMPT_SHARE = 0.05
 
 

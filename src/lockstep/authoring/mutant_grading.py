@@ -10,35 +10,29 @@ comments) and of every file of the course that its checks import or read. So a s
 The machinery in `src` isn't part of that hash: `--again` grades everything again.
 """
 
-from __future__ import annotations
-
-import ast
 import contextlib
 import hashlib
 import json
-import queue
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from ..course import Course, CourseError, leaf
+from ..grading.pool import Pool, deadline
 from ..grading.request import GradeRequest
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import Worker
 from . import bank
-from .mutants import Mutant, code_of, mutants
+from .mutants import Mutant, code_of, imported, mutants
 
 SECONDS = 120.0
-TIMES = 5
-"""A mutant has `SECONDS`, and as many times as long as the solution took."""
-LIFE = 100
-"""Mutants that one process grades: then it is replaced, with whatever has grown in it."""
+TIMES = 5  # A mutant has `SECONDS`, and as many times as long as the solution took
 THE_SOLUTION = "the solution"
 
 
@@ -93,8 +87,9 @@ def examine(
         for one in kept.values():
             one.verdicts.clear()
     plain = [_task(course, name, THE_SOLUTION, solution(course, name), kept[name]) for name in names]
-    with _workers(course, jobs) as grade:
-        for task, verdict in grade([task for task in plain if not kept[task.name].passed(task.key)]):
+    with Pool(jobs, Worker) as pool:
+        grade = partial(_graded, course)
+        for task, verdict in pool.each([one for one in plain if not kept[one.name].passed(one.key)], grade):
             kept[task.name].put(task.key, verdict)
             if verdict.by:
                 raise CourseError(f"{task.name}: the solution does not pass: {verdict.by}")
@@ -116,7 +111,7 @@ def examine(
         for name in names:
             if on_exercise and not left[name]:
                 on_exercise(found[name])
-        for task, verdict in grade(missing):
+        for task, verdict in pool.each(missing, grade):
             kept[task.name].put(task.key, verdict)
             found[task.name].verdicts[task.id] = verdict
             left[task.name] -= 1
@@ -190,7 +185,7 @@ def _digest(course: Course, name: str) -> str:
         if path in found or not path.is_file():
             continue
         found[path] = None
-        for module in _imported(path):
+        for module in imported(path):
             pending += [place / f"{module.replace('.', '/')}.py" for place in places]
     digest = hashlib.sha256(version("torch").encode())
     for path in sorted(set(found) - {course.solutions / f"{name}.py"}):
@@ -198,77 +193,13 @@ def _digest(course: Course, name: str) -> str:
     return digest.hexdigest()
 
 
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 # Grading -------------------------------------------------------------------------------------------------------------
-
-_Grade = Callable[[list[_Task]], Iterator[tuple[_Task, Verdict]]]
-
-
-@contextlib.contextmanager
-def _workers(course: Course, jobs: int) -> Iterator[_Grade]:
-    """A function that grades tasks, several at once, and gives each with its verdict, as they come."""
-    workers = [Worker() for _ in range(max(1, jobs))]
-    threads: list[tuple[threading.Thread, Worker]] = []
-    ending = threading.Event()
-
-    def grade(tasks: list[_Task]) -> Iterator[tuple[_Task, Verdict]]:
-        waiting: queue.SimpleQueue[_Task] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[_Task, Verdict] | BaseException] = queue.SimpleQueue()
-        for task in tasks:
-            waiting.put(task)
-
-        def work(worker: Worker) -> None:
-            served = 0
-            try:
-                while not ending.is_set():
-                    task = waiting.get_nowait()
-                    done.put((task, _graded(course, worker, task)))
-                    served += 1
-                    if served % LIFE == 0:
-                        worker.stop()
-            except queue.Empty:
-                pass
-            except BaseException as error:  # a full disk, a folder that is gone: raised by the main thread
-                done.put(error)
-
-        for worker in workers[: len(tasks)]:
-            thread = threading.Thread(target=work, args=(worker,), daemon=True)
-            threads.append((thread, worker))
-            thread.start()
-        for _ in tasks:
-            result = done.get()
-            if isinstance(result, BaseException):
-                raise result
-            yield result
-
-    try:
-        yield grade
-    finally:
-        ending.set()
-        for thread, worker in threads:
-            while thread.is_alive():
-                worker.kill()
-                thread.join(0.1)
-        for worker in workers:
-            worker.stop()
 
 
 def _graded(course: Course, worker: Worker, task: _Task) -> Verdict:
     """Grade one text. A seed of its own, drawn from its code, makes a second grading the same as the first."""
     failed: list[str] = []
-    began, late = time.monotonic(), threading.Event()
-
-    def too_late() -> None:
-        late.set()
-        worker.kill()
+    began = time.monotonic()
 
     def on_check(_: str, check: CheckResult) -> None:
         if check.diagnosis is not None:
@@ -277,13 +208,8 @@ def _graded(course: Course, worker: Worker, task: _Task) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="lockstep-mutant-") as folder:
         submission = bank.Entry(task.name, leaf(task.name), False, task.text, Path()).hand_in(course, Path(folder))
         request = GradeRequest((task.name,), submission, int(task.key[:7], 16), until_failure=True)
-        timer = threading.Timer(task.seconds, too_late)
-        timer.daemon = True
-        timer.start()
-        try:
+        with deadline(worker, task.seconds) as late:
             report = worker.grade(course, request, on_check)
-        finally:
-            timer.cancel()
     seconds = round(time.monotonic() - began, 1)
     if failed:
         return Verdict(task.id, True, failed[0], seconds)

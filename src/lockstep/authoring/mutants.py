@@ -19,8 +19,6 @@ Never changed, because no check could or should notice: docstrings, annotations,
 type checker), what an exception or an f-string says, logging and warnings. Strings stay as they are.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re
@@ -28,6 +26,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..course.stubs import solution_lines
 
@@ -45,8 +44,7 @@ UNTOUCHED = (ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Assert)
 LOGGING = re.compile(r"(logging|logger|log|warnings)\b")
 ANNOTATIONS = ("annotation", "returns")
 _Placed = ast.expr | ast.stmt | ast.keyword
-LONGEST = 110
-"""Characters of a line, or of several joined, that a change shows."""
+LONGEST = 110  # Characters of a line, or of several joined, that a change shows
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,16 @@ def code_of(text: str) -> str:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body[0] = ast.Pass()
     return ast.unparse(tree)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports, and, as `module.name`, what it takes from them."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,6 @@ class _Source:
         return sum(start <= place for start in self.starts[:-1])
 
     def edited(self, edit: _Edit) -> str:
-        """The whole text after a change."""
         return (self.bytes[: edit.start] + edit.new.encode() + self.bytes[edit.end :]).decode()
 
     def shown(self, edit: _Edit) -> str:

@@ -13,21 +13,16 @@ occur in the text exactly once; an insertion therefore needs a line of context. 
 place that matches the rest of the hunk. An empty line is empty context.
 """
 
-from __future__ import annotations
-
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 SEPARATOR = "@@"
 RUN = "..."
-LONG_RUN = 8
-"""More removed lines than this in a row are shortened with RUN."""
-GAP = 2
-"""Changes with at most this many lines between them share a hunk."""
+LONG_RUN = 8  # More removed lines than this in a row are shortened with RUN
+GAP = 2  # Changes with at most this many lines between them share a hunk
 
-Change = tuple[int, int, int, int]
-"""`old[i1:i2]` becomes `new[j1:j2]`, as in difflib."""
+Change = tuple[int, int, int, int]  # `old[i1:i2]` becomes `new[j1:j2]`, as in difflib
 
 
 class PatchError(ValueError):
@@ -72,7 +67,7 @@ def make(text: str, changed: str) -> str:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     changes = [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"]
     hunks = [_hunk(old, new, changes, first, end) for first, end in _spans(old, changes)]
-    patch = "".join(f"{line}\n" for line in _joined(hunks))
+    patch = f"{SEPARATOR}\n".join("".join(f"{line}\n" for line in hunk) for hunk in hunks)
     if apply(patch, text) != changed:
         raise PatchError("this change cannot be written as a patch")
     return patch
@@ -193,7 +188,7 @@ def _hunk(old: list[str], new: list[str], changes: list[Change], first: int, end
     at = first
     for i1, i2, j1, j2 in changes:
         if first <= i1 and i2 <= end:
-            lines += [f" {line}".rstrip() if not line else f" {line}" for line in old[at:i1]]
+            lines += [f" {line}" if line else "" for line in old[at:i1]]
             lines += [f"-{line}" for line in old[i1:i2]] + [f"+{line}" for line in new[j1:j2]]
             at = i2
     lines += [f" {line}" if line else "" for line in old[at:end]]
@@ -218,10 +213,3 @@ def _shortened(lines: list[str], old: list[str]) -> list[str]:
 
 def _extent(hunk: list[str], old: list[str]) -> list[tuple[int, int]]:
     return [(spans[0][0], spans[-1][1]) for spans in _find_all(_check(hunk, ""), old)]
-
-
-def _joined(hunks: list[list[str]]) -> Iterable[str]:
-    for number, hunk in enumerate(hunks):
-        if number:
-            yield SEPARATOR
-        yield from hunk

@@ -5,8 +5,6 @@
 They take their colors from the system, light or dark, and have their own ground, so they read in print as well.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 import tempfile
@@ -51,19 +49,16 @@ class Drawing:
         self.parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(str(said))}</text>')
 
     def box(self, x: float, y: float, width: float, kind: str, said: object = "", height: float = 26) -> None:
-        """A box with a text in its middle."""
         self.parts.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>')
         if said != "":
             self.text(x + width / 2, y + height / 2 + 5, said, "n")
 
     def line(self, path: str, kind: str = "l", arrow: bool = False) -> None:
-        """A path, with a tip at its end."""
         self.parts.append(
             f'<path class="{kind}" d="{path}"{" marker-end=" + chr(34) + "url(#tip)" + chr(34) if arrow else ""}/>'
         )
 
     def svg(self) -> str:
-        """The picture."""
         return "\n".join([*self.parts, "</svg>"]) + "\n"
 
 
@@ -100,10 +95,7 @@ def deal() -> str:
         for rank in range(4):
             drawing.text(left, 80 + 36 * rank, f"rank {rank}", "q")
     drawing.text(
-        14,
-        220,
-        "Dashed: a sample that another rank has as well. All ranks take the same number of steps.",
-        "q",
+        14, 220, "Dashed: a sample that another rank has as well. All ranks take the same number of steps.", "q"
     )
     return drawing.svg()
 
@@ -127,10 +119,7 @@ def set_epoch() -> str:
     for epoch in range(3):
         drawing.text(14, 76 + 40 * epoch, f"epoch {epoch}", "q")
     drawing.text(
-        14,
-        196,
-        "Numbers are samples. Left: a new order in each epoch. Right: the same batches again and again.",
-        "q",
+        14, 196, "Numbers are samples. Left: a new order in each epoch. Right: the same batches again and again.", "q"
     )
     return drawing.svg()
 
@@ -303,11 +292,7 @@ def kill() -> str:
     for number, (title, what, way) in enumerate(
         (
             ("torch.save(state, name)", "opening the file empties checkpoint 1", in_place),
-            (
-                "torch.save under another name, os.replace",
-                "checkpoint 1 keeps its name until 2 is complete",
-                replace,
-            ),
+            ("torch.save under another name, os.replace", "checkpoint 1 keeps its name until 2 is complete", replace),
         )
     ):
         y = 14 + 96 * number

@@ -5,9 +5,6 @@ solutions' canaries and for longer lines that only solutions have. Anything foun
 gives the same bytes: files are sorted, and all have the same time.
 """
 
-from __future__ import annotations
-
-import ast
 import json
 import os
 import re
@@ -23,19 +20,13 @@ from typing import Any
 from ..course import Course, CourseError
 from ..course.stubs import SCRIPT, canary, make_stub, solved, with_canary, without_markers
 from . import cut
+from .mutants import imported
 
 HANDOUT = Path(__file__).with_name("handout")
 TOP = (
-    ".gitignore",
-    "LICENSE",
-    "README.md",
-    "docs/run.md",
-    "docs/where.md",
-    "environment.yml",
-    "lockstep",
-    "pyproject.toml",
-    "requirements.lock",
-)
+    ".gitignore", "LICENSE", "README.md", "docs/run.md", "docs/where.md", "environment.yml", "lockstep",
+    "pyproject.toml", "requirements.lock",
+)  # fmt: skip
 CHAPTER_FILES = (".cfg", ".ipynb", ".py", ".svg", ".toml", ".gitignore")
 TEACHERS = ("autograder/policy.toml",)  # what it says about single learners is confidential
 TIME = 315532800  # 1980-01-01, the earliest that a zip can say
@@ -196,16 +187,8 @@ def _with_imports(course: Course, names: list[str]) -> list[str]:
         found.add(name)
         for file in (_solution(course, name), course.checks(name), course.scenario(name)):
             if file.is_file():
-                pending += [module for module in _imported(file) if module in course.names]
+                pending += [module for module in imported(file) if module in course.names]
     return [name for name in course.names if name in found]
-
-
-def _imported(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
 
 
 def _table_of_contents(course: Course, names: list[str]) -> str:

@@ -5,8 +5,6 @@ With `bank`, every submission of the bank must get its verdict too. Last come th
 ledger of claims.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import tempfile

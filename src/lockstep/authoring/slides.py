@@ -6,8 +6,6 @@ long for a slide is cut, with a remark. Rows are only estimated here; the page's
 full a little smaller.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import re
@@ -21,9 +19,9 @@ from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
 
 from ..course import Course
-from ..course.outline import EFFORT, Outline, Section, outlines
+from ..course.outline import EFFORT, Outline, Section
 from ..course.quizzes import Question, rich
-from .book import PAGES, SHOWN_FILE, chapter_bodies, questions_of, render, style, title_of
+from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
@@ -45,20 +43,23 @@ class Slide:
     above: str = ""
 
 
-def write_slides(course: Course, out: Path) -> dict[Path, int]:
-    """Write each chapter's slides into the folder `out` of a book: the files, and how many slides each has."""
-    chapters = outlines(course)
-    bodies = chapter_bodies(course, chapters)
+def write_slides(course: Course, out: Path, chapters: list[Rendered] | None = None) -> dict[Path, int]:
+    """Write each chapter's slides into the folder `out` of a book: the files, and how many slides each has.
+
+    Rendered `chapters` are changed for it: the book, if it is to be written too, comes first.
+    """
+    chapters = rendered(course) if chapters is None else chapters
     looks = {"style": Markup(style() + _read("slides.css")), "script": Markup(_read("slides.js"))}
     made = {}
     out.mkdir(parents=True, exist_ok=True)
-    for chapter in chapters:
-        body = bodies[chapter.name]
-        _make_whole(body, course.root / "chapters", chapter.name)
-        slides = list(_Deck(chapter, questions_of(course, chapter.name)).slides(body))
-        text = render("slides.html.j2", chapters, chapter.name, chapter=chapter, slides=slides, **looks)
-        (out / f"{chapter.name}.html").write_text(text, encoding="utf-8")
-        made[out / f"{chapter.name}.html"] = len(slides) + 2  # the title and the plan
+    for one in chapters:
+        name = one.outline.name
+        _make_whole(one.body, course.root / "chapters", name)
+        slides = list(_Deck(one.outline, one.questions).slides(one.body))
+        told = [other.outline for other in chapters]
+        text = render("slides.html.j2", told, name, chapter=one.outline, slides=slides, **looks)
+        (out / f"{name}.html").write_text(text, encoding="utf-8")
+        made[out / f"{name}.html"] = len(slides) + 2  # the title and the plan
     return made
 
 

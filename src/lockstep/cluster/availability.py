@@ -1,7 +1,5 @@
 """What of a cluster this machine can do, and what is missing where it cannot: one line, with how to get it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -36,8 +34,7 @@ class Missing:
         return f"{SUBJECTS[self.feature]}: {self.what}" + (f" ({self.remedy})" if self.remedy else "")
 
 
-_works: set[Feature] = set()
-"""What has been tried and works. What is missing may be got meanwhile, and is tried again."""
+_works: set[Feature] = set()  # What has been tried and works. What is missing may be got meanwhile, and is tried again.
 
 
 def available(feature: Feature) -> Missing | None:
@@ -59,12 +56,10 @@ def available(feature: Feature) -> Missing | None:
 def _look(feature: Feature) -> Missing | None:
     if not sys.platform.startswith("linux"):
         return explain(feature, None)
-    if feature == "slurm":
-        return _slurm()
     absent = [name for name in NEEDED[feature] if tools.find(name) is None]
     if absent:
         return _no_tool(feature, absent)
-    return _try(feature)
+    return _slurm() if feature == "slurm" else _try(feature)
 
 
 def _try(feature: Feature) -> Missing | None:
@@ -86,9 +81,6 @@ def _try(feature: Feature) -> Missing | None:
 
 def _slurm() -> Missing | None:
     """SLURM stands on hosts, and needs the two plugins by which one user can do without a key service and root."""
-    absent = [name for name in NEEDED["slurm"] if tools.find(name) is None]
-    if absent:
-        return _no_tool("slurm", absent)
     hosts = available("hosts")
     if hosts is not None:
         return Missing("slurm", hosts.what, hosts.remedy)

@@ -177,7 +177,6 @@ class OwnHosts(Network):
         return {"GLOO_SOCKET_IFNAME": CARD, "NCCL_SOCKET_IFNAME": CARD}
 
     def join(self, rank: int) -> None:
-        """Go to the rank's node."""
         self.hosts[rank // self.per_node].enter()
 
 

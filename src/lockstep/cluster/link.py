@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 HANDLE = "10c5:"
 """The throttle's own number: `tc` changes what has this number and nothing else, so never a link of the machine's."""
 BURST = "128kb"
-QUEUE = "64mb"
-"""What may wait in the queue before packets are dropped; more than TCP leaves there."""
+QUEUE = "64mb"  # What may wait in the queue before packets are dropped; more than TCP leaves there
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -90,12 +89,7 @@ class SlowLink(Network):
 
     def environment(self, rank: int) -> dict[str, str]:
         """nccl must not go round the link: no shared memory, no direct way between GPUs, the one interface."""
-        return {
-            "NCCL_SOCKET_IFNAME": "lo",
-            "NCCL_SHM_DISABLE": "1",
-            "NCCL_P2P_DISABLE": "1",
-            "NCCL_IB_DISABLE": "1",
-        }
+        return {"NCCL_SOCKET_IFNAME": "lo", "NCCL_SHM_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
 def enter(job: Job | None, bits: int | None) -> Network:

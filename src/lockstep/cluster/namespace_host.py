@@ -11,8 +11,6 @@ itself; a command is a child of this process, which goes to its host and becomes
   stays: the namespaces, with links, addresses and mounts, go with the last process in them.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import os
@@ -39,8 +37,6 @@ _FIRST, _LOCAL_TABLE = 10, 32000
 
 
 class NamespaceHost:
-    """Holds the hosts, carries out orders."""
-
     def __init__(self, client: socket.socket) -> None:
         self.client = client
         self.processes = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)  # as they are known outside
@@ -72,7 +68,6 @@ class NamespaceHost:
                 return
 
     def close(self) -> None:
-        """End everything in here."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -6,8 +6,6 @@ has not closed those; root (with CAP_SYS_ADMIN) needs none. In a user namespace 
 belong to whom they belong, and nothing looks like root that is not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -72,11 +70,7 @@ def make(flags: int) -> None:
     except PermissionError:
         user, group = os.getuid(), os.getgid()
         unshare(NEWUSER | flags)
-        for name, line in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
+        for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(line)
     if os.getuid():

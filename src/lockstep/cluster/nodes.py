@@ -23,8 +23,7 @@ from . import hosts, tools
 from .orders import Answer, Bandwidth, Cable, Kill, Order, Run, Shield, Signal, pack, unpack
 from .rate import Rate, bits_per_second
 
-STATUS = struct.Struct("i")
-"""How a command has ended, as the namespace host tells it."""
+STATUS = struct.Struct("i")  # How a command has ended, as the namespace host tells it
 START_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 
@@ -75,7 +74,6 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     @property

@@ -1,7 +1,5 @@
 """What `nodes.Nodes` asks of the process that holds its hosts, and what it is answered. `node` None is `login`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -18,8 +16,6 @@ class Run(msgspec.Struct, tag=True):
 
 
 class Signal(msgspec.Struct, tag=True):
-    """Send a signal to a command."""
-
     pid: int
     number: int
 
@@ -31,15 +27,11 @@ class Kill(msgspec.Struct, tag=True):
 
 
 class Cable(msgspec.Struct, tag=True):
-    """Pull a node's cable, or put it back."""
-
     node: int
     up: bool
 
 
 class Bandwidth(msgspec.Struct, tag=True):
-    """Throttle a node's link."""
-
     node: int
     bits: int | None
 

@@ -17,14 +17,11 @@ from ..ranks import NotRun, processes
 from . import hosts
 from .availability import available
 from .nodes import ClusterError, Nodes, Process, own_environment
-from .rate import Rate
 
-FOLDER = "/dev/shm/slurm"
-"""In the cluster's own memory: it goes with it."""
+FOLDER = "/dev/shm/slurm"  # In the cluster's own memory: it goes with it
 OTHERS = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_", "SCANCEL_")
 """Variables of another cluster, in a job of which this process may run."""
-OWN = ("srun", "scontrol", "squeue", "scancel", "sbatch", "slurmstepd:", "slurmstepd")
-"""SLURM's own programs."""
+OWN = ("srun", "scontrol", "squeue", "scancel", "sbatch", "slurmstepd:", "slurmstepd")  # SLURM's own programs
 START_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
 POLL_SECONDS = 0.1
@@ -58,7 +55,6 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the job has printed so far."""
         try:
             return Path(self.file).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -96,14 +92,12 @@ class Slurm:
     ClusterError when SLURM does not come up.
     """
 
-    def __init__(
-        self, nodes: int = 2, *, cpus: int = 4, bandwidth: Rate | None = None, grace: int = 10, requeue: bool = True
-    ) -> None:
+    def __init__(self, nodes: int = 2, *, cpus: int = 4, grace: int = 10, requeue: bool = True) -> None:
         missing = available("slurm")
         if missing is not None:
             raise NotRun(str(missing))
         self._hurried: set[tuple[str, int]] = set()
-        self.nodes = Nodes(nodes, bandwidth=bandwidth)
+        self.nodes = Nodes(nodes)
         mine = {key: value for key, value in own_environment().items() if not key.startswith(OTHERS)}
         self.environment = {**mine, "SLURM_CONF": f"{FOLDER}/slurm.conf"}
         try:
@@ -181,7 +175,6 @@ class Slurm:
         return sorted((_job(line) for line in lines if line.strip()), key=lambda one: _order(one.id))
 
     def job(self, job: str) -> Job:
-        """What SLURM knows of a job."""
         return self.jobs(job)[0]
 
     def wait(self, job: str, timeout: float, until: Sequence[str] = ()) -> Job:
@@ -250,12 +243,7 @@ class Slurm:
             user = str(os.getuid())
         template = Path(__file__).with_name("slurm.conf").read_text(encoding="utf-8")
         text = template.format(
-            user=user,
-            folder=FOLDER,
-            login=hosts.LOGIN,
-            login_address=f"{hosts.NETWORK}1",
-            grace=grace,
-            requeue=requeue,
+            user=user, folder=FOLDER, login=hosts.LOGIN, login_address=f"{hosts.NETWORK}1", grace=grace, requeue=requeue
         )
         for name, address in zip(self.nodes.names, self.nodes.addresses, strict=True):
             text += (

@@ -1,7 +1,5 @@
 """The system's own tools for links: `ip` and `tc`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """For authors: `lockstep test`, `book`, `author stubs`, `author check`, `author mutants`, `author chapters`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -37,12 +35,12 @@ def book(
 
     course = find()
     folder = out or course.root / "book"
-    written = write_book(course, folder)
-    typer.echo(f"{short(folder / 'index.html')}: {sum(path.suffix == '.html' for path in written) - 1} chapters")
+    chapters = write_book(course, folder)
+    typer.echo(f"{short(folder / 'index.html')}: {len(chapters)} chapters")
     if slides:
         from ..authoring.slides import write_slides
 
-        for file, number in write_slides(course, folder / "slides").items():
+        for file, number in write_slides(course, folder / "slides", chapters).items():
             typer.echo(f"{short(file)}: {number} slides")
 
 

@@ -1,7 +1,5 @@
 """`author bank …`: the wrong submissions as files, for those who write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`check` and `watch`: grade in the terminal, and remember what came out."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -41,7 +39,11 @@ def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
     if as_json:
         sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False) + "\n")
     else:
-        _conclude(report)
+        console().print()
+        for result in report.exercises:
+            show_score(result)
+        for fault in report.faults:
+            print(f"{BROKE}\n{fault}", file=sys.stderr)
         if own:
             show_next(course, report)
     return report.exit_code
@@ -112,14 +114,6 @@ class _Shower:
         except BrokenPipeError:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _conclude(report: Report) -> None:
-    console().print()
-    for result in report.exercises:
-        show_score(result)
-    for fault in report.faults:
-        print(f"{BROKE}\n{fault}", file=sys.stderr)
 
 
 def watch(course: Course, names: list[str]) -> int:

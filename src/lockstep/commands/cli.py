@@ -1,7 +1,5 @@
 """`lockstep …`: the whole command line. Each command is a few lines in a module for one kind of user."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The terminal: how wide it is, and what is colored. rich does the work, and knows NO_COLOR and FORCE_COLOR."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -44,12 +42,7 @@ def console(stderr: bool = False) -> Console:
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     there = False if "ipykernel" in sys.modules else None
     return _Console(
-        highlight=False,
-        soft_wrap=True,
-        stderr=stderr,
-        color_system=system,
-        force_jupyter=False,
-        force_terminal=there,
+        highlight=False, soft_wrap=True, stderr=stderr, color_system=system, force_jupyter=False, force_terminal=there
     )
 
 
@@ -65,7 +58,6 @@ def show_text(text: str, stderr: bool = False) -> None:
 
 
 def painted(text: str) -> Text:
-    """The same text, colored."""
     shown = Text(text)
     for pattern, style in PAINTED:
         shown.highlight_regex(pattern, style)

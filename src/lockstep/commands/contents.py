@@ -3,8 +3,6 @@
 Only listings are shorter: every file still opens by its link. A chapter is saved to the learner's copy of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shutil
@@ -71,7 +69,6 @@ def _make(chapter: Path, kept: Path) -> None:
 
 @cache
 def _chapters(root: Path) -> frozenset[str]:
-    """The names of the course's chapters."""
     try:
         return frozenset(one.name for one in Course(root).chapters)
     except CourseError:

@@ -1,7 +1,5 @@
 """`lockstep doctor`: what this machine has, what runs here and what does not, each with its remedy."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -35,8 +33,6 @@ PACKAGES = {
 
 
 class State(str, Enum):
-    """What a finding means."""
-
     GOOD = "✓"
     ABSENT = "–"
     BAD = "✗"
@@ -186,7 +182,6 @@ def _isolation() -> Finding:
 
 
 def show(finding: Finding) -> None:
-    """Print one line of the report."""
     style = {State.GOOD: "green", State.ABSENT: "dim", State.BAD: "bold red"}[finding.state]
     line = Text(f"{finding.state.value} ", style=style)
     line.append(f"{finding.subject}: ", style="bold")

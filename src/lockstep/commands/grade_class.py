@@ -1,7 +1,5 @@
 """`grade`: a class at the terminal. `grading.bulk` does the work; here it is shown, interrupted and summed up."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections import Counter
@@ -15,12 +13,12 @@ from ..course import Course, CourseError, short
 from ..grading import bulk, policy_file, slurm_array, writers
 from ..grading.classroom import ClassResult, GradingOutcome, Learner
 from ..grading.exports import visible
+from ..grading.exports.pages import plural
 from ..grading.forecast import Forecast, about
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses to count while a class is graded: they take most of the time."""
-SHORT = 60
-"""Seconds: what ends sooner needs no forecast."""
+SHORT = 60  # Seconds: what ends sooner needs no forecast
 APART = {"sandbox": "isolated by bubblewrap", "user": "run as another user, without a sandbox", "none": "not isolated"}
 
 
@@ -54,7 +52,7 @@ def grade(
         forecast = Forecast.of(grading, pending, jobs)
         expected = f" · {about(forecast.left)}, {min(jobs, len(pending))} at a time" if pending else ""
         _say(
-            f"{_count(len(grading.roster), 'submission')}{expected} · {APART[grading.tier.name]}"
+            f"{plural(len(grading.roster), 'submission')}{expected} · {APART[grading.tier.name]}"
             f" · seed {grading.plan.seed}" + (f" · {done} graded before" if done and not request.only else "")
         )
         try:
@@ -87,7 +85,7 @@ def grade(
         aside = sum(bool(one.handed.notes) for one in graded.learners)
         if aside:
             _say(
-                f"Some files of {_count(aside, 'learner')} were set aside: "
+                f"Some files of {plural(aside, 'learner')} were set aside: "
                 "the remarks in grades.csv say which, and why."
             )
         _sum_up(graded, writers.write_all(graded, out, course, rules), grading)
@@ -174,7 +172,7 @@ def _sum_up(graded: ClassResult, files: list[Path], grading: bulk.Grading) -> No
     if graded.faults:
         named = ", ".join(one.id for one in graded.faults[:8]) + (" …" if len(graded.faults) > 8 else "")
         _say(
-            f"The grader itself broke on {_count(len(graded.faults), 'submission')} ({named}). It costs them no points;"
+            f"The grader itself broke on {plural(len(graded.faults), 'submission')} ({named}). It costs them no points;"
         )
         _say(f"{short(grading.store.details)} says why. The same command tries them again.")
 
@@ -183,10 +181,6 @@ def _tell_of(grading: bulk.Grading, ids: tuple[str, ...]) -> None:
     for handed in grading.roster:
         if handed.id in ids and (learner := grading.known(handed)) is not None:
             _say(f"{line(learner)}   {short(grading.store.results / f'{handed.id}.json')}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,5 @@
 """`lockstep lab`: the course in JupyterLab."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -19,14 +17,12 @@ from ..course import Course, CourseError
 from ..course.copies import chapter_file, set_aside
 from ..course.standing import standing
 
-SETTINGS = {"notification": '{"fetchNews": "false", "checkForUpdates": false}'}
-"""By their names in JupyterLab's apputils-extension."""
+QUIET = '{"fetchNews": "false", "checkForUpdates": false}\n'  # JupyterLab asks nobody for these
 
 
 def pages(course: Course) -> list[Path]:
     """The notebooks of the chapters that are there, in order."""
-    named = (course.root / "chapters" / f"{chapter.name}.ipynb" for chapter in course.chapters)
-    return [page for page in named if page.is_file()]
+    return [page for chapter in course.chapters if (page := course.page(chapter.name)).is_file()]
 
 
 def first_page(course: Course) -> Path | None:
@@ -76,13 +72,11 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     page = start_page(course)
     if page is not None:
         trust([page])
-    settings = course.workspace / "jupyter"
-    overrides = settings / "settings"
-    for name, text in SETTINGS.items():
-        file = overrides / "@jupyterlab" / "apputils-extension" / f"{name}.jupyterlab-settings"
-        if not file.is_file():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text + "\n", encoding="utf-8")
+    overrides = course.workspace / "jupyter" / "settings"
+    file = overrides / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(QUIET, encoding="utf-8")
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -102,9 +96,8 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: server.terminate())
-    threading.Thread(
-        target=_prepare, args=(course, server, page.relative_to(course.root) if page else None), daemon=True
-    ).start()
+    there = page.relative_to(course.root) if page else None
+    threading.Thread(target=_prepare, args=(course, server, there), daemon=True).start()
     try:
         return server.wait()
     except KeyboardInterrupt:  # the server has received it too, and asks or ends by itself

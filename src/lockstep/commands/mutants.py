@@ -1,7 +1,5 @@
 """`author mutants`: how much of a reference solution the checks hold."""
 
-from __future__ import annotations
-
 import typer
 
 from ..authoring import contracts
@@ -65,7 +63,6 @@ def _table(examined: list[Examined], known: dict[str, dict[str, str]]) -> list[s
 
 
 def run(names: list[str] | None, every: bool, again: bool, jobs: int, listed: bool) -> int:
-    """The command."""
     course = find()
     chosen = choose(course, names, every)
     return show(course, chosen) if listed else grade(course, chosen, jobs, again)

@@ -1,7 +1,5 @@
 """What the commands share: their options' types, and how exercises are chosen."""
 
-from __future__ import annotations
-
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +15,6 @@ PASSED_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class Device(str, Enum):
-    """Where ranks compute."""
-
     cpu = "cpu"
     cuda = "cuda"
 

@@ -1,7 +1,5 @@
 """`lockstep run`: any script under torchrun's flags, with its hangs and failures explained."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -10,8 +8,9 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -22,10 +21,8 @@ from .console import console, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
-MOST_STEPS = 4
-"""How many steps fit into a picture; a trace has all."""
-LATE_SECONDS = 5.0
-"""Ranks that have waited so long for one that does something else are told of."""
+MOST_STEPS = 4  # How many steps fit into a picture; a trace has all
+LATE_SECONDS = 5.0  # Ranks that have waited so long for one that does something else are told of
 COLOURS = (36, 33, 35, 32, 34, 31)
 
 
@@ -59,7 +56,8 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     for remark in [*filter(None, [from_slurm]), *remarks(options, nodes)]:
         print(remark, file=sys.stderr)
     try:
-        result, status = _runs(options, per_node, nodes, network, shown, read_on)
+        once = partial(_once, options, per_node, nodes, network, shown)
+        result, status = _runs(options, once, read_on)
     except ranks.NotRun as missing:
         print(f"not run: {missing}", file=sys.stderr)
         if options.json:
@@ -77,17 +75,10 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
     return status
 
 
-def _runs(
-    options: argparse.Namespace,
-    per_node: int,
-    nodes: Nodes,
-    network: ranks.Function | None,
-    shown: frozenset[int] | None,
-    read_on: text.ReadOn,
-) -> tuple[ranks.Run, int]:
+def _runs(options: argparse.Namespace, once: Callable[[int], ranks.Run], read_on: text.ReadOn) -> tuple[ranks.Run, int]:
     """Run, once or until it ends well or has been started again as often as it may be; the last run and the exit status."""
     for restart in range(options.max_restarts + 1):
-        result = _once(options, per_node, nodes, network, restart, shown)
+        result = once(restart)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
         if result.cause is None and not result.node and (mixed := text.silent_mismatch(result)):
@@ -121,8 +112,8 @@ def _once(
     per_node: int,
     nodes: Nodes,
     network: ranks.Function | None,
-    restart: int,
     shown: frozenset[int] | None,
+    restart: int,
 ) -> ranks.Run:
     printer = Printer(not options.no_prefix and not options.spawns, shown, per_node, all_to_stderr=options.json)
     target: ranks.Target = ranks.Script(options.script, tuple(options.arguments), module=options.module)
@@ -241,11 +232,9 @@ class Printer:
         self.prefix, self.shown, self.per_node = prefix, shown, per_node
         self.colored = {name: console(name == "stderr").color_system for name in ("stdout", "stderr")}
         self.lines: dict[tuple[int, str], _Line] = {}
-        self.bar: tuple[int, str] | None = None
-        """Whose bar is on the terminal's last line."""
+        self.bar: tuple[int, str] | None = None  # Whose bar is on the terminal's last line
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
-        """Called with each piece of text."""
         if self.shown is not None and rank % self.per_node not in self.shown:
             return
         stream = "stderr" if self.all_to_stderr else stream

@@ -4,8 +4,6 @@ Each of torchrun's options has its effect, or is refused with a sentence that sa
 then ignored. As with torchrun, the variable PET_NAME gives an option's default.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os
@@ -36,10 +34,8 @@ REFUSED = {
     "local_addr": "{given}: the system chooses the address; leave the option out, or set GLOO_SOCKET_IFNAME",
 }
 """Options of torchrun that can have no effect here, and what to do."""
-HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}
-"""Values that ask for nothing."""
-SPAWNS = ("spawn", "start_processes")
-"""Functions of torch.multiprocessing with which a script starts its ranks itself."""
+HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}  # Values that ask for nothing
+SPAWNS = ("spawn", "start_processes")  # Functions of torch.multiprocessing with which a script starts its ranks itself
 MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 """What several nodes need to find each other."""
 RANKS_OF_OURS = (
@@ -57,13 +53,10 @@ ALONE = {
     "standalone": "it means one machine",
 }
 """Options that have no effect beside nodes on other machines, and why."""
-PORT = 29500
-"""Where nodes meet when the command line has no port, as with torchrun's --master-port."""
-ENDPOINT_PORT = 29400
-"""... for --rdzv-endpoint."""
+PORT = 29500  # Where nodes meet when the command line has no port, as with torchrun's --master-port
+ENDPOINT_PORT = 29400  # ... for --rdzv-endpoint.
 BACKENDS = ("static", "c10d")
-COLUMN, WIDEST = 26, 100
-"""Where the help's explanations begin, and where its lines end."""
+COLUMN, WIDEST = 26, 100  # Where the help's explanations begin, and where its lines end
 SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 
 
@@ -117,7 +110,6 @@ class Nodes:
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    """torchrun's options and ours."""
     options = Parser(
         prog=program,
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",

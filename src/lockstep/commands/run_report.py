@@ -1,7 +1,5 @@
 """What a run has to say to programs and pages: `--json`, `--report`, and the annotations of GitHub Actions."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from html import escape
@@ -11,6 +9,7 @@ from .. import ranks
 from ..ranks import cards, text
 from ..ranks.report import Frame
 from ..ranks.result import latest
+from ..ranks.words import located
 
 
 def to_json(run: ranks.Run, status: int, read_on: text.ReadOn) -> dict[str, Any]:
@@ -28,10 +27,10 @@ def to_json(run: ranks.Run, status: int, read_on: text.ReadOn) -> dict[str, Any]
             "headline": cause.headline,
             "ranks": list(cause.ranks),
             "echoes": list(cause.echoes),
-            "at": _at(cause.frame),
+            "at": located(cause.frame),
             "rows": [
                 {"rank": row.rank, "waits_in": row.what, "tensor": row.tensor, "since": row.since, "node": row.node,
-                 "at": _at(row.frame), "differs": row.differs}
+                 "at": located(row.frame), "differs": row.differs}
                 for row in cause.rows
             ],
             "error": None if cause.error is None else {
@@ -41,7 +40,7 @@ def to_json(run: ranks.Run, status: int, read_on: text.ReadOn) -> dict[str, Any]
         "ranks": [
             {"rank": one.rank, "outcome": one.outcome.value, "code": one.code, "calls": len(one.collectives),
              "last_call": one.last_collective.title if one.last_collective else None,
-             "at": _at(one.stack.frame if one.stack else one.error.frame if one.error else None)}
+             "at": located(one.stack.frame if one.stack else one.error.frame if one.error else None)}
             for one in (latest(run.workers) or run.ranks)
         ],
         "lines": "\n".join(said).splitlines(),
@@ -53,7 +52,7 @@ def page(run: ranks.Run, script: str, read_on: text.ReadOn) -> str:
     count = len(latest(run.workers) or run.ranks)
     parts = [f"<p>{escape(line)}</p>" for line in (text.replicas(run).splitlines() if run.replicas else ())]
     parts.append(cards.card(run, read_on) if run.cause else "<p>All ranks ended well.</p>")
-    return cards.page(f"{script} on {count} {'rank' if count == 1 else 'ranks'}", "".join(parts))
+    return cards.page(f"{script} on {count} {'rank' if count == 1 else 'ranks'}", cards.said("".join(parts)))
 
 
 def workflow_commands(run: ranks.Run) -> Iterator[str]:
@@ -82,7 +81,3 @@ def _escaped(value: str, more: str = "") -> str:
     for character in "%\r\n" + more:
         value = value.replace(character, f"%{ord(character):02X}")
     return value
-
-
-def _at(frame: Frame | None) -> list[str | int] | None:
-    return [frame.file, frame.line] if frame else None

@@ -1,7 +1,5 @@
 """`lockstep run` as a task of SLURM's srun: what the command line does not say of the nodes, SLURM knows."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Mapping

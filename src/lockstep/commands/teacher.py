@@ -1,7 +1,5 @@
 """For teachers: `lockstep release`, `grade`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

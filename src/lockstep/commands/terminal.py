@@ -1,7 +1,5 @@
 """How what the course has to say looks in a terminal."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from rich.console import Console
@@ -18,8 +16,7 @@ from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
 from .console import console, painted, width
 
-BESIDE = 78
-"""From this width on a chapter's counts stand beside its title."""
+BESIDE = 78  # From this width on a chapter's counts stand beside its title
 STYLES = {CheckOutcome.PASSED: "green", CheckOutcome.FAILED: "bold red", CheckOutcome.NOT_RUN: "dim"}
 
 
@@ -48,7 +45,6 @@ def show_next(course: Course, report: Report) -> None:
 
 
 def show_markdown(text: str) -> None:
-    """A hint."""
     theme = Theme({"markdown.code": "cyan"})
     Console(highlight=False, width=min(Console().width, 100), theme=theme).print(Markdown(text))
 

@@ -8,8 +8,6 @@ With `--all`, when few tests have failed, they are run once more, alone. A test 
 unsteady. What is promised at any load (`PROMISES`) has no second try.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -30,8 +28,7 @@ WAITING = 3
 DRAWN = """\
 A tenth of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
 notice them. `./lockstep test --all --whole` grades each by all checks."""
-SECOND_TRIES = 6
-"""How many tests, or chapters, may be run once more."""
+SECOND_TRIES = 6  # How many tests, or chapters, may be run once more
 
 
 def run_tests(root: Path, options: Sequence[str]) -> int:

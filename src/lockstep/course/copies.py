@@ -5,8 +5,6 @@ named after what it was made from: when the course's chapter changes, that one i
 aside beside it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from functools import lru_cache
@@ -20,12 +18,12 @@ FOLDER = "mine"
 def chapter_file(course: Course, name: str) -> Path:
     """The notebook that a learner sees as this chapter: their copy, or the course's own as long as there is none."""
     kept = copy_of(course, name)
-    return kept if kept.is_file() else _own(course, name)
+    return kept if kept.is_file() else course.page(name)
 
 
 def copy_of(course: Course, name: str) -> Path:
     """Where the learner's copy of a chapter is, or would be."""
-    own = _own(course, name)
+    own = course.page(name)
     there = own.stat()
     return own.parent / FOLDER / f"{name}.{_digest(own, there.st_mtime_ns, there.st_size)}.ipynb"
 
@@ -35,14 +33,10 @@ def set_aside(course: Course) -> list[tuple[str, Path]]:
     moved = []
     for file in sorted((course.root / "chapters" / FOLDER).glob("*.ipynb")):
         name = file.name.partition(".")[0]
-        if _own(course, name).is_file() and file != copy_of(course, name):
+        if course.page(name).is_file() and file != copy_of(course, name):
             saved = time.strftime("%Y-%m-%d-%H%M", time.localtime(file.stat().st_mtime))
-            moved.append((name, file.replace(_own(course, f"{name}.{saved}"))))
+            moved.append((name, file.replace(course.page(f"{name}.{saved}"))))
     return moved
-
-
-def _own(course: Course, name: str) -> Path:
-    return course.root / "chapters" / f"{name}.ipynb"
 
 
 @lru_cache

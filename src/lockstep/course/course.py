@@ -1,7 +1,5 @@
 """Where the course's content is, read from the content itself: no exercise is known here by name."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -15,8 +13,6 @@ from .toml import CourseError, read_toml
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter and its exercises, in reading order."""
-
     name: str
     title: str
     exercises: tuple[str, ...] = ()
@@ -29,8 +25,6 @@ class _Contents:
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """What the catalogue says about one diagnosis."""
-
     title: str
     why: str
     read: str = ""
@@ -106,8 +100,11 @@ class Course:
         """The exercises whose names begin with `name/`."""
         return tuple(one for one in self.names if one.startswith(f"{name}/"))
 
+    def page(self, chapter: str) -> Path:
+        """A chapter's notebook."""
+        return self.root / "chapters" / f"{chapter}.ipynb"
+
     def chapter_of(self, name: str) -> Chapter | None:
-        """The chapter that an exercise belongs to."""
         return next((chapter for chapter in self.chapters if name in chapter.exercises), None)
 
     def require(self, names: Iterable[str]) -> list[str]:

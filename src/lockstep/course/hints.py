@@ -1,7 +1,5 @@
 """Hints, solutions and fresh stubs: what a learner can ask for besides a verdict."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path
@@ -11,8 +9,7 @@ from .course import Course
 from .stubs import SCRIPT, make_stub, without_markers
 from .toml import CourseError
 
-FEWEST = 3
-"""How many hints an exercise must have."""
+FEWEST = 3  # How many hints an exercise must have
 
 
 def hints(course: Course, name: str) -> list[str]:

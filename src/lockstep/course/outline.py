@@ -4,8 +4,6 @@ All of it is read from the notebook, so that the course map and the book's table
 chapter. It is read without Jupyter, so that `lockstep status` works where Jupyter is not installed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -25,8 +23,7 @@ MINUTES = re.compile(r"\babout ((?:\w+ )?[\w–-]+ (?:minutes|hours?))\b", re.IG
 NEEDS = re.compile(r"\bYou\s+need\s+(.+?)\.(?=\s|$)", re.DOTALL)
 EFFORT = re.compile(r"^\*((?:Easy|Medium|Hard)\b[^*]*?)\.?\*", re.MULTILINE)
 
-SAVING = 3.0
-"""Seconds that a notebook may take to be saved."""
+SAVING = 3.0  # Seconds that a notebook may take to be saved
 
 
 @dataclass
@@ -71,19 +68,14 @@ class Outline:
 def outlines(course: Course) -> list[Outline]:
     """The chapters that are there, in reading order. Raises CourseError when one cannot be read."""
     chapters = enumerate(course.chapters, 1)
-    return [_outline(course, chapter, number) for number, chapter in chapters if page(course, chapter.name).is_file()]
-
-
-def page(course: Course, chapter: str) -> Path:
-    """The chapter's notebook."""
-    return course.root / "chapters" / f"{chapter}.ipynb"
+    return [_outline(course, chapter, number) for number, chapter in chapters if course.page(chapter.name).is_file()]
 
 
 def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
     intro: list[str] = []
     sections: list[Section] = []
     listed = [name for name in chapter.exercises if name in course.names]
-    for kind, text in _cells(page(course, chapter.name)):
+    for kind, text in _cells(course.page(chapter.name)):
         for heading, body in _parts(text) if kind == "markdown" else ():
             if heading:
                 sections.append(Section(heading))
@@ -108,7 +100,7 @@ def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
         minutes[1] if minutes else "",
         " ".join(needs[1].split()) if needs else "",
         tuple(sections),
-        page(course, chapter.name),
+        course.page(chapter.name),
     )
 
 

@@ -11,8 +11,6 @@
 Line breaks in a text count as spaces.
 """
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,6 @@ from .toml import CourseError, read_toml
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer to choose, and why it is right or wrong."""
-
     text: str
     why: str
     right: bool = False

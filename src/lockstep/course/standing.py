@@ -4,8 +4,6 @@ A question counts when it was answered right once, an exercise when it has passe
 reader says so, whether or not everything in it was answered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from . import progress
@@ -31,8 +29,6 @@ class Standing:
 
 @dataclass(frozen=True)
 class ChapterStanding:
-    """A chapter: its sections, and the sums over them."""
-
     outline: Outline
     sections: tuple[Standing, ...]
     answered: int

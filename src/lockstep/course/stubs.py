@@ -22,8 +22,6 @@ up, a solution has leaked. `author stubs` writes it.
 Stubs are made from the solutions; what a learner wrote in `exercises/` is never read here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path
@@ -37,8 +35,7 @@ END = re.compile(r"^ *# --- end ---$")
 ANY_MARKER = re.compile(r"^\s*#\s*-{2,}\s*(solution|mended|was|end)\b")
 CANARY = re.compile(r"^ *# lockstep-canary: [0-9a-f]+$")
 SCRIPT = ".sbatch"
-NOT_WRITTEN = 64
-"""The exit status of a batch script's stub at a part that is still to be written."""
+NOT_WRITTEN = 64  # The exit status of a batch script's stub at a part that is still to be written
 
 
 class MarkerError(ValueError):
@@ -159,7 +156,6 @@ def write_canaries(solutions: Path) -> list[Path]:
 
 
 def _blank_lines(lines: list[str]) -> int:
-    """How many blank lines the text ends with."""
     return next((count for count, line in enumerate(reversed(lines)) if line.strip()), len(lines))
 
 

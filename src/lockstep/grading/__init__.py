@@ -8,9 +8,8 @@ The names are those of `surface`. They are loaded when the first of them is aske
 `on_rank` does not load the judge's side with it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if find_spec(f".{name}", __name__):  # `from . import bulk`: a module of this package needs none of it
+        raise AttributeError(name)
     surface = import_module(".surface", __name__)
     if name not in getattr(surface, "__all__", ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

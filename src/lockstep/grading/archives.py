@@ -50,8 +50,6 @@ class Overdrawn(Refused):
 
 
 class Kind(Enum):
-    """What a member claims to be."""
-
     FILE = "file"
     FOLDER = "folder"
     LINK = "link"
@@ -84,13 +82,11 @@ class Budget:
     header_bytes: int = 1 << 18  # Python 3.11's tarfile takes 0.1 s for 8 KiB made to be slow
 
     def count_member(self) -> None:
-        """Count one more name."""
         self.members -= 1
         if self.members < 0:
             raise Overdrawn("holds too many files: hand in the exercises' files alone")
 
     def count_bytes(self, count: int) -> None:
-        """Count bytes that were inflated or read."""
         self.bytes -= count
         if self.bytes < 0:
             raise Overdrawn("unpacks to too many bytes: hand in the exercises' files alone")

@@ -12,11 +12,8 @@ submission runs in a worker either: it runs in ranks, forked for every run, and 
   on the order of gradings nor on how many run at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,25 +24,22 @@ from ..course import Course, CourseError, nearest
 from ..ranks.processes import cores
 from . import isolation
 from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, draw_class_seed, seed_of
-from .grade import versions
 from .intake import Handed, take_in
 from .isolation import Tier
+from .pool import Pool, deadline
 from .request import CheckLists, GradeRequest
-from .stamp import stamp
+from .stamp import stamp, versions
 from .store import Plan, Store
 from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from .worker import Worker
 
 TRIES = 3
-LIFE = 100
-"""Learners that one worker process grades: then it is replaced, with whatever has grown in it."""
 SECONDS = 600.0
 SECONDS_AN_EXERCISE = 120.0
 WORKER_BYTES = 2 << 30
 """Memory for a worker and what it grades: 0.6 GiB without the submission's (`benchmarks/grading.py --parts memory`)."""
 
-OnLearner = Callable[[Learner], None]
-"""Called with each learner whose grading has ended."""
+OnLearner = Callable[[Learner], None]  # Called with each learner whose grading has ended
 
 
 class Unisolated(CourseError):
@@ -238,28 +232,10 @@ def carry_out(
     A KeyboardInterrupt ends the workers and whatever they run. `seconds` is the deadline of one grading; each of its
     exercises adds SECONDS_AN_EXERCISE to that.
     """
-    todo: queue.SimpleQueue[Handed] = queue.SimpleQueue()
-    for handed in pending:
-        todo.put(handed)
-    done: queue.SimpleQueue[Learner | BaseException] = queue.SimpleQueue()
-    checks = _CheckLists(grading)
-    threads = [_WorkerThread(grading, todo, done, checks, worker, seconds) for _ in range(min(jobs, len(pending)))]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in pending:
-            found = done.get()
-            if isinstance(found, BaseException):
-                raise found
-            on_learner(found)
-    except BaseException:
-        for thread in threads:
-            thread.ending = True
-        for thread in threads:
-            thread.end()
-        raise
-    for thread in threads:
-        thread.join()
+    grader = _Grader(grading, _CheckLists(grading), seconds)
+    with Pool(min(jobs, len(pending)), worker) as pool:
+        for _, learner in pool.each(pending, lambda worker, handed: grader.grade(pool, worker, handed)):
+            on_learner(learner)
 
 
 class _CheckLists:
@@ -272,108 +248,54 @@ class _CheckLists:
         self.known: CheckLists = {}
 
     def of(self, names: Sequence[str], worker: Worker) -> CheckLists:
-        """The checks of these exercises."""
         with self.lock:
             if names and not self.known:
                 self.known = worker.list_checks(self.course, self.names)
         return {name: self.known[name] for name in names}
 
 
-class _WorkerThread(threading.Thread):
-    """Gives one worker its work."""
+@dataclass(frozen=True)
+class _Grader:
+    """Grades one learner after another. `seconds` is the deadline of one, besides that of each exercise."""
 
-    def __init__(
-        self,
-        grading: Grading,
-        todo: queue.SimpleQueue[Handed],
-        done: queue.SimpleQueue[Learner | BaseException],
-        checks: _CheckLists,
-        worker: Callable[[], Worker],
-        seconds: float,
-    ) -> None:
-        super().__init__(daemon=True)
-        self.grading, self.todo, self.done, self.checks, self.seconds = grading, todo, done, checks, seconds
-        self.make = worker
-        self.worker = worker()
-        self.served = 0
-        self.ending = False
+    grading: Grading
+    checks: _CheckLists
+    seconds: float
 
-    def run(self) -> None:
-        """Grade until nobody is left."""
-        try:
-            while not self.ending:
-                try:
-                    handed = self.todo.get_nowait()
-                except queue.Empty:
-                    break
-                learner = self._grade(handed)
-                if self.ending:  # what a worker says when it is killed is no result
-                    break
-                self.grading.store.put(self.grading.plan, learner)
-                self.done.put(learner)
-        except BaseException as error:  # a full disk, a folder that is gone: reported by the main thread
-            self.done.put(error)
-        finally:
-            self.worker.stop()
-
-    def end(self) -> None:
-        """Stop now, and end the worker, even one that is only just starting."""
-        self.ending = True
-        while self.is_alive():
-            self.worker.kill()
-            self.join(0.1)
-
-    def _grade(self, handed: Handed) -> Learner:
+    def grade(self, pool: Pool, worker: Worker, handed: Handed) -> Learner:
+        """A learner's grading, which is in its file then."""
         grading = self.grading
         names = grading.exercises(handed)
         digest = digest_of(handed)
-        learner = Learner(
-            handed,
-            None,
-            seed_of(grading.plan.seed, handed.id, digest),
-            digest,
-            isolation=grading.tier.name,
-            missing=grading.missing(handed),
-        )
-        if not names and not learner.missing:
-            return learner
-        for attempt in range(1, TRIES + 1):
+        seed = seed_of(grading.plan.seed, handed.id, digest)
+        missing = grading.missing(handed)
+        learner = Learner(handed, None, seed, digest, isolation=grading.tier.name, missing=missing)
+        for attempt in range(1, TRIES + 1) if names or missing else ():
             began = time.monotonic()
-            report = self._report(learner, names)
+            report = self._report(worker, learner, names)
             learner = replace(learner, report=report, attempts=attempt, seconds=round(time.monotonic() - began, 3))
-            self.served += 1
-            if report.faults or self.served >= LIFE:
-                self.worker.stop()
-                self.served = 0
-            if not report.faults or self.ending:
+            if not report.faults or pool.ending:
                 break
+            worker.stop()
+        if not pool.ending:
+            grading.store.put(grading.plan, learner)
         return learner
 
-    def _report(self, learner: Learner, names: Sequence[str]) -> Report:
+    def _report(self, worker: Worker, learner: Learner, names: Sequence[str]) -> Report:
         course, plan, folder = self.grading.course, self.grading.plan, learner.handed.folder
         report = Report(learner.seed, (), plan.device, (), plan.versions)
-        deadline = self.seconds + SECONDS_AN_EXERCISE * len(names)
-        late = threading.Event()
-
-        def too_late() -> None:
-            late.set()
-            self.worker.kill()
-
-        timer = threading.Timer(deadline, too_late)
-        timer.daemon = True
-        timer.start()
+        limit = self.seconds + SECONDS_AN_EXERCISE * len(names)
         try:
-            absent = self.checks.of(learner.missing, self.worker)
-            if names:
-                tier = self.grading.tier.name
-                request = GradeRequest(tuple(names), folder, learner.seed, plan.device, tier, directory=folder)
-                report = self.worker.grade(course, request)
+            with deadline(worker, limit) as late:
+                absent = self.checks.of(learner.missing, worker)
+                if names:
+                    tier = self.grading.tier.name
+                    request = GradeRequest(tuple(names), folder, learner.seed, plan.device, tier, directory=folder)
+                    report = worker.grade(course, request)
         except CourseError as error:
             return replace(report, faults=(str(error),))
-        finally:
-            timer.cancel()
         if late.is_set():
-            return replace(report, faults=(f"the grading did not end within {deadline:g} s",))
+            return replace(report, faults=(f"the grading did not end within {limit:g} s",))
         if report.faults:
             return replace(report, seed=learner.seed, versions=plan.versions)
         results = {result.name: result for result in report.exercises}

@@ -4,8 +4,6 @@ For notebooks, and for files such as `my launch.py`. What strangers wrote is par
 never raises.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -16,8 +14,7 @@ from ..course import Course
 from .source import parse
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_IN_FRONT_ENDS = {"IPython", "google", "lockstep"}
-"""What only a notebook imports."""
+_IN_FRONT_ENDS = {"IPython", "google", "lockstep"}  # What only a notebook imports
 
 
 def definitions(course: Course) -> dict[str, frozenset[str]]:

@@ -3,8 +3,6 @@
 What a submission said and what a download called its owner are in here as text: each writer makes that harmless.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections import Counter
@@ -15,8 +13,7 @@ from pathlib import Path
 from .intake import Handed
 from .verdict import CheckOutcome, ExerciseResult, Report
 
-NOT_HANDED_IN = "not handed in"
-"""The reason of a check that was not run because its exercise's file is missing."""
+NOT_HANDED_IN = "not handed in"  # The reason of a check that was not run because its exercise's file is missing
 
 
 class GradingOutcome(str, Enum):
@@ -54,14 +51,12 @@ class Learner:
 
     @property
     def outcome(self) -> GradingOutcome:
-        """Graded, nothing to grade, or a fault of ours."""
         if self.report is None:
             return GradingOutcome.NOTHING
         return GradingOutcome.FAULT if self.report.faults else GradingOutcome.GRADED
 
     @property
     def faulty(self) -> bool:
-        """True when this grading broke on our side."""
         return self.outcome is GradingOutcome.FAULT
 
     @property
@@ -76,7 +71,6 @@ class Learner:
 
     @property
     def max_score(self) -> int:
-        """The most that these exercises give."""
         return sum(result.max_score for result in self.exercises)
 
     @property
@@ -106,7 +100,6 @@ class ClassResult:
 
     @property
     def faults(self) -> tuple[Learner, ...]:
-        """Those whose grading broke on our side."""
         return tuple(learner for learner in self.learners if learner.faulty)
 
     @property

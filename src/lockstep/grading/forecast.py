@@ -10,8 +10,7 @@ from .intake import Handed
 
 SECONDS_A_CHECK = 1.0
 """Of the reference solutions, alone on two shared cores: 0.3 to 3 from exercise to exercise, 1.1 over all."""
-PRIOR = 20
-"""The checks of this class after which its own seconds count as much as the usual ones."""
+PRIOR = 20  # The checks of this class after which its own seconds count as much as the usual ones
 
 
 class Forecast:

@@ -1,26 +1,22 @@
 """`grade`: run the checks of some exercises on a submission and return what they conclude."""
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import io
 import os
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from .. import __version__, ranks
+from .. import ranks
 from ..course import Course, CourseError
 from ..course.runs import PRELOADED
 from . import plugin
 from .plugin import REQUEST, SESSION, Session
 from .request import CheckLists, GradeRequest, OnCheck
+from .stamp import versions
 from .verdict import Report
 
 
@@ -63,12 +59,6 @@ def list_checks(course: Course, names: Sequence[str]) -> CheckLists:
     if status != pytest.ExitCode.OK:
         raise CourseError(f"the checks cannot be collected: {said or f'pytest ended with status {status}'}")
     return {name: tuple(collector.checks.get(name, ())) for name in names}
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """What a regrade needs to know of this machine."""
-    return {"lockstep": __version__, "torch": version("torch"), "python": platform.python_version()}
 
 
 class _Listener:

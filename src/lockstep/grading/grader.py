@@ -244,7 +244,6 @@ class Grader:
         otherwise: str,
         at: str = "",
         tolerance: Tolerance = ROUNDING,
-        evidence: str = "",
     ) -> None:
         """Conclude from what each rank saw, `seen[rank]`; return if it is right on all of them.
 
@@ -261,7 +260,7 @@ class Grader:
         others = f" (wrong on {names(wrong)})" if len(wrong) > 1 else ""
         found = fitting(seen, hypotheses, tolerance, wrong) or Hypothesis(otherwise, "", None)
         message = f"{what} on rank {first} is {where}{others}. {found.says}".rstrip()
-        self.fail(found.id, message, evidence=evidence, of=wrong, at=found.at or at or None)
+        self.fail(found.id, message, of=wrong, at=found.at or at or None)
 
     def read_error(
         self, run: ranks.Run, known: Iterable[tuple[str, str, ranks.Frame | str | None]]

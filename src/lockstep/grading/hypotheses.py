@@ -19,8 +19,6 @@ Values are numbers, strings, tensors, and lists, tuples and dicts of them. Numbe
 equals NaN; everything else is equal as Python says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +99,8 @@ def difference(seen: Any, right: Any, tolerance: Tolerance = EXACT, path: str = 
     if isinstance(right, Mapping):
         if not isinstance(seen, Mapping) or set(seen) != set(right):
             return Where(path, seen, right, float("inf"))
-        return _largest(difference(seen[key], right[key], tolerance, _join(path, str(key))) for key in right)
+        inside = f"{path}." if path else ""
+        return _largest(difference(seen[key], right[key], tolerance, f"{inside}{key}") for key in right)
     if isinstance(right, list | tuple):
         if not isinstance(seen, list | tuple) or len(seen) != len(right):
             return Where(path, seen, right, float("inf"))
@@ -174,10 +173,6 @@ def _some(shown: list[str]) -> str:
     return ", ".join(shown[:SHOWN]) + (", …" if len(shown) > SHOWN else "")
 
 
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -197,10 +192,8 @@ def _between_tensors(seen: Any, right: torch.Tensor, tolerance: Tolerance, path:
         return None
     flat = apart.nan_to_num(nan=float("inf")).flatten()
     index = int(flat.argmax())
-    place = (
-        ", ".join(str(int(at)) for at in torch.unravel_index(torch.tensor(index), right.shape)) if right.dim() else ""
-    )
-    where = f"{path}[{place}]" if place else path
+    place = [int(at) for at in torch.unravel_index(torch.tensor(index), right.shape)] if right.dim() else ""
+    where = f"{path}{place}"
     return Where(where, ours.flatten()[index].item(), theirs.flatten()[index].item(), float(flat[index]))
 
 

@@ -15,10 +15,9 @@ which ends with the grading. The tier says what surrounds it:
 A tier is found by trying it, not by looking for a program's name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -35,8 +34,7 @@ from ..ranks.folder import held_folder
 
 SANDBOX, USER, NONE = "sandbox", "user", "none"
 NOBODY = 65534
-MEMORY_BYTES = 1 << 30
-"""What a run may leave in its temporary folders, and as much again in shared memory."""
+MEMORY_BYTES = 1 << 30  # What a run may leave in its temporary folders, and as much again in shared memory
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = (
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
@@ -184,8 +182,6 @@ def _extra_paths() -> list[str]:
     found = []
     for name in ("torch", "numpy", "msgspec"):
         with contextlib.suppress(ImportError, ValueError):
-            import importlib.util
-
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.origin:
                 found.append(str(Path(spec.origin).resolve().parents[1]))

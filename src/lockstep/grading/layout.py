@@ -55,7 +55,7 @@ class Layout:
         heads: dict[tuple[tuple[str, ...], str], ArchiveMember] = {}
         for member in read(source, lambda parts: len(parts) < 3 and not is_litter(parts[-1])):
             kind = member.kind if len(member.parts) <= 3 else Kind.FOLDER
-            head = ArchiveMember(member.parts[:3], kind, _nothing, member.problem)
+            head = ArchiveMember(member.parts[:3], kind, lambda limit: b"", member.problem)
             heads.setdefault((head.parts, head.problem), head)
         paths = [head for head in heads.values() if head.parts and not is_litter(head.parts[0])]
         wrapper = _wrapper(paths, files)
@@ -85,10 +85,6 @@ class Layout:
         if not parts or is_litter(parts[0]) or parts == (METADATA,):
             return None
         return claim(parts, member.kind is Kind.FILE and not member.problem, self.leaves, self.container)
-
-
-def _nothing(limit: int) -> bytes:
-    return b""
 
 
 def _stem(source: Path) -> str:

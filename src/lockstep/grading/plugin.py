@@ -5,8 +5,6 @@ A test is a check, and its docstring's first line is the check's name. It ends b
 charged to the submission.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import secrets
@@ -50,7 +48,6 @@ class Session:
         self.began: dict[str, float] = {}
 
     def grader(self, name: str) -> Grader:
-        """The grader of one exercise."""
         if name not in self.graders:
             submission = prepare(self.course, name, self.request, self.scratch)
             self.graders[name] = Grader(
@@ -59,7 +56,6 @@ class Session:
         return self.graders[name]
 
     def exercises(self) -> tuple[ExerciseResult, ...]:
-        """The results so far."""
         done = []
         for name, checks in self.results.items():
             shown = self.graders[name].submission.shown if name in self.graders else ""

@@ -4,8 +4,6 @@ All numbers are exact (`Fraction`) until they are rounded, and they are rounded 
 exercise's points, then what lateness takes off. So a row of grades adds up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -151,7 +149,6 @@ class Grade:
         return (*self.lines, *(f"{on(name)}: {' '.join(text.split())}" for name, text in self.comments))
 
     def of(self, exercise: str) -> ExerciseGrade | None:
-        """The grade of one exercise, if it counts."""
         return next((one for one in self.exercises if one.name == exercise), None)
 
 

@@ -1,7 +1,5 @@
 """Reading and checking `policy.toml`: whatever is wrong in it is one line that says where."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -106,23 +104,27 @@ class _Reader:
             raise self.wrong(path, f"names no exercise{f': did you mean {near}?' if near else ' of this course'}")
         return True
 
+    def must(self, right: bool, path: tuple[str, ...], value: Any, wanted: str) -> None:
+        """Raise PolicyError for a value that is not right, saying what is wanted."""
+        if not right:
+            raise self.wrong(path, f"is {_shown(value)}: {wanted}")
+
     def number(self, path: tuple[str, ...], value: Any, wanted: str, most: int | None = None) -> Decimal:
         right = isinstance(value, int | Decimal) and not isinstance(value, bool)
         number = Decimal(value) if right else Decimal("NaN")
-        if not number.is_finite() or number < 0 or number > (10**6 if most is None else most):
-            raise self.wrong(path, f"is {_shown(value)}: give {wanted}")
+        fits = number.is_finite() and 0 <= number <= (10**6 if most is None else most)
+        self.must(fits, path, value, f"give {wanted}")
         return number
 
     def yes(self, path: tuple[str, ...], value: Any) -> bool:
-        if not isinstance(value, bool):
-            raise self.wrong(path, f"is {_shown(value)}: write true or false")
-        return value
+        self.must(isinstance(value, bool), path, value, "write true or false")
+        return bool(value)
 
     def moment(self, path: tuple[str, ...], value: Any) -> datetime:
-        if not isinstance(value, datetime) or value.tzinfo is None:
-            wanted = "write day, time and offset from UTC, as in 2026-11-30T23:59:00+01:00"
-            raise self.wrong(path, f"is {_shown(value)}: {wanted}")
-        return value
+        wanted = "write day, time and offset from UTC, as in 2026-11-30T23:59:00+01:00"
+        self.must(isinstance(value, datetime) and value.tzinfo is not None, path, value, wanted)
+        moment: datetime = value
+        return moment
 
     def late(self, raw: dict[str, Any]) -> Late:
         table = self.table(raw, "late")
@@ -142,64 +144,59 @@ class _Reader:
         if not to:
             raise self.wrong(("rounding", "to"), "is 0: give a number such as 1, 0.5 or 0.01")
         half = table.get("half", "up")
-        if half not in [known.value for known in Half]:
-            raise self.wrong(("rounding", "half"), f'is {_shown(half)}: write "up", "even" or "down"')
+        known = [one.value for one in Half]
+        self.must(half in known, ("rounding", "half"), half, 'write "up", "even" or "down"')
         return Rounding(to, Half(half))
 
     def classroom50(self, raw: dict[str, Any]) -> Classroom50:
         table = self.table(raw, "classroom50")
         self.only(("classroom50",), table, ("classroom", "assignment"))
         for key, value in table.items():
-            if not isinstance(value, str) or not SLUG.fullmatch(value):
-                wanted = 'write a short name: lower case letters, digits and dashes, as in "cs101-fall"'
-                raise self.wrong(("classroom50", key), f"is {_shown(value)}: {wanted}")
+            wanted = 'write a short name: lower case letters, digits and dashes, as in "cs101-fall"'
+            self.must(isinstance(value, str) and bool(SLUG.fullmatch(value)), ("classroom50", key), value, wanted)
         return Classroom50(**table)
 
     def teams(self, raw: dict[str, Any]) -> dict[str, Team]:
         found: dict[str, Team] = {}
         for name, value in self.table(raw, "group").items():
             path = ("group", name)
-            if not isinstance(value, dict):
-                raise self.wrong(path, f"is {_shown(value)}: write a table, [group.{name}]")
+            self.must(isinstance(value, dict), path, value, f"write a table, [group.{name}]")
             self.only(path, value, ("members", "work"))
             members, work = value.get("members"), value.get("work", "")
-            if not isinstance(members, list) or len(set(map(str, members))) < max(2, len(members)):
-                raise self.wrong((*path, "members"), f"is {_shown(members)}: write a list of two ids or more")
+            several = isinstance(members, list) and len(set(map(str, members))) >= max(2, len(members))
+            self.must(several, (*path, "members"), members, "write a list of two ids or more")
             for one in members:
                 if not isinstance(one, str) or not ID.fullmatch(one):
                     raise self.wrong((*path, "members"), f"has {_shown(one)}, which is no id as grades.csv has them")
                 if other := next((known for known, team in found.items() if one in team.members), ""):
                     raise self.wrong((*path, "members"), f"has {one}, who is in the group {other} as well")
-            if work and work not in members:
-                raise self.wrong((*path, "work"), f"is {_shown(work)}: name one of the members")
+            self.must(not work or work in members, (*path, "work"), work, "name one of the members")
             found[name] = Team(tuple(members), work)
         return found
 
     def accommodation(self, learner: str, value: Any) -> Accommodation:
         path = ("learner", learner)
-        if not isinstance(value, dict):
-            raise self.wrong(path, f"is {_shown(value)}: write a table, [learner.{learner}]")
+        self.must(isinstance(value, dict), path, value, f"write a table, [learner.{learner}]")
         self.only(path, value, ("extra_days", "deadline", "late", "exempt", "late_days", "comment", "mark"))
         extra = self.number((*path, "extra_days"), value.get("extra_days", 0), "days, 0 or more", 3650)
         deadline = self.moment((*path, "deadline"), value["deadline"]) if "deadline" in value else None
         exempt = value.get("exempt", [])
-        if not isinstance(exempt, list) or not all(isinstance(one, str) for one in exempt):
-            raise self.wrong((*path, "exempt"), f'is {_shown(exempt)}: write a list of exercises, as in ["mini_ddp"]')
+        listed = isinstance(exempt, list) and all(isinstance(one, str) for one in exempt)
+        self.must(listed, (*path, "exempt"), exempt, 'write a list of exercises, as in ["mini_ddp"]')
         for one in exempt:
             if one not in self.exercises:
                 raise self.wrong((*path, "exempt"), f"names {one!r}, which is no exercise of this course")
         late = self.yes((*path, "late"), value.get("late", True))
         days = value.get("late_days")
-        if days is not None and (isinstance(days, bool) or not isinstance(days, int) or not 0 <= days <= 3650):
-            raise self.wrong((*path, "late_days"), f"is {_shown(days)}: give whole days, 0 or more")
+        whole = days is None or (isinstance(days, int) and not isinstance(days, bool) and 0 <= days <= 3650)
+        self.must(whole, (*path, "late_days"), days, "give whole days, 0 or more")
         marks = {name: self.mark((*path, "mark", name), one) for name, one in self.table(value, *path, "mark").items()}
         comment = self.comment((*path, "comment"), value.get("comment", ""))
         return Accommodation(extra, deadline, late, frozenset(exempt), days, comment, marks)
 
     def mark(self, path: tuple[str, ...], value: Any) -> Mark:
         self.exercise(path, path[-1])
-        if not isinstance(value, dict):
-            raise self.wrong(path, f"is {_shown(value)}: write a table, [{'.'.join(path)}]")
+        self.must(isinstance(value, dict), path, value, f"write a table, [{'.'.join(path)}]")
         self.only(path, value, ("points", "comment", "excuse"))
         points = self.number((*path, "points"), value["points"], "0 or more points") if "points" in value else None
         excused = self.yes((*path, "excuse"), value.get("excuse", False))
@@ -207,20 +204,14 @@ class _Reader:
 
     def comment(self, path: tuple[str, ...], value: Any) -> str:
         """Markdown, of any number of lines."""
-        if not isinstance(value, str):
-            raise self.wrong(path, f"is {_shown(value)}: write a text in quotes")
+        self.must(isinstance(value, str), path, value, "write a text in quotes")
         if len(value) > MOST_COMMENT:
             raise self.wrong(path, f"has {len(value):,} characters: write {MOST_COMMENT:,} at most")
-        return value.strip()
+        return str(value).strip()
 
 
 def _shown(value: Any) -> str:
     """A value as the file would have it, on one short line."""
-    text = (
-        str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-        if isinstance(value, Decimal | datetime)
-        else repr(value)
-    )
+    text = str(value) if isinstance(value, Decimal | datetime) else repr(value)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= 60 else f"{text[:57]}…"

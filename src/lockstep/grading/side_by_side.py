@@ -3,8 +3,6 @@
 Most checks wait: for proof of a hang, for a rank that is killed, for SLURM. Three processes on two cores use that time.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections import deque
@@ -13,14 +11,13 @@ from dataclasses import replace
 
 from ..course import Course
 from ..ranks.processes import cores
+from .pool import Pool
 from .request import GradeRequest, OnCheck
 from .verdict import CheckResult, Report
 from .worker import Worker
 
-MANY = 6
-"""From this many exercises on, more processes are worth the seconds that they take to start."""
+MANY = 6  # From this many exercises on, more processes are worth the seconds that they take to start
 AT_ONCE = 3
-POLL_SECONDS = 0.2
 
 
 def worthwhile(exercises: Sequence[str]) -> bool:
@@ -44,7 +41,6 @@ class _InOrder:
             self._tell()
 
     def done(self, name: str) -> None:
-        """This exercise is graded."""
         with self.lock:
             self.over.add(name)
             self._tell()
@@ -61,45 +57,24 @@ class _InOrder:
             self.turns.popleft()
 
 
-def grade_side_by_side(
-    course: Course, request: GradeRequest, on_check: OnCheck | None = None, at_once: int = AT_ONCE
-) -> Report:
-    """As `grade.grade`, `at_once` exercises at a time, each in a process that grades nothing else meanwhile.
+def grade_side_by_side(course: Course, request: GradeRequest, on_check: OnCheck | None = None) -> Report:
+    """As `grade.grade`, AT_ONCE exercises at a time, each in a process that grades nothing else meanwhile.
 
     Raises CourseError as that does. A KeyboardInterrupt ends all of it.
     """
     seed = secrets.randbelow(1 << 31) if request.seed is None else request.seed
     names = course.require(request.exercises)
     longest_first = sorted(names, key=lambda name: not course.has_script(name))  # a SLURM cluster takes its time
-    waiting, reports, errors = deque(longest_first), dict[str, Report](), list[Exception]()
     in_order = _InOrder(names, on_check)
-    workers = [Worker() for _ in range(max(1, min(at_once, len(names))))]
 
-    def work(worker: Worker) -> None:
-        while not errors:
-            try:
-                name = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                reports[name] = worker.grade(course, replace(request, exercises=(name,), seed=seed), in_order)
-            except Exception as error:
-                errors.append(error)
+    def grade(worker: Worker, name: str) -> Report:
+        return worker.grade(course, replace(request, exercises=(name,), seed=seed), in_order)
+
+    reports = {}
+    with Pool(min(AT_ONCE, len(names)), Worker) as pool:
+        for name, report in pool.each(longest_first, grade):
+            reports[name] = report
             in_order.done(name)
-
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(POLL_SECONDS)  # in short turns, so that Ctrl-C is heard
-    finally:
-        waiting.clear()
-        for worker in workers:
-            worker.stop()
-    if errors:
-        raise errors[0]
     ordered = [reports[name] for name in names]
     return Report(
         seed,

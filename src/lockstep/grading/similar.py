@@ -207,7 +207,6 @@ class _Code:
 
     @cached_property
     def symbols(self) -> list[str]:
-        """The symbols alone."""
         return [symbol for symbol, _ in self.stream]
 
     def grams(self) -> Iterator[tuple[int, bytes]]:
@@ -229,7 +228,6 @@ class _Code:
         return dict(kept)
 
     def lines(self, start: int, length: int) -> LineRange:
-        """The lines that a run of symbols covers."""
         covered = [line for _, line in self.stream[start : start + length]] or [1]
         return LineRange(min(covered), max(covered))
 

@@ -4,8 +4,6 @@ The script is written here, submitted, waited for and, on Ctrl-C, cancelled. Wha
 graded is in its files. The job's number is kept, so that a client that was killed finds its array again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,8 +24,7 @@ from .store import pretty
 
 TASKS = 8
 POLL_SECONDS = 2.0
-PATIENCE = 30
-"""How often in a row squeue may fail: a busy controller is no reason to give up a class."""
+PATIENCE = 30  # How often in a row squeue may fail: a busy controller is no reason to give up a class
 COMMAND_SECONDS = 60.0
 
 

@@ -5,15 +5,11 @@ written to make each of these overflow a stack or take hours. So only so much of
 writes by hand. What is beyond is as if it were not there, and the submission's own run says what is wrong with it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 
-MOST_PARSED = 200_000
-"""Characters of a file that is parsed at all."""
-MOST_LINES, MOST_COLUMNS = 5_000, 300
-"""The part of a file in which a line is searched and quoted."""
+MOST_PARSED = 200_000  # Characters of a file that is parsed at all
+MOST_LINES, MOST_COLUMNS = 5_000, 300  # The part of a file in which a line is searched and quoted
 
 
 def parse(source: str | bytes) -> ast.Module | None:

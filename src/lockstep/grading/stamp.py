@@ -1,10 +1,12 @@
-"""A hash of everything that decides what a grading concludes."""
+"""What decides how a grading ends, besides the submission: a hash of all that judges, and the versions."""
 
-from __future__ import annotations
-
+import functools
 import hashlib
+import platform
+from importlib.metadata import version
 from pathlib import Path
 
+from .. import __version__
 from ..course import Course
 from ..ranks.client import SOURCE
 
@@ -27,3 +29,9 @@ def stamp(course: Course) -> str:
                 found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
                 found.update(content)
     return found.hexdigest()
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What a regrade needs to know of this machine."""
+    return {"lockstep": __version__, "torch": version("torch"), "python": platform.python_version()}

@@ -13,8 +13,6 @@ their result. A result counts when it is byte for byte what its details give for
 whatever instant a kill comes, a learner is either graded or not, and the next run continues with those who are not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -109,11 +107,9 @@ class Store:
             raise CourseError(f"{file} cannot be read: give --out a new folder") from None
 
     def begin(self, plan: Plan) -> None:
-        """Record what the grading is made with."""
         write(self.folder / "grading.json", pretty(plan))
 
     def make_folders(self) -> None:
-        """Make those that are not there yet."""
         for folder in (self.submissions, self.results, self.details):
             folder.mkdir(exist_ok=True)
 
@@ -154,7 +150,6 @@ class Store:
         return sorted(p.stem for p in self.results.glob("*.json") if not p.name.startswith("."))
 
     def put(self, plan: Plan, learner: Learner) -> None:
-        """Record a learner's grading."""
         report = learner.report.to_json() if learner.report is not None else None
         details = _Details(learner.id, report, learner.attempts, learner.seconds, learner.isolation, learner.missing)
         write(self.details / f"{learner.id}.json", pretty(details))

@@ -24,8 +24,7 @@ from .source import docstring_lines, parse, searched_lines, without_path
 from .text import cut, harmless
 
 MAX_BYTES = 1 << 20
-LONGER = 4
-"""How much more of a text is read than is shown: paths and colors are taken out of it."""
+LONGER = 4  # How much more of a text is read than is shown: paths and colors are taken out of it
 RUN_FOLDER = re.compile(r"/lockstep-run-[\w-]+/(work|tmp)/?")
 """The working folder of a run's ranks, which no learner has seen."""
 
@@ -50,7 +49,6 @@ class Submission:
 
     @cached_property
     def text(self) -> str:
-        """The submission's source."""
         return self.file.read_text(encoding="utf-8", errors="replace")
 
     @cached_property

@@ -1,11 +1,10 @@
 """What a check may import, from `lockstep.grading`: CONTRIBUTING.md has the table."""
 
-from __future__ import annotations
-
 from .. import cluster
-from ..ranks import Collective, Frame, Mark, Outcome, Run, text
+from ..ranks import Collective, Frame, Mark, Outcome, Run
 from ..ranks.mismatch import say_mismatch
 from ..ranks.processes import seconds_in_queue
+from ..ranks.text import evidence
 from ..ranks.words import names, one_or_more
 from .grader import OUTPUT_BYTES, CheckNotRun, Failed, Grader, Lacking, Play
 from .hypotheses import (
@@ -27,41 +26,8 @@ from .source import parse
 from .verdict import Diagnosis
 
 __all__ = [
-    "EXACT",
-    "OUTPUT_BYTES",
-    "ROUNDING",
-    "CheckNotRun",
-    "Collective",
-    "Diagnosis",
-    "Each",
-    "Failed",
-    "Frame",
-    "Grader",
-    "Hypothesis",
-    "Lacking",
-    "Mark",
-    "Outcome",
-    "Play",
-    "Run",
-    "Tolerance",
-    "Where",
-    "cluster",
-    "difference",
-    "equal",
-    "evidence",
-    "factor_of",
-    "fitting",
-    "names",
-    "on_ranks",
-    "one_or_more",
-    "parse",
-    "say_mismatch",
-    "seconds_in_queue",
-    "show",
-    "wrong_ranks",
-]
-
-
-def evidence(run: Run) -> str:
-    """A failed run's table or traceback, and its notes. Where to read on, the diagnosis says."""
-    return text.evidence(run)
+    "EXACT", "OUTPUT_BYTES", "ROUNDING", "CheckNotRun", "Collective", "Diagnosis", "Each", "Failed", "Frame", "Grader",
+    "Hypothesis", "Lacking", "Mark", "Outcome", "Play", "Run", "Tolerance", "Where", "cluster", "difference", "equal",
+    "evidence", "factor_of", "fitting", "names", "on_ranks", "one_or_more", "parse", "say_mismatch",
+    "seconds_in_queue", "show", "wrong_ranks",
+]  # fmt: skip

@@ -3,8 +3,6 @@
 A part that is still as it was handed out is named once, in one line; checks that wait for it are not listed.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 import unicodedata
@@ -16,8 +14,7 @@ from .verdict import UNWRITTEN, CheckOutcome, CheckResult, ExerciseResult, Repor
 WIDTH = 100
 HINT = "./lockstep hint"
 WAITS = "each needs a check that is listed before it"
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode's categories of characters that act or cannot be seen."""
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode's categories of characters that act or cannot be seen
 BROKE = "A check broke. That is Lockstep's fault, not yours, and costs nothing. Please report it:"
 MARKS = {CheckOutcome.PASSED: "✓", CheckOutcome.FAILED: "✗", CheckOutcome.NOT_RUN: "–"}
 
@@ -137,16 +134,14 @@ def _not_run(check: CheckResult, width: int) -> str:
 
 def visible(text: str, keep: str = "") -> str:
     """The text with control, direction and undecodable characters escaped, except for those in `keep`."""
-    return "".join(c if c in keep or unicodedata.category(c) not in HIDDEN else _escaped(c) for c in text)
+    return "".join(
+        c if c in keep or unicodedata.category(c) not in HIDDEN else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def harmless(text: str) -> str:
     """Without escape sequences, and with every other character that would act instead of being seen escaped."""
     return visible(_SEQUENCES.sub("", text.replace("\r\n", "\n")), keep="\n\t")
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")

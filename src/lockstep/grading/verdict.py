@@ -1,7 +1,5 @@
 """What a grading concludes, as data: every renderer draws from these objects and from nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,8 +8,7 @@ from typing import Any
 import msgspec
 
 SCHEMA = 1
-UNWRITTEN = "not-implemented"
-"""The id of the diagnosis that a part is still as it was handed out."""
+UNWRITTEN = "not-implemented"  # The id of the diagnosis that a part is still as it was handed out
 
 
 class CheckOutcome(str, Enum):

@@ -5,8 +5,6 @@ once, not for every check.
 one that earlier commands of the same user left waiting, or starts it, for `./lockstep check` at a terminal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -49,21 +47,15 @@ class ListOrder(msgspec.Struct, tag=True):
 
 
 class Concluded(msgspec.Struct, tag=True):
-    """A check has come to its end."""
-
     exercise: str
     check: CheckResult
 
 
 class Graded(msgspec.Struct, tag=True):
-    """The grading is over."""
-
     report: Report
 
 
 class Listed(msgspec.Struct, tag=True):
-    """The checks that were asked for."""
-
     checks: CheckLists
 
 

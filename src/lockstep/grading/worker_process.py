@@ -5,8 +5,6 @@ python -m lockstep.grading.worker_process SOCKET     one client after another; l
                                                      soon as the machinery's files have changed
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -27,7 +25,6 @@ IDLE_SECONDS = 600.0
 
 
 def main() -> None:
-    """`python -m lockstep.grading.worker_process [SOCKET]`."""
     ranks.warm(PRELOADED)
     course = find()
     if len(sys.argv) > 1:

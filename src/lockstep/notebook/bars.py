@@ -6,13 +6,20 @@ The numbers differ in every run, so the picture is marked as measured: compariso
 (`chapters/nbval_sanitize.cfg`), and what can be compared is printed beside it.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping
 
 WIDTH, ROW, LABEL, VALUE = 720, 26, 230, 90
 COLOURS = ("#4c78a8", "#e0a13a", "#5f9e6e", "#b279a2", "#d1605e", "#8c8c8c")
+
+
+def _svg(title: str, height: int, lines: list[str]) -> str:
+    title = html.escape(title)
+    return (
+        f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'style="max-width:100%" role="img" aria-label="{title}" font-family="sans-serif" font-size="13">'
+        f'<text x="0" y="16" font-weight="600" fill="currentColor">{title}</text>{"".join(lines)}</svg>'
+    )
 
 
 class Bars:
@@ -27,7 +34,7 @@ class Bars:
     def _repr_html_(self) -> str:
         largest = max(self.values.values(), default=0.0) or 1.0
         height = ROW * (len(self.values) + 1)
-        lines = [f'<text x="0" y="16" font-weight="600" fill="currentColor">{html.escape(self.title)}</text>']
+        lines = []
         for number, (name, value) in enumerate(self.values.items(), 1):
             top = ROW * number
             length = (WIDTH - LABEL - VALUE) * max(value, 0.0) / largest
@@ -37,11 +44,7 @@ class Bars:
                 f'<rect x="{LABEL}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" rx="2" fill="#4c78a8"/>',
                 f'<text x="{LABEL + length + 8:.1f}" {y}>{shown}</text>',
             ]
-        return (
-            f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-            f'style="max-width:100%" role="img" aria-label="{html.escape(self.title)}" '
-            f'font-family="sans-serif" font-size="13">{"".join(lines)}</svg>'
-        )
+        return _svg(self.title, height, lines)
 
 
 def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
@@ -74,7 +77,7 @@ class Stacked:
     def _repr_html_(self) -> str:
         most = max((sum(parts.values()) for parts in self.rows.values()), default=0.0) or 1.0
         height = ROW * (len(self.rows) + 2)
-        lines = [f'<text x="0" y="16" font-weight="600" fill="currentColor">{html.escape(self.title)}</text>']
+        lines = []
         left = 0.0
         for part, color in zip(self.parts, COLOURS, strict=False):
             lines += [
@@ -94,11 +97,7 @@ class Stacked:
                 left += length
             shown = f"{sum(parts.values()):.1f} {html.escape(self.unit)}"
             lines.append(f'<text x="{left + 8:.1f}" y="{top + 16}" fill="currentColor">{shown}</text>')
-        return (
-            f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-            f'style="max-width:100%" role="img" aria-label="{html.escape(self.title)}" '
-            f'font-family="sans-serif" font-size="13">{"".join(lines)}</svg>'
-        )
+        return _svg(self.title, height, lines)
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "") -> Stacked:

@@ -4,8 +4,6 @@ Its stored HTML is the map as it was when the cell ran; its stored text and Mark
 for every learner.
 """
 
-from __future__ import annotations
-
 import html
 import os
 from dataclasses import dataclass
@@ -21,8 +19,7 @@ from ..course.standing import ChapterStanding, CourseStanding, Standing, mark, s
 from ..ranks.cards import said
 from .stored import Stored
 
-FEW = 3
-"""The most exercises of a section that are linked; the clinic's cases are too many for a line."""
+FEW = 3  # The most exercises of a section that are linked; the clinic's cases are too many for a line
 STYLE = """<style>
 .ls-map > p { margin: 2px 0 10px; font-weight: 600 }
 .lockstep-said .ls-map > p a { display: inline-block; padding: 6px 16px; border-radius: 6px; text-decoration: none;
@@ -116,11 +113,9 @@ class CourseMap(Stored):
         )
 
     def stored_markdown(self) -> str:
-        """The chapters."""
         return "\n".join(f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1))
 
     def show(self, *_: Any) -> None:
-        """Draw the map as it is now."""
         now = standing(self.course)
         self._complete.value = any(one.complete for one in now.chapters if one.outline.name == self.chapter)
         self.html = self._drawn(now)
@@ -166,7 +161,6 @@ class Seen:
     folder: Path
 
     def path(self, file: Path) -> str:
-        """From the folder to the file."""
         return Path(os.path.relpath(file, self.folder)).as_posix()
 
     def link(self, chapter: Outline, section: Section, words: str) -> str:
@@ -205,6 +199,3 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     notes += ["you are here"] if here else []
     said_of_it = f"<small>{' · '.join(notes)}</small>" if notes else ""
     return f'<li><span class="ls-state"{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'
-
-
-__all__ = ["CourseMap", "as_html", "course_map"]

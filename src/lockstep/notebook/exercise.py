@@ -1,7 +1,5 @@
 """`%check`, `%hint` and `%course`: the grader in a cell, and where the learner stands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -21,8 +19,6 @@ _worker = Worker()
 
 @magics_class
 class ExerciseMagics(Magics):
-    """The line magics around an exercise."""
-
     @line_magic
     def check(self, line: str) -> None:
         """Grade exercises: `%check train_ddp`."""

@@ -4,8 +4,6 @@ The kernel itself is never forked: the ranks come from the warm process of `lock
 torchrun; `--save FILE` writes it to a file and prints the command.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex
@@ -89,7 +87,6 @@ class Output:
         self.held: list[list[str]] = [[] for _ in range(world_size)]
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
-        """Called with each piece of text as it arrives."""
         self.held[rank] += self.lines.take(rank, stream, chunk)
         self.began = self.began or time.monotonic()
         if not self.ordered and time.monotonic() - self.began > HOLD_BACK_SECONDS:
@@ -112,8 +109,6 @@ class Output:
 
 @magics_class
 class RanksMagic(Magics):
-    """The cell magic."""
-
     @cell_magic("ranks")  # type: ignore[arg-type]
     def ranks(self, line: str, cell: str) -> None:
         """Run this cell on N ranks: `%%ranks 4`."""

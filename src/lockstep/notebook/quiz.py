@@ -5,8 +5,6 @@ Without a kernel (the next day, GitHub, a page made by nbconvert), its stored fo
 goes into an HTML widget, never an output area, which nbval would compare.
 """
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 
@@ -95,7 +93,6 @@ class Quiz(Stored):
         )
 
     def stored_markdown(self) -> str:
-        """The same, folded."""
         return as_text(self.question)
 
     def _on_choice(self, _: Any) -> None:
@@ -134,6 +131,3 @@ def as_text(question: Question) -> str:
     choices = "\n".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
     return (f"<details><summary><b>Question.</b> {rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
             "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
-
-
-__all__ = ["Quiz", "QuizError", "as_text", "quiz"]

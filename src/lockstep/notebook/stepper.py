@@ -8,8 +8,6 @@ side by side:
     python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg
 """
 
-from __future__ import annotations
-
 import html
 import json
 import sys
@@ -21,8 +19,7 @@ from typing import Any
 LARGEST = 8
 LENGTHS = (3, 5, 8, 12, 16)
 NUMBER_BYTES = 4  # float32
-HEIGHT = 460
-"""Of the frame until its page has said how high it is; it never has where no script may run around it."""
+HEIGHT = 460  # Of the frame until its page has said how high it is; it never has where no script may run around it
 
 LISTENS = """
 window.lockstepHeights ??= (addEventListener("message", ({ source, data }) => {
@@ -34,8 +31,6 @@ window.lockstepHeights ??= (addEventListener("message", ({ source, data }) => {
 
 
 class How(str, Enum):
-    """What a receiver does with what it gets."""
-
     ADD = "add"  # adds the sender's present numbers to its own
     COPY = "copy"  # puts them in place of its own
     OWN = "own"  # adds what the sender had in the beginning, whatever it has by now
@@ -43,8 +38,6 @@ class How(str, Enum):
 
 @dataclass(frozen=True)
 class Move:
-    """One message."""
-
     sender: int
     receiver: int
     chunk: int

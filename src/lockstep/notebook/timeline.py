@@ -9,8 +9,6 @@ The picture shows times, which differ in every run. Its text can be compared: ra
 launched before the last gradient was ready, by the order of events and not by the clock.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ class Timeline(recorded.Timeline):
         return timeline_picture.picture(self)
 
     def save(self, path: str | Path) -> None:
-        """Write the picture to a file."""
         Path(path).write_text(self.svg() + "\n", encoding="utf-8")
 
 

@@ -3,10 +3,8 @@
 Stacks and counters tell that, not who is wrong: ranks that wait in different calls are shown, and none is accused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -14,13 +12,12 @@ from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
 from ..ranks.report import Frame, Waiting
 from ..ranks.text import place, table
-from ..ranks.words import at, names, one_or_more
+from ..ranks.words import at, located, names, one_or_more
 from . import watch
 from .jobs import Job
 from .watch import Seen
 
-CALLERS = 4
-"""The most of the user's frames that are shown of a rank that others wait for."""
+CALLERS = 4  # The most of the user's frames that are shown of a rank that others wait for
 SAID = {**IN_DDP, "wait": "wait()"}
 UNNUMBERED = (
     "Calls cannot be counted from outside: two ranks at one line may be in different rounds of a loop. Started with "
@@ -50,12 +47,10 @@ class Position:
 
     @property
     def call(self) -> str:
-        """The communication call that it is in."""
         return self.own.main.call if self.own else ""
 
     @property
     def frame(self) -> Frame | None:
-        """Where its code is."""
         return self.own.place if self.own else None
 
     @property
@@ -127,7 +122,7 @@ def explain(job: Job, positions: Sequence[Position]) -> Explained:
     ended = f"{names(job.missing)} {one_or_more(job.missing, 'has', 'have')} ended" if job.missing else ""
     if late:
         others = "; ".join(f"rank {one.rank} {_does(one)}" for one in late)
-        headline = f"{who}. {_first_up(others)}{'; ' + ended if ended else ''}."
+        headline = f"{who}. {others[:1].upper() + others[1:]}{'; ' + ended if ended else ''}."
     elif ended:
         headline = f"{who}; {ended}."
     elif len(waiting) == 1:
@@ -174,36 +169,19 @@ def _notes(job: Job) -> list[str]:
     return notes
 
 
-def _first_up(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 # What is shown ---------------------------------------------------------------------------------------------------
 
 
 def rows(found: Explained) -> tuple[Waiting, ...]:
     """One row for each rank that should be here; an arrow marks those that the others wait for."""
     late = {one.rank for one in found.late}
+    told = {one.rank: said_of(one) if one.call else f"its own code: {one.doing}" for one in found.positions}
     shown = [
-        Waiting(
-            one.rank,
-            said_of(one) if one.call else f"its own code: {one.doing}",
-            "",
-            None,
-            one.frame,
-            one.rank in late,
-            one.node,
-        )
-        for one in found.positions
+        Waiting(one.rank, told[one.rank], "", None, one.frame, one.rank in late, one.node) for one in found.positions
     ]
     shown += [Waiting(rank, "nothing: its process has ended", differs=True) for rank in found.job.missing]
     marks = any(not row.differs for row in shown)  # an arrow at every rank would point at none
-    return tuple(
-        sorted(
-            (row if marks else Waiting(row.rank, row.what, frame=row.frame, node=row.node) for row in shown),
-            key=lambda row: row.rank,
-        )
-    )
+    return tuple(sorted((row if marks else replace(row, differs=False) for row in shown), key=lambda row: row.rank))
 
 
 def details(found: Explained) -> list[str]:
@@ -236,8 +214,6 @@ def describe(found: Explained) -> str:
 
 
 def to_json(found: Explained) -> dict[str, Any]:
-    """The same for machines."""
-
     def seen(one: Seen) -> dict[str, Any]:
         frames = [[frame.file, frame.line, frame.function] for frame in one.main.frames]
         return {"pid": one.pid, "moves": one.moves, "doing": one.doing, "stack": frames}
@@ -257,7 +233,7 @@ def to_json(found: Explained) -> dict[str, Any]:
                 "node": one.node,
                 "call": one.call,
                 "waits": one.waits,
-                "at": [one.frame.file, one.frame.line] if one.frame else None,
+                "at": located(one.frame),
                 "process": seen(one.own) if one.own else None,
                 "children": [seen(child) for child in one.children],
             }

@@ -4,8 +4,6 @@ The numbers in a dump are those of its group: calls with the same number meet. S
 and need not be guessed from where it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -16,7 +14,7 @@ from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rule, say_
 from ..ranks.places import said_of
 from ..ranks.report import Cause, Collective, Frame, Kind, RankReport, Waiting
 from ..ranks.text import TITLES, place, table
-from ..ranks.words import at, first_line, names, one_or_more
+from ..ranks.words import at, first_line, located, names, one_or_more
 from . import attach, jobs
 from .leftovers import Failed, Leftovers
 from .stacks import Thread, main_thread
@@ -24,8 +22,7 @@ from .watch import Seen
 
 SAME_ORDER = "Ranks that share several groups must call the groups' collectives in the same order."
 NOT_NUMBERED = "Stacks alone don't number the calls, and one stack of each rank doesn't tell whether it moved."
-WHOLE = "default_pg"
-"""What torch calls the group of all ranks."""
+WHOLE = "default_pg"  # What torch calls the group of all ranks
 
 
 @dataclass(frozen=True)
@@ -341,16 +338,15 @@ def _describe(cause: Cause) -> str:
 
 
 def to_json(causes: Sequence[Cause], found: Leftovers) -> dict[str, Any]:
-    """The same for machines."""
     return {
         "causes": [
             {
                 "verdict": TITLES[cause.kind],
                 "headline": cause.headline,
                 "ranks": list(cause.ranks),
-                "at": _json(cause.frame),
+                "at": located(cause.frame),
                 "rows": [
-                    {"rank": row.rank, "waits_in": row.what, "tensor": row.tensor, "at": _json(row.frame), "differs": row.differs}
+                    {"rank": row.rank, "waits_in": row.what, "tensor": row.tensor, "at": located(row.frame), "differs": row.differs}
                     for row in cause.rows
                 ],
                 "notes": list(cause.notes),
@@ -363,7 +359,3 @@ def to_json(causes: Sequence[Cause], found: Leftovers) -> dict[str, Any]:
         "missing": missing(found),
         "refused": found.refused,
     }  # fmt: skip
-
-
-def _json(frame: Frame | None) -> list[str | int] | None:
-    return [frame.file, frame.line] if frame else None

@@ -14,8 +14,7 @@ from ..ranks.explain import parse as parse_traceback
 from ..ranks.report import Error
 from . import dumps, stacks
 
-LARGEST = 1 << 28
-"""Bytes of the largest file that is read: a hundred thousand calls take less."""
+LARGEST = 1 << 28  # Bytes of the largest file that is read: a hundred thousand calls take less
 ENDINGS = re.compile(r"\.(json|txt|log|pickle|pkl|bin|dump|out)$")
 T = TypeVar("T")
 

@@ -1,7 +1,5 @@
 """Looks at a job from all its machines: each is asked by ssh or srun for what it sees, and the answers become one."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex
@@ -20,8 +18,7 @@ from .attach import Position
 from .jobs import Job, NoJob
 from .stacks import NoSampler, NotPermitted
 
-PATIENCE = 60.0
-"""Seconds that a machine has to answer, besides those of the look itself."""
+PATIENCE = 60.0  # Seconds that a machine has to answer, besides those of the look itself
 MARK = "lockstep-answer "
 OF_SLURM = ("SLURM_JOB_ID", "SLURMD_NODENAME")
 
@@ -32,8 +29,6 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True)
 class Look:
-    """What one machine has seen of one job."""
-
     job: Job
     positions: tuple[Position, ...]
 

@@ -1,7 +1,5 @@
 """Stacks as py-spy shows them, of a living process or in a text that was kept: which call a rank is in, and where."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,8 +13,7 @@ from dataclasses import dataclass
 from ..ranks.calls import CALLS, inside_of
 from ..ranks.report import Frame
 
-TRIES = 4
-"""A stack that is read while it changes may make no sense: it is read again."""
+TRIES = 4  # A stack that is read while it changes may make no sense: it is read again
 PATIENCE = 20.0
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d|^<")
 _TORCHS = re.compile(r"[/\\]torch[/\\](?!utils[/\\]data)")
@@ -42,7 +39,6 @@ class Thread:
 
     @property
     def users(self) -> tuple[Frame, ...]:
-        """The frames of the user's own code."""
         return tuple(frame for frame in self.frames if is_users(frame.file))
 
     @property
@@ -72,7 +68,6 @@ def is_users(file: str) -> bool:
 
 
 def main_thread(threads: Sequence[Thread] | None) -> Thread | None:
-    """The thread that runs the script."""
     return next((thread for thread in threads or () if thread.is_main), None)
 
 

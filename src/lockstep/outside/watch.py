@@ -1,7 +1,5 @@
 """Looks at processes several times, from outside: where each stands, whether it moves, and what it does if it waits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -17,8 +15,7 @@ from .stacks import Thread, main_thread, sample, sampler
 LOOKS = 3
 BUSY = 0.05
 """The share of a core above which a process works. One that waits, also for the interpreter lock, uses less."""
-MOVED = 1 << 16
-"""Bytes. One that polls a store or a queue moves fewer in a second."""
+MOVED = 1 << 16  # Bytes. One that polls a store or a queue moves fewer in a second.
 _CALLS = {
     "x86_64": {0: "read", 1: "write", 7: "poll", 23: "poll", 35: "sleep", 42: "connect", 43: "accept", 44: "write", 45: "read",
                47: "read", 61: "process", 72: "file", 73: "file", 202: "lock", 230: "sleep", 232: "poll", 247: "process",
@@ -50,7 +47,6 @@ class Seen:
 
     @property
     def place(self) -> Frame | None:
-        """Where the user's code is in it."""
         return next(iter(self.main.users), None)
 
 

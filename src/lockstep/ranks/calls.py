@@ -1,7 +1,5 @@
 """Which functions of torch a rank waits in, and what they are called: for stacks taken within a rank or from outside."""
 
-from __future__ import annotations
-
 import os
 
 CALLS = {
@@ -34,8 +32,7 @@ def around(inner: str, outer: str) -> str:
     return outer or inner
 
 
-WRAPPERS = ("typing_extensions", "wrapt", "decorator")
-"""Libraries that only wrap a function of another library."""
+WRAPPERS = ("typing_extensions", "wrapt", "decorator")  # Libraries that only wrap a function of another library
 
 
 def library_of(module: str) -> str:

@@ -3,8 +3,6 @@
 A card has its own style and no script. It takes the colors of the page around it, or has its own, for light and dark.
 """
 
-from __future__ import annotations
-
 import linecache
 import re
 from collections.abc import Callable
@@ -37,14 +35,14 @@ def breakable(name: str) -> str:
     return JOINTS.sub(r"\g<0><wbr>", escape(name))
 
 
-def page(title: str, body: str) -> str:
-    """A page of its own around cards."""
+def page(title: str, body: str, style: str = "") -> str:
+    """A page of its own; `style` is more of its body's style."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
         "<style>:root { color-scheme: light dark } body { font: 16px/1.5 sans-serif; max-width: 960px; margin: 0 auto; "
-        "padding: 12px } h1 { font-size: 1.3rem }</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{said(body)}</main></body></html>\n"
+        f"padding: 12px{style} }} h1 {{ font-size: 1.3rem }}</style></head>"
+        f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
     )
 
 

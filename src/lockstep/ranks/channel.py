@@ -5,8 +5,6 @@ the header holds a note of their type, shape and place instead. Decoding reads n
 whatever the sender wrote. Everything has a size limit, since the sender may be anybody's submission.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -20,8 +18,7 @@ import msgspec
 HEADER = struct.Struct("!II")
 MAX_HEADER = 16 << 20
 MAX_BLOB = 256 << 20
-MAX_DEPTH = 64
-"""Of lists and dictionaries within each other: whoever walks through a message must not run out of stack."""
+MAX_DEPTH = 64  # Of lists and dictionaries within each other: whoever walks through a message must not run out of stack
 _TENSOR = "$tensor"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -43,14 +40,9 @@ def encode(value: Any) -> tuple[Any, bytes]:
         nonlocal size
         if type(item) in _PLAIN:
             return item
-        if isinstance(item, bool):
-            return bool(item)
-        if isinstance(item, int):
-            return int(item)
-        if isinstance(item, float):
-            return float(item)
-        if isinstance(item, str):
-            return str(item)
+        for plain in (bool, int, float, str):  # a subclass becomes what it is a kind of
+            if isinstance(item, plain):
+                return plain(item)
         if isinstance(item, dict):
             return {_escape(str(key)): walk(inner) for key, inner in item.items()}
         if isinstance(item, (list, tuple, set, frozenset)):
@@ -242,6 +234,5 @@ class Channel:
             yield message, blob
 
     def close(self) -> None:
-        """Close the socket; closing twice is fine."""
         with contextlib.suppress(OSError):
             self.socket.close()

@@ -1,7 +1,5 @@
 """`run`: start N processes as ranks, watch them, and come back with what each did and why it ended."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import linecache
@@ -22,27 +20,7 @@ from . import drift, explain, messages, processes
 from .channel import Channel, ChannelError, decode, encode
 from .folder import remove_left_folders
 from .job import Function, Job, Meeting, NetworkMaker, Source, Target, describe
-from .messages import (
-    Alive,
-    Arguments,
-    Begin,
-    End,
-    Events,
-    Explained,
-    Finished,
-    MemberReport,
-    Notice,
-    Observed,
-    Order,
-    Output,
-    Refused,
-    Role,
-    Shown,
-    StackReport,
-    Stop,
-    ToClient,
-    read,
-)  # fmt: skip
+from .messages import Role, read
 from .network import NotRun
 from .report import Cause, Collective, Error, Frame, Group, Mark, Outcome, RankReport, Stack, Wait, only_places_below
 from .result import Run
@@ -51,12 +29,9 @@ from .words import names
 SOURCE = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
 KILL_SECONDS = 3.0
-ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What torchrun, too, passes on to its ranks, besides SIGINT."""
-SILENT_SECONDS = 30.0
-"""Without a word from a supervisor that speaks every second: one of its ranks has seen to that."""
-STOPPED_SECONDS = 3.0
-"""... or that is seen to be held by a signal."""
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # What torchrun, too, passes on to its ranks, besides SIGINT
+SILENT_SECONDS = 30.0  # Without a word from a supervisor that speaks every second: one of its ranks has seen to that
+STOPPED_SECONDS = 3.0  # ... or that is seen to be held by a signal.
 OnOutput = Callable[[int, str, str], None]
 OnNotice = Callable[[str], None]
 
@@ -192,7 +167,6 @@ def warm(preload: Sequence[str] = ()) -> None:
 
 
 def stop() -> None:
-    """End the warm process of this client."""
     _server.stop()
 
 
@@ -310,9 +284,9 @@ def run(
     )  # fmt: skip
     channel = Channel(_connect())
     try:
-        channel.send(Order(job, len(arguments), os.getpriority(os.PRIO_PROCESS, 0)))
+        channel.send(messages.Order(job, len(arguments), os.getpriority(os.PRIO_PROCESS, 0)))
         for tree, blob in arguments:
-            channel.send(Arguments(tree, secret), blob)
+            channel.send(messages.Arguments(tree, secret), blob)
         with only_places_below(sources):
             return _Listener(channel, job, on_output, on_notice, on_interrupt, secret).listen()
     except (BrokenPipeError, ConnectionResetError) as error:
@@ -380,7 +354,7 @@ class _Listener:
         with selector:
             while True:
                 while len(self.interrupts) > said:
-                    self.channel.send(Stop(self.interrupts[said]))
+                    self.channel.send(messages.Stop(self.interrupts[said]))
                     said += 1
                 if not selector.select(0.1):
                     silent = time.monotonic() - heard
@@ -394,10 +368,10 @@ class _Listener:
                     if received is None:
                         raise RanksError("the run's supervisor ended without a word: out of memory?")
                     for raw, blob in received:
-                        message: ToClient = read(ToClient, raw)
-                        if isinstance(message, Alive):
+                        message: messages.ToClient = read(messages.ToClient, raw)
+                        if isinstance(message, messages.Alive):
                             supervisor = message.pid
-                        elif isinstance(message, Finished):
+                        elif isinstance(message, messages.Finished):
                             return self._result(message)
                         else:
                             self._take(message, blob)
@@ -405,35 +379,35 @@ class _Listener:
                     raise RanksError(f"the run's supervisor said what no supervisor says ({error!r})") from error
                 heard = time.monotonic()
 
-    def _take(self, message: Output | Notice | Observed | Shown | Events | Refused, blob: bytes) -> None:
+    def _take(self, message: messages.ToClient, blob: bytes) -> None:
         match message:
-            case Output(rank, stream, text):
+            case messages.Output(rank, stream, text):
                 self.output.setdefault((rank, stream), []).append(text)
                 if self.on_output is not None:
                     self.on_output(rank, stream, text)
-            case Notice(text):
+            case messages.Notice(text):
                 if self.on_notice is not None:
                     self.on_notice(text)
-            case Observed(member, name, tree):
+            case messages.Observed(member, name, tree):
                 with contextlib.suppress(ChannelError):
                     self.observations.setdefault(member, {})[name] = decode(tree, blob)
-            case Shown(member, tree):
+            case messages.Shown(member, tree):
                 with contextlib.suppress(ChannelError):
                     self.shown.setdefault(member, []).append(decode(tree, blob))
-            case Events(member, events):
+            case messages.Events(member, events):
                 self.events.setdefault(member, []).extend(events)
-            case Refused(why):
+            case messages.Refused(why):
                 if self.interrupts:
                     raise KeyboardInterrupt
                 raise NotRun(why)
 
-    def _result(self, told: Finished) -> Run:
+    def _result(self, told: messages.Finished) -> Run:
         ranks: list[RankReport] = []
         workers: list[RankReport] = []
         for index, member in enumerate(told.members):
             (ranks if member.role is Role.RANK else workers).append(self._report(index, member, told.began))
         run = Run(
-            self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds, quiet_seconds=told.still,
+            self.job.world_size, self.job.device, ranks, workers, seconds=told.seconds,
             began=told.began, signal=self.interrupts[0] if self.interrupts else None, left_running=[*told.stray, *map(str, told.immortal)], left_files=told.temporary,
             wire=told.wire, secret=self.secret,
         )  # fmt: skip
@@ -449,15 +423,15 @@ class _Listener:
             run.cause = _with_nodes(run, self.job.per_node)
             found = run.cause
             said = (
-                Explained()
+                messages.Explained()
                 if found is None
-                else Explained(found.kind, found.headline, _raw(found.frame), list(found.ranks))
+                else messages.Explained(found.kind, found.headline, _raw(found.frame), list(found.ranks))
             )
             with contextlib.suppress(OSError):
                 self.channel.send(said)
         return run
 
-    def _report(self, index: int, member: MemberReport, began: float) -> RankReport:
+    def _report(self, index: int, member: messages.MemberReport, began: float) -> RankReport:
         rank = index - 1 if member.rank is None else member.rank
         report = RankReport(
             rank, member.outcome or Outcome.STOPPED, member.pid, member.code, fault=member.fault, stopped=member.stopped,
@@ -482,7 +456,7 @@ def _raw(frame: Frame | None) -> tuple[str, int, str] | None:
     return None if frame is None else (frame.file, frame.line, frame.function)
 
 
-def _told_by_node_zero(run: Run, told: Explained) -> Cause | None:
+def _told_by_node_zero(run: Run, told: messages.Explained) -> Cause | None:
     if told.kind is None:
         return None
     note = f"The terminal of node 0 ({run.hosts[0]}) shows the evidence."
@@ -511,7 +485,7 @@ def _frames(told: list[Any]) -> tuple[Frame, ...]:
     return tuple(frame for item in told if (frame := Frame.of(item)))
 
 
-def _stack(told: StackReport) -> Stack:
+def _stack(told: messages.StackReport) -> Stack:
     detail = told.detail | {"innermost": told.innermost}
     return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
 
@@ -523,7 +497,7 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
         with contextlib.suppress(OverflowError):
             at = event.time / 1e9 - began
             match event:
-                case End():
+                case messages.End():
                     ends[event.number] = at
                 case messages.Waited():
                     report.waits.append(Wait(event.number, event.since / 1e9 - began, at))
@@ -531,14 +505,14 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
                     report.marks.append(Mark(report.rank, event.number, event.name, at))
                 case messages.MadeGroup():
                     report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
-                case Begin():
+                case messages.Begin():
                     callers, via = sites.setdefault(event.site, (_frames(event.callers), event.via))
                     report.collectives.append(replace(_collective(report.rank, event, at), callers=callers, via=via))
     if ends:
         report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 
 
-def _collective(rank: int, begin: Begin, at: float) -> Collective:
+def _collective(rank: int, begin: messages.Begin, at: float) -> Collective:
     return Collective(
         rank, begin.number, begin.kind, begin.group, begin.group_number, begin.nbytes, tuple(begin.shape), begin.dtype,
         start=at, frame=Frame.of(begin.frame), inside=begin.inside, reduce_op=begin.reduce_op, peer=begin.peer,

@@ -4,14 +4,11 @@ The supervisor feeds it. It forgets every step at which all ranks agreed, so a l
 short one.
 """
 
-from __future__ import annotations
-
 from .messages import Compared, NotFinite, Replica
 
 OPEN_STEPS = 1000
 
-Words = dict[int, Replica]
-"""What each rank said of one step."""
+Words = dict[int, Replica]  # What each rank said of one step
 
 
 def titles(names: list[str], word: Replica) -> list[str]:

@@ -4,8 +4,6 @@ Each speaks over a socket of its own, and prints through two pipes. What it says
 it ended, by its own word or the system's. What a rank of another machine has said is noted in the same way (`nodes`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -16,60 +14,27 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import leftovers, processes
+from . import leftovers, messages, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .draws import drawn
 from .hang_detector import Stacks
 from .member import Member, RunState, line_of
-from .messages import (
-    Ask,
-    Begin,
-    ChildEnded,
-    Drawn,
-    Ended,
-    Event,
-    Exit,
-    FromRank,
-    Go,
-    Hello,
-    IsRank,
-    Leave,
-    NotFinite,
-    Observe,
-    Observed,
-    Output,
-    Raised,
-    Relayed,
-    Replica,
-    Returned,
-    Role,
-    Sample,
-    Show,
-    Shown,
-    ToClient,
-    Watcher,
-    read,
-)  # fmt: skip
+from .messages import Role, read
 from .output import OutputPipe
 from .report import Outcome
 from .reporting import FAULT_SIGNAL
 
 ANSWER_SECONDS = 0.7
-NUMBERS_IN_MEMORY = 16
-"""How much larger numbers and lists are in memory than as text."""
+NUMBERS_IN_MEMORY = 16  # How much larger numbers and lists are in memory than as text
 MAX_TOLD = 64 << 20
-USUAL_MESSAGE = 4 << 10
-"""Bytes. A rank may tell of any number of collectives, but not of any number of books."""
-DUMPED = 8
-"""Processes of a late rank that are asked for their stack."""
+USUAL_MESSAGE = 4 << 10  # Bytes. A rank may tell of any number of collectives, but not of any number of books.
+DUMPED = 8  # Processes of a late rank that are asked for their stack
 DUMP_SECONDS = 0.3
 
 
 class Conversation:
-    """With the ranks of one run."""
-
-    def __init__(self, run: RunState, tell: Callable[[ToClient, bytes], None]) -> None:
+    def __init__(self, run: RunState, tell: Callable[[messages.ToClient, bytes], None]) -> None:
         self.run, self.job, self.tell = run, run.job, tell
         self.selector = selectors.DefaultSelector()
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -82,13 +47,11 @@ class Conversation:
         self.pipes: list[OutputPipe] = []
         self.statuses: dict[int, int] = {}
         self.asked = 0
-        self.leaving = False
-        """The ranks have been told to go, and what they say of their end is no outcome of the run."""
+        self.leaving = False  # The ranks have been told to go, and what they say of their end is no outcome of the run
         self.comparison = Comparison(run.job.world_size)
-        self.dumped: dict[int, int] = {}
-        """How much of a member's fault file was written on demand."""
+        self.dumped: dict[int, int] = {}  # How much of a member's fault file was written on demand
         self.ask_elsewhere: Callable[[int, list[Member], bool], None] = lambda number, members, insist: None
-        self.relay: Callable[[int, Relayed], None] = lambda rank, message: None
+        self.relay: Callable[[int, messages.Relayed], None] = lambda rank, message: None
         """Has another machine know what a rank has said."""
 
     def open(self, directory: str) -> None:
@@ -120,7 +83,7 @@ class Conversation:
         for member in members:
             if member.channel is not None:
                 with contextlib.suppress(OSError):
-                    member.channel.send(Ask(self.asked))
+                    member.channel.send(messages.Ask(self.asked))
 
         def silent() -> list[Member]:
             return [one for one in members if one.sample is None and not one.gone and (self.leaving or not one.done)]
@@ -141,7 +104,11 @@ class Conversation:
         pids = [member.pid] if member.sample is None else []
         found: list[tuple[int, str]] = []
         for pid in [*pids, *processes.descendants(member.pid)][:DUMPED]:
-            if FAULT_SIGNAL is None or not processes.has_open(pid, path) or not processes.catches(pid, FAULT_SIGNAL):
+            if (
+                FAULT_SIGNAL is None
+                or path not in processes.open_files(pid)
+                or not processes.catches(pid, FAULT_SIGNAL)
+            ):
                 continue  # another program, which may understand the signal in its own way
             before = leftovers.size_of(path)
             processes.signal_main_thread(pid, FAULT_SIGNAL)
@@ -161,7 +128,6 @@ class Conversation:
         return os.path.join(self.directory, f"fault-{member.pid}")
 
     def _moved(self) -> None:
-        """Something arrived, so the run moves."""
         self.run.last_word = time.monotonic()
 
     def _member(self, channel: Channel) -> Member | None:
@@ -187,37 +153,37 @@ class Conversation:
             self._moved()
             limit = self.job.output_limit
             if not limit or pipe.member.printed <= limit + len(data):
-                self.tell(Output(pipe.member.rank or 0, pipe.stream, pipe.text(data)), b"")
+                self.tell(messages.Output(pipe.member.rank or 0, pipe.stream, pipe.text(data)), b"")
 
     def _hear(self, channel: Channel) -> None:
         if channel.fileno() < 0:
             return
         try:
-            messages = channel.receive()
+            received = channel.receive()
         except ChannelError:
-            messages = None
-        if messages is None:
+            received = None
+        if received is None:
             self.selector.unregister(channel)
             channel.close()
             return
-        for message, blob in messages:
+        for message, blob in received:
             with contextlib.suppress(ValueError):
-                self._take_from(channel, read(FromRank, whole(message)), blob)
+                self._take_from(channel, read(messages.FromRank, whole(message)), blob)
         member = self._member(channel)
         if member is not None and not member.done:
             told = 0 if self.job.watch_replicas else channel.header_bytes - member.observed_headers
             member.says_too_much |= told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE
 
     def _take_from(self, channel: Channel, message: Any, blob: bytes) -> None:
-        if isinstance(message, Hello):
+        if isinstance(message, messages.Hello):
             self._admit(channel, message)
         elif channel is self.fork_server:
-            if isinstance(message, ChildEnded):
+            if isinstance(message, messages.ChildEnded):
                 self.statuses[message.pid] = message.code
         elif (member := self._member(channel)) is not None:
             self.take(member, message, blob)
 
-    def _admit(self, channel: Channel, hello: Hello) -> None:
+    def _admit(self, channel: Channel, hello: messages.Hello) -> None:
         """Let a process in. Who it is, is asked of the system where that can be: a rank may only be itself."""
         pid = _peer(channel.socket) or hello.pid
         if hello.role is Role.RANK:
@@ -227,7 +193,7 @@ class Conversation:
             member.channel = channel
             rank = member.rank or 0
             kwargs, blob = self.arguments[rank % len(self.arguments)]
-            channel.send(Go(self.job, self.environment(rank), kwargs), blob)
+            channel.send(messages.Go(self.job, self.environment(rank), kwargs), blob)
         elif self.job.launcher and hello.role is Role.FORK_SERVER and self.fork_server is None:
             self.fork_server = channel
         elif self.job.launcher and hello.role is Role.WORKER:
@@ -235,45 +201,47 @@ class Conversation:
 
     def take(self, member: Member, message: Any, blob: bytes) -> None:
         """What a rank has said, here or on another node."""
-        if isinstance(message, Sample):
+        if isinstance(message, messages.Sample):
             member.sample = message.stack if message.id == self.asked else member.sample
             return
-        if isinstance(message, Watcher):
+        if isinstance(message, messages.Watcher):
             member.watcher = message.thread
             return
         self._moved()
-        if self.leaving and isinstance(message, (Returned, Raised, Exit)):
+        if self.leaving and isinstance(message, (messages.Returned, messages.Raised, messages.Exit)):
             return
         match message:
-            case _ if isinstance(message, Event) and not member.says_too_much:
+            case _ if isinstance(message, messages.Event) and not member.says_too_much:
                 member.events.append(message)
-                if isinstance(message, Begin):
+                if isinstance(message, messages.Begin):
                     member.operations += 1
                     member.last, member.last_at = message, time.monotonic()
                     member.reached[line_of(message, member.rank)] = message.group_number
                     member.accelerated |= message.device not in ("", "cpu", "meta")
                 self.relay(member.rank or 0, message)
-            case Replica() | NotFinite() if member.rank is not None and self.job.watch_replicas:
+            case messages.Replica() | messages.NotFinite() if member.rank is not None and self.job.watch_replicas:
                 self.comparison.take(member.rank, message)
                 self.relay(member.rank, message)
-            case IsRank():
+            case messages.IsRank():
                 if member.role is Role.WORKER:
                     member.rank = message.rank
-            case Observe(name, value):
+            case messages.Observe(name, value):
                 if self._has_room(member, value, blob):
-                    self.tell(Observed(self.run.members.index(member), name, value), blob)
-            case Show(value):
+                    self.tell(messages.Observed(self.run.members.index(member), name, value), blob)
+            case messages.Show(value):
                 if self._has_room(member, value, blob):
-                    self.tell(Shown(self.run.members.index(member), value), blob)
+                    self.tell(messages.Shown(self.run.members.index(member), value), blob)
                     self._answer(member)
-            case Returned():
+            case messages.Returned():
                 self.end(member, Outcome.RETURNED, 0)
-            case Raised():
+            case messages.Raised():
                 member.error = leftovers.cut(message)
                 self.end(member, Outcome.RAISED, 1)
-            case Exit():
+            case messages.Exit():
                 member.frames = leftovers.frames(message.frames)
-                member.error = leftovers.cut(Raised("", message.message, message.frames)) if message.message else None
+                member.error = (
+                    leftovers.cut(messages.Raised("", message.message, message.frames)) if message.message else None
+                )
                 member.because = leftovers.cut(message.because) if message.because else None
                 self.end(member, Outcome.EXITED, message.code)
 
@@ -291,20 +259,19 @@ class Conversation:
         member.shown += 1
         if member.channel is not None:
             with contextlib.suppress(OSError):
-                member.channel.send(Drawn(number))
+                member.channel.send(messages.Drawn(number))
 
     def end(self, member: Member, outcome: Outcome, code: int | None) -> None:
         """Note how a member's code has ended, the first time that this is said."""
         if member.outcome is not None:
             return
         member.outcome, member.code, member.ended = outcome, code, self.run.elapsed()
-        self.relay(member.rank or 0, Ended(outcome, code))
+        self.relay(member.rank or 0, messages.Ended(outcome, code))
         fine = outcome is Outcome.RETURNED or (outcome is Outcome.EXITED and code == 0 and not self.job.is_function)
         if not fine and member.role is Role.RANK and self.run.failed_at is None:
             self.run.failed_at = time.monotonic()
 
     def look_at_ends(self) -> None:
-        """Note which processes are gone."""
         processes.reap(self.statuses)
         for member in self.run.members:
             if member.gone:
@@ -331,17 +298,16 @@ class Conversation:
         channel = member.channel
         if channel is not None and channel.fileno() >= 0:
             channel.socket.setblocking(False)
-            while channel.fileno() >= 0 and _readable(channel):
+            while channel.fileno() >= 0 and select.select([channel], [], [], 0)[0]:
                 self._hear(channel)
         for pipe in [one for one in self.pipes if one.member is member]:
             self._hear_output(pipe)
 
     def say_leave(self) -> None:
-        """Give all leave to go."""
         for member in self.run.members:
             if member.channel is not None and not member.gone:
                 with contextlib.suppress(OSError):
-                    member.channel.send(Leave())
+                    member.channel.send(messages.Leave())
 
 
 def _peer(sock: socket.socket) -> int:
@@ -356,7 +322,3 @@ def _ask_without_lock(member: Member) -> None:
     """A thread that holds the interpreter lock keeps the listener from answering; a signal handler needs no lock."""
     if FAULT_SIGNAL is not None and processes.catches(member.pid, FAULT_SIGNAL):
         processes.signal_main_thread(member.pid, FAULT_SIGNAL)
-
-
-def _readable(channel: Channel) -> bool:
-    return bool(select.select([channel], [], [], 0)[0])

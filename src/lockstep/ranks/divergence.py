@@ -6,8 +6,6 @@ may differ for good reasons (`if rank == 0:` sends, `else:` receives), so a diff
 better when one side is moved by a few.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +15,8 @@ from .places import said_of
 from .report import Collective, Frame, RankReport
 from .words import at, names
 
-FURTHEST = 64
-"""Calls by which a side may be moved: a rank that skips a step is as many behind as the step has calls."""
-FIT = 0.8
-"""The share of the calls behind the difference that must fit then."""
+FURTHEST = 64  # Calls by which a side may be moved: a rank that skips a step is as many behind as the step has calls
+FIT = 0.8  # The share of the calls behind the difference that must fit then
 COMPARED = 500
 
 Site = tuple[object, ...]
@@ -32,8 +28,7 @@ class Divergence:
 
     calls: dict[int, Collective]
     odd: list[int]
-    by_callers: bool = False
-    """The lines of the calls are the same, but not what has called their functions."""
+    by_callers: bool = False  # The lines of the calls are the same, but not what has called their functions
 
     @property
     def others(self) -> list[int]:

@@ -4,8 +4,6 @@ Pure functions. Copies of a model that start equal and take the same averaged gr
 first step at which they differ stands next to the cause: no averaging before it, other settings, another order.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -64,7 +62,6 @@ def _drift(found: Compared, words: list[Replica], reports: list[RankReport]) -> 
 
 
 def _called(found: Compared, words: list[Replica]) -> list[list[str]]:
-    """The names of each rank's parameters."""
     return [titles(found.names[rank], word) for rank, word in enumerate(words)]
 
 
@@ -87,12 +84,7 @@ def _amount(found: Compared, words: list[Replica], tensor: str) -> float | None:
 
 
 def _reason(
-    found: Compared,
-    words: list[Replica],
-    differing: list[str],
-    odd: list[int],
-    step: int,
-    reports: list[RankReport],
+    found: Compared, words: list[Replica], differing: list[str], odd: list[int], step: int, reports: list[RankReport]
 ) -> str:
     orders = [tuple(order) for order in found.names]
     if len(set(orders)) > 1 and len({tuple(sorted(order)) for order in orders}) == 1:
@@ -119,7 +111,8 @@ def _reason(
         return f"{names(without)} averaged no gradient before that step, the others did"
     if _equal_gradients(words):
         return "all ranks used the same gradients, and their optimizers made something else of them (other state?)"
-    own = [one for number, one in enumerate(_called(found, words)[0]) if _differs(words, number)]
+    every = enumerate(_called(found, words)[0])
+    own = [one for number, one in every if len({word.gradients[number] for word in words}) > 1]
     if len(own) < len(words[0].gradients):
         return (
             f"{_listed(own)} had gradients of each rank's own, those of {len(words[0].gradients) - len(own)} others were "
@@ -141,10 +134,6 @@ def _between_steps(found: Compared, words: list[Replica], tensor: str, step: int
     return (
         f"{who} changed it between step {step - 1} and step {step}, outside of the optimizer (clamped, loaded, reset?)"
     )
-
-
-def _differs(words: list[Replica], number: int) -> bool:
-    return len({word.gradients[number] for word in words}) > 1
 
 
 def _listed(titles: list[str]) -> str:

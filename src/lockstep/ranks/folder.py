@@ -1,7 +1,5 @@
 """The folder of one run: its socket, its crash dumps, its ranks' temporary files. It goes when the run does."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -12,8 +10,7 @@ from collections.abc import Iterator
 FOLDER = "lockstep-run-"
 WORK = "lockstep-work-"
 """How the names of folders begin that a process holds for as long as it works with them (`held_folder`)."""
-GONE = ".gone"
-"""How the name of a folder ends that is being removed: whoever finds one may go on with it."""
+GONE = ".gone"  # How the name of a folder ends that is being removed: whoever finds one may go on with it
 LONGEST = 70
 """The address of a local socket has room for about 100 bytes, and some clusters' temporary folders have long names."""
 

@@ -21,8 +21,7 @@ from .member import Member, RunState, others
 from .messages import Begin, Pulse, Role, StackReport
 
 TICK = 0.1
-LAUNCHER_STILL = 1.0
-"""Seconds of stillness that are needed where a launcher polls its workers."""
+LAUNCHER_STILL = 1.0  # Seconds of stillness that are needed where a launcher polls its workers
 IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
 """... where bytes lie in a socket's queue (nobody reads them, or the link is slow), or a name server may answer."""
 UNPROVEN_STILL = 15.0
@@ -31,24 +30,13 @@ RENDEZVOUS_SECONDS = 1.5
 """... in a rendezvous, whose host asks its own store for the others again and again, and so never stands still."""
 BETWEEN_MACHINES_STILL = 2.0
 """... where ranks are on several machines: what is on its way between two of them, neither shows."""
-FRESH_SECONDS = 1.0
-"""A machine that has not told for so long how still it is may be anything."""
-STARVED = 0.2
-"""A rank that spent this share of a time in the queue for a processor has not had that time."""
+FRESH_SECONDS = 1.0  # A machine that has not told for so long how still it is may be anything
+STARVED = 0.2  # A rank that spent this share of a time in the queue for a processor has not had that time
 
 
-Stacks = list[tuple[int, StackReport | None]]
-"""Where members stand: process id and stack of each."""
+Stacks = list[tuple[int, StackReport | None]]  # Where members stand: process id and stack of each
 AskMembers = Callable[[list[Member]], Stacks | None]
 """Asks members where they stand, and keeps each answer as `Member.sample`; None when one did not answer."""
-
-
-@dataclass(frozen=True)
-class Hang:
-    """These members hang, after nothing had moved for so many seconds."""
-
-    members: list[Member]
-    seconds: float
 
 
 class Clock:
@@ -60,7 +48,6 @@ class Clock:
         self.settled = False
 
     def reset(self) -> None:
-        """Something moved."""
         self.before, self.since, self.settled = None, None, False
 
     def look(self, later: processes.Movement, now: float) -> bool:
@@ -137,7 +124,7 @@ class HangDetector:
             self.clock.before is not None, queued, meeting and self._strangers(),
         )  # fmt: skip
 
-    def look(self) -> Hang | None:
+    def look(self) -> list[Member] | None:
         """Observe, at most once every TICK: the hang, when the run hangs."""
         now = time.monotonic()
         if now - self.looked < TICK:
@@ -170,9 +157,9 @@ class HangDetector:
         proven = self.clock.before is not None and all(pulse.proven for pulse in pulses)
         if not proven and not each_waits_for_another(waiting, self.run.everyone):
             return None
-        return Hang(waiting, self.still_for())
+        return waiting
 
-    def _look_at_rendezvous(self, now: float) -> Hang | None:
+    def _look_at_rendezvous(self, now: float) -> list[Member] | None:
         """The hang, when all wait for each other in a rendezvous and have had every chance to get on."""
         if now - self.run.last_word < RENDEZVOUS_SECONDS or now < self.ask_again:
             return None
@@ -188,7 +175,7 @@ class HangDetector:
             self.rendezvous = later
             return None
         stood = now - self.rendezvous.since
-        return None if stood < RENDEZVOUS_SECONDS else Hang(waiting, stood)
+        return None if stood < RENDEZVOUS_SECONDS else waiting
 
     def _in_queue(self, member: Member) -> float:
         if member.node is None:
@@ -204,12 +191,12 @@ class HangDetector:
         found = [pid for pid in processes.descendants(os.getpid()) if pid not in known]
         return any(not processes.is_helper(pid) and not processes.is_janitor(pid) for pid in found)
 
-    def look_once_more(self) -> Hang | None:
+    def look_once_more(self) -> list[Member] | None:
         """At the limit for stillness: the hang, when all wait for each other, though a thread of theirs might have moved."""
         waiting = self._waiting()
         if self.ask(self.run.unfinished()) is None or not self._all_communicate(waiting):
             return None
-        return Hang(waiting, self.clock.seconds())
+        return waiting
 
     def for_now(self) -> bool:
         """True when nothing has moved between the last two looks."""

@@ -1,7 +1,5 @@
 """Why a run hangs: who is expected where, and where they are instead."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import operator
@@ -129,13 +127,7 @@ def _is_one_call(parted: Divergence) -> bool:
 
 def _parted(parted: Divergence) -> Finding:
     """They went on for a while after they had parted, or some of them did."""
-    return Finding(
-        say(parted),
-        parted.odd or sorted(parted.calls),
-        [SAME_ORDER],
-        parted.places,
-        parted.calls,
-    )
+    return Finding(say(parted), parted.odd or sorted(parted.calls), [SAME_ORDER], parted.places, parted.calls)
 
 
 def _collectives(
@@ -196,7 +188,8 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
             [f"world_size={size} was given; the launcher started {len(members)}."],
         )
     given = {report.rank: detail(report).get("rank") for report in in_init}
-    twice = [number for number, count in Counter(given.values()).items() if count > 1 and _is_rank(number)]
+    counted = Counter(number for number in given.values() if isinstance(number, int) and number >= 0)
+    twice = [number for number, count in counted.items() if count > 1]
     if twice:
         same = [rank for rank, number in given.items() if number == twice[0]]
         return Finding(
@@ -238,10 +231,6 @@ def _moved(report: RankReport) -> bool:
     """True when the rank goes to another address than the one that its launcher had set."""
     launchers = str(detail(report).get("launchers_address") or ":")
     return launchers != ":" and detail(report).get("address") != launchers
-
-
-def _is_rank(number: object) -> bool:
-    return isinstance(number, int) and number >= 0
 
 
 def _point_to_point(

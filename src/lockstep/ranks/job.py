@@ -1,7 +1,5 @@
 """What to run on the ranks, and within which limits: the order a client gives to a supervisor."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from enum import Enum
@@ -56,8 +54,6 @@ Target = Function | Script | Source | Program
 
 
 class TargetKind(str, Enum):
-    """What a rank is given to run."""
-
     FUNCTION = "function"
     SCRIPT = "script"
     MODULE = "module"
@@ -163,7 +159,6 @@ class Job:
 
     @property
     def per_node(self) -> int:
-        """How many ranks a node has."""
         return self.world_size // self.nodes
 
     @property

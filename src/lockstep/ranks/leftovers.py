@@ -1,7 +1,5 @@
 """What a rank leaves behind, in words and in files, read so that no rank can do harm by it: whatever it puts there."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat
@@ -11,8 +9,7 @@ from .messages import Raised
 
 LISTED = 50
 MAX_FAULT = 20_000
-MAX_TEXT = 100_000
-"""Characters of an error's parts; a rank that cuts them itself keeps far below."""
+MAX_TEXT = 100_000  # Characters of an error's parts; a rank that cuts them itself keeps far below
 
 
 def text_of(path: str, start: int = 0) -> str:

@@ -4,8 +4,6 @@ A rank that breaks a limit of its own is ended by it. What the run as a whole ha
 who had not finished. A hang is the `hang_detector`'s; here stands only what is left when it cannot be proved.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -16,12 +14,9 @@ from .hang_detector import TICK
 from .member import Member, RunState
 from .report import Outcome, RunEnd, Why
 
-CROWD_TICK = 0.5
-"""Seconds between two looks at all processes: that reads all of /proc."""
-MANY_THREADS = 60
-"""When the machine has this many threads more than at the last look, the next look comes at once."""
-THREADS = 600
-"""The kernel's own limit in a sandbox, for a run that has one of processes: more than it may need."""
+CROWD_TICK = 0.5  # Seconds between two looks at all processes: that reads all of /proc
+MANY_THREADS = 60  # When the machine has this many threads more than at the last look, the next look comes at once
+THREADS = 600  # The kernel's own limit in a sandbox, for a run that has one of processes: more than it may need
 
 
 @dataclass(frozen=True)

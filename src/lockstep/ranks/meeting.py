@@ -6,8 +6,6 @@ are numbers and text. When all have come, node 0 says at which port its ranks' s
 late or with another command line is told why, in words.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -25,15 +23,12 @@ from .link import Link
 from .messages import Challenge, FromNode, Join, Start, ToNode, TurnedAway, Welcome, read
 from .network import Network, NotRun
 
-VERSION = 1
-"""Of what nodes say to each other: two that differ in it don't try."""
-STRANGER_BYTES = 1 << 14
-"""How much is read from whoever has not proven anything."""
+VERSION = 1  # Of what nodes say to each other: two that differ in it don't try
+STRANGER_BYTES = 1 << 14  # How much is read from whoever has not proven anything
 STRANGER_SECONDS = 10.0
 AGAIN_SECONDS = 0.2
 CONNECT_SECONDS = 3.0
-NOTICE_SECONDS = 1.0
-"""After so long the user is told who is missing."""
+NOTICE_SECONDS = 1.0  # After so long the user is told who is missing
 
 
 class Host:
@@ -45,8 +40,7 @@ class Host:
         self.job, self.meeting, self.listening = job, meeting, listening
         self.strangers: dict[Channel, tuple[str, float]] = {}
         self.links: dict[int, Link] = {}
-        self.turned_away: list[str] = []
-        """What the user should know of those that were, and has not been told."""
+        self.turned_away: list[str] = []  # What the user should know of those that were, and has not been told
 
     def look(self) -> bool:
         """Take those that come; true when all have."""
@@ -66,7 +60,6 @@ class Host:
         return len(self.links) == self.job.nodes - 1
 
     def missing(self) -> str:
-        """What the user should know while somebody is missing."""
         here, nodes = len(self.links) + 1, self.job.nodes
         return (
             f"{here} of {nodes} nodes {'is' if here == 1 else 'are'} here. The others have to run the same command, with their own "
@@ -85,7 +78,6 @@ class Host:
         return hosts
 
     def close(self) -> None:
-        """Stop to listen."""
         self.listening.close()
         for channel in self.strangers:
             channel.close()
@@ -169,14 +161,12 @@ class Guest:
         return self.began is not None
 
     def missing(self) -> str:
-        """What the user should know while somebody is missing."""
         at = f"{self.meeting.host}:{self.meeting.port}"
         if self.link is not None and self.node:
             return f"This is node {self.node}. Node 0 at {at} waits for other nodes."
         return f"Waiting for node 0 at {at}: {self.error}."
 
     def close(self) -> None:
-        """Give up."""
         if self.link is not None:
             self.link.channel.close()
 

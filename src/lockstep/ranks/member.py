@@ -1,7 +1,5 @@
 """What a supervisor knows of its run and of each process in it."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -46,13 +44,11 @@ class Member:
     last_at: float = 0.0
     reached: dict[tuple[object, ...], int] = field(default_factory=dict)
     """How far it has come: the number of its latest call, for each group and for each direction between two ranks."""
-    accelerated: bool = False
-    """It communicates from an accelerator, whose work the operating system does not see."""
+    accelerated: bool = False  # It communicates from an accelerator, whose work the operating system does not see
     stopped: bool = False
     node: int | None = None
     """The other machine that it is on; None: this one. What is known of it, that node has told: it has no process here."""
-    told: MemberReport | None = None
-    """How that node says that it has ended."""
+    told: MemberReport | None = None  # How that node says that it has ended
 
     @property
     def met(self) -> bool:
@@ -70,7 +66,6 @@ class Member:
         self.stack = self.sample
 
     def report(self, fault: str) -> MemberReport:
-        """What the client is told of it at the end."""
         if (told := self.told) is not None:
             told.outcome, told.stack = self.outcome or told.outcome, self.stack or told.stack
             told.ended = self.ended or told.ended
@@ -91,16 +86,14 @@ class RunState:
 
     job: Job
     members: list[Member] = field(default_factory=list)
-    elsewhere: list[Member] = field(default_factory=list)
-    """The ranks of other machines, by rank."""
+    elsewhere: list[Member] = field(default_factory=list)  # The ranks of other machines, by rank
     pulses: dict[int, tuple[float, Pulse]] = field(default_factory=dict)
     """What each other machine has last said of how still it is, and when."""
     began: float = field(default_factory=time.monotonic)
     last_word: float = field(default_factory=time.monotonic)
     failed_at: float | None = None
     end: RunEnd | None = None
-    stops: list[int] = field(default_factory=list)
-    """The signals by which the run has been told to end."""
+    stops: list[int] = field(default_factory=list)  # The signals by which the run has been told to end
 
     @property
     def signal(self) -> int:

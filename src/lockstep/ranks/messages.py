@@ -3,8 +3,6 @@
 A rank may say anything, so what comes from one is read with `read`, which takes only what has one of these types.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -13,8 +11,7 @@ import msgspec
 from .job import Job
 from .report import Kind, Outcome, RunEnd, Why
 
-Place = tuple[str, int, str] | None
-"""File, line and function, as a rank tells it: `report.Frame.of` reads it."""
+Place = tuple[str, int, str] | None  # File, line and function, as a rank tells it: `report.Frame.of` reads it
 T = TypeVar("T")
 
 
@@ -206,8 +203,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-Event = Begin | End | Waited | Mark | MadeGroup
-"""What a rank tells of its communication."""
+Event = Begin | End | Waited | Mark | MadeGroup  # What a rank tells of its communication
 FromRank = (Hello | Event | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 
@@ -360,7 +356,7 @@ class Explained(msgspec.Struct, tag_field="event", tag="explained"):
 
 
 class Finished(msgspec.Struct, tag_field="event", tag="finished"):
-    """The supervisor's last word. `still` is for how long nothing had moved when a hang was found, `wire` what `wire.between` has counted.
+    """The supervisor's last word. `wire` is what `wire.between` has counted.
 
     `hosts` are the names of the nodes' machines where each has its own, `node` is this one's number, and `explained` what
     node 0 has told another node.
@@ -369,7 +365,6 @@ class Finished(msgspec.Struct, tag_field="event", tag="finished"):
     end: RunEnd
     seconds: float
     began: float
-    still: float | None
     stray: list[str]
     temporary: list[str]
     immortal: list[int]

@@ -7,8 +7,6 @@ tidying: the supervisor has nothing to undo, however it ends. So this floor know
 of how one is made.
 """
 
-from __future__ import annotations
-
 import importlib
 
 from .job import Job
@@ -24,8 +22,7 @@ class NotRun(Exception):
 class Network:
     """This machine's own network. Others override what they change."""
 
-    address = LOOPBACK
-    """Where the rendezvous store listens, and what the ranks get as MASTER_ADDR."""
+    address = LOOPBACK  # Where the rendezvous store listens, and what the ranks get as MASTER_ADDR
 
     def environment(self, rank: int) -> dict[str, str]:
         """Variables that a rank gets unless the run's own environment sets them."""

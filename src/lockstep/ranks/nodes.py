@@ -6,41 +6,20 @@ the run ends (`EndRun`) and why. A node that falls silent or hangs up ends the r
 end each node reports how its ranks ended, and node 0 tells them in a line what it has found.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from functools import partial
 from typing import Any
 
+from . import messages
 from .conversation import Conversation
 from .link import Link
 from .member import Member, RunState
-from .messages import (
-    Alive,
-    AskNode,
-    Ended,
-    EndRun,
-    Event,
-    Explained,
-    FromNode,
-    MemberReport,
-    NodeFinished,
-    Pulse,
-    Relay,
-    Relayed,
-    Role,
-    Said,
-    Samples,
-    Stop,
-    ToNode,
-    Waited,
-)  # fmt: skip
+from .messages import Role
 from .report import Outcome, RunEnd, Why
 
 ALIVE_SECONDS = 1.0
-LAST_WORDS_SECONDS = 10.0
-"""After all ranks have been ended: how long the other side may take to say so."""
+LAST_WORDS_SECONDS = 10.0  # After all ranks have been ended: how long the other side may take to say so
 
 
 class OtherNodes:
@@ -57,7 +36,7 @@ class OtherNodes:
             run.elsewhere += [
                 Member(Role.RANK, rank, 0, node=link.node) for rank in range(first, first + run.job.per_node)
             ]
-            link.open(talk.selector, FromNode, partial(self._take, link), partial(self._lose, link))
+            link.open(talk.selector, messages.FromNode, partial(self._take, link), partial(self._lose, link))
         talk.ask_elsewhere = self.ask
 
     def look(self) -> None:
@@ -67,47 +46,46 @@ class OtherNodes:
         now = time.monotonic()
         if now - self.said_alive > ALIVE_SECONDS:
             self.said_alive = now
-            self._tell(Alive(os.getpid()))
+            self._tell(messages.Alive(os.getpid()))
 
     def ask(self, number: int, members: list[Member], insist: bool) -> None:
         """Ask where these of their ranks stand; `Samples` will come."""
         for link in list(self.links):
             if ranks := [one.rank or 0 for one in members if one.node == link.node]:
-                link.send(AskNode(number, ranks, insist))
+                link.send(messages.AskNode(number, ranks, insist))
 
     def end(self, why: Why, signal: int) -> None:
         """Have them end their ranks."""
-        self._tell(EndRun(why, signal))
+        self._tell(messages.EndRun(why, signal))
 
-    def explain(self, explained: Explained) -> None:
-        """The last word."""
+    def explain(self, explained: messages.Explained) -> None:
         self._tell(explained)
 
     def all_finished(self) -> bool:
         """True when every node that is still there has ended its ranks."""
         return all(link.node in self.finished for link in self.links)
 
-    def _tell(self, message: EndRun | Alive | Explained) -> None:
+    def _tell(self, message: messages.EndRun | messages.Alive | messages.Explained) -> None:
         for link in list(self.links):
             link.send(message)
 
     def _take(self, link: Link, message: Any) -> None:
         match message:
-            case Pulse():
+            case messages.Pulse():
                 self.run.pulses[link.node] = (time.monotonic(), message)
-            case Relay(said):
+            case messages.Relay(said):
                 for one in said:
                     if (member := self._member(link, one.rank)) is not None:
                         self._take_said(link, member, one.message)
-            case Samples(number, stacks):
+            case messages.Samples(number, stacks):
                 for rank, stack in stacks:
                     member = self._member(link, rank)
                     if member is not None and number == self.talk.asked:
                         member.sample = stack
-            case Stop(signal):
+            case messages.Stop(signal):
                 self.run.stops.append(signal)
                 self.run.end_by(RunEnd(Why.INTERRUPTED, node=link.name))
-            case NodeFinished():
+            case messages.NodeFinished():
                 self.finished.add(link.node)
                 self.stray += [f"{link.host}: {text}" for text in message.stray]
                 self.temporary += [f"{link.host}: {text}" for text in message.temporary]
@@ -115,14 +93,14 @@ class OtherNodes:
                     if report.rank is not None and (member := self._member(link, report.rank)) is not None:
                         member.told = report
 
-    def _take_said(self, link: Link, member: Member, message: Relayed) -> None:
-        if isinstance(message, Ended):
+    def _take_said(self, link: Link, member: Member, message: messages.Relayed) -> None:
+        if isinstance(message, messages.Ended):
             self.talk.end(member, message.outcome, message.code)
             self.run.last_word = time.monotonic()
             return
-        if isinstance(message, Event):
+        if isinstance(message, messages.Event):
             message.time += link.behind
-        if isinstance(message, Waited):
+        if isinstance(message, messages.Waited):
             message.since += link.behind
         self.talk.take(member, message, b"")
 
@@ -144,23 +122,23 @@ class NodeZero:
 
     def __init__(self, run: RunState, link: Link, talk: Conversation) -> None:
         self.run, self.link, self.talk = run, link, talk
-        self.said: list[Said] = []
-        self.questions: list[AskNode] = []
-        self.end: EndRun | None = None
-        self.explained: Explained | None = None
-        link.open(talk.selector, ToNode, self._take, self._lose)
+        self.said: list[messages.Said] = []
+        self.questions: list[messages.AskNode] = []
+        self.end: messages.EndRun | None = None
+        self.explained: messages.Explained | None = None
+        link.open(talk.selector, messages.ToNode, self._take, self._lose)
         talk.relay = self.relay
 
-    def relay(self, rank: int, message: Relayed) -> None:
+    def relay(self, rank: int, message: messages.Relayed) -> None:
         """Have node 0 know what a rank here has said."""
-        self.said.append(Said(rank, message))
+        self.said.append(messages.Said(rank, message))
 
-    def look(self, pulse: Pulse | None) -> None:
+    def look(self, pulse: messages.Pulse | None) -> None:
         """Tell what is to be told."""
         if self.said:
             said, self.said = self.said, []
             for at in range(0, len(said), 2000):
-                self.link.send(Relay(said[at : at + 2000]))
+                self.link.send(messages.Relay(said[at : at + 2000]))
         if pulse is not None:
             self.link.send(pulse)
         self.link.look()
@@ -172,28 +150,28 @@ class NodeZero:
             members = [one for one in self.run.ranks if one.rank in question.ranks]
             self.talk.ask(members, question.insist)
             known = [(one.rank or 0, one.sample) for one in members if one.sample is not None]
-            self.link.send(Samples(question.id, known))
+            self.link.send(messages.Samples(question.id, known))
 
     def is_expected(self) -> bool:
         """True as long as it may still say what it has found."""
         return not self.link.lost and self.explained is None
 
-    def finish(self, members: list[MemberReport], stray: list[str], temporary: list[str]) -> None:
+    def finish(self, members: list[messages.MemberReport], stray: list[str], temporary: list[str]) -> None:
         """All here have ended."""
         self.look(None)
-        self.link.send(NodeFinished(members, stray, temporary))
+        self.link.send(messages.NodeFinished(members, stray, temporary))
 
     def stop(self, signal: int) -> None:
         """This node was told to end."""
-        self.link.send(Stop(signal))
+        self.link.send(messages.Stop(signal))
 
     def _take(self, message: Any) -> None:
         match message:
-            case AskNode():
+            case messages.AskNode():
                 self.questions.append(message)
-            case EndRun():
+            case messages.EndRun():
                 self.end = message
-            case Explained():
+            case messages.Explained():
                 self.explained = message
 
     def _lose(self, how: str) -> None:

@@ -1,7 +1,5 @@
 """Where each rank of a run stood: what it waited for, as a row of the report's table and in words."""
 
-from __future__ import annotations
-
 import re
 import sysconfig
 from collections.abc import Sequence
@@ -55,7 +53,6 @@ def call(report: RankReport) -> str:
 
 
 def detail(report: RankReport) -> dict[str, object]:
-    """What else is known of that call."""
     return report.stack.detail if report.stack is not None else {}
 
 

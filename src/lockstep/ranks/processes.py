@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_DUMPABLE = 4
 HELPER_NAME = "lockstep-helper"
-CROWD = 64
-"""So many processes are ended by groups: whoever looks at one after the other is slower than they multiply."""
+CROWD = 64  # So many processes are ended by groups: whoever looks at one after the other is slower than they multiply
 BREEDING_SECONDS = 20.0
 PRECEDENCE = -15
 
@@ -35,7 +34,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     if LINUX:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -115,9 +114,7 @@ def limit_threads_in_sandbox(more: int) -> None:
 
 def call_helper() -> None:
     """Give this process the name by which a supervisor knows the runtime's own helpers."""
-    if LINUX:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, HELPER_NAME.encode(), 0, 0, 0)
+    _prctl(_PR_SET_NAME, HELPER_NAME.encode())
 
 
 def parents() -> dict[int, int]:
@@ -137,12 +134,17 @@ def _living() -> dict[int, tuple[int, int]]:
             if not entry.name.isdigit():
                 continue
             with contextlib.suppress(OSError, IndexError, ValueError):
-                stat = Path(f"/proc/{entry.name}/stat").read_text(errors="replace")
-                fields = stat[stat.rindex(")") + 2 :].split()
+                fields = _stat(int(entry.name))
                 threads = int(fields[17])  # num_threads in proc(5)
                 if fields[0] != "Z" or threads > 1:
                     found[int(entry.name)] = int(fields[1]), int(fields[2])
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on. Raises OSError or ValueError when the process is gone."""
+    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return stat[stat.rindex(")") + 2 :].split()
 
 
 def descendants(root: int, known: dict[int, int] | None = None) -> list[int]:
@@ -180,8 +182,7 @@ def signal_main_thread(pid: int, number: int) -> None:
 def is_stopped(pid: int) -> bool:
     """True when a signal (SIGSTOP, Ctrl-Z) holds the process until another lets it go on."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        return stat[stat.rindex(")") + 2] in "Tt"
+        return _stat(pid)[0] in "Tt"
     return False
 
 
@@ -193,14 +194,17 @@ def catches(pid: int, number: int) -> bool:
     return False
 
 
-def has_open(pid: int, path: str) -> bool:
-    """True when the process has this file open."""
+def open_files(pid: int) -> Iterator[str]:
+    """What the process has open: paths, and the like of `socket:[4711]`; nothing when it is gone or not ours to ask."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                if os.readlink(entry.path) == path:
-                    return True
-    return False
+                yield os.readlink(entry.path)
+
+
+def sockets(pid: int) -> set[int]:
+    """The inodes of the process's sockets."""
+    return {int(file[8:-1]) for file in open_files(pid) if file.startswith("socket:[")}
 
 
 def command_line(pid: int) -> str:
@@ -363,13 +367,7 @@ def in_flight(pids: Iterable[int]) -> str:
     """
     found = ""
     for pid in pids:
-        inodes = set()
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    target = os.readlink(entry.path)
-                    if target.startswith("socket:["):
-                        inodes.add(target[8:-1])
+        inodes = {str(inode) for inode in sockets(pid)}
         for protocol in ("tcp", "tcp6", "udp", "udp6") if inodes else ():
             with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{protocol}") as table:
                 for line in table:
@@ -403,9 +401,7 @@ def private_memory(pid: int) -> int:
 def cpu_seconds(pid: int) -> float:
     """Processor seconds that the process and the children it has waited for have used; 0.0 when it is gone."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        fields = stat[stat.rindex(")") + 2 :].split()
-        return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+        return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 

@@ -31,27 +31,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from . import messages
 from .calls import CALLS, around, inside_of, library_of
 from .channel import Channel, ChannelError, encode
-from .messages import (
-    Ask,
-    Begin,
-    Drawn,
-    End,
-    IsRank,
-    Leave,
-    MadeGroup,
-    Mark,
-    Observe,
-    Place,
-    Returned,
-    Sample,
-    Show,
-    StackReport,
-    Waited,
-    Watcher,
-    read,
-)
+from .messages import read
+from .mismatch import ROOTED
 
 _OPERATORS = {
     "allreduce_": "all_reduce",
@@ -76,14 +60,7 @@ _OPERATORS = {
     "recv_any_source_": "recv",
 }
 _PAYLOAD = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "input_list", "output_tensors")
-_PEER = {
-    "send": "dst",
-    "recv": "src",
-    "broadcast": "root_rank",
-    "reduce": "root_rank",
-    "gather": "root_rank",
-    "scatter": "root_rank",
-}
+_PEER = {"send": "dst", "recv": "src", **dict.fromkeys(ROOTED, "root_rank")}
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
@@ -97,8 +74,7 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 
 UNTOLD_SECONDS = 2.0
 CALLERS = 6
-SITES_AGAIN = 10_000
-"""So often a call says again where it comes from: of a long run the first ones are forgotten."""
+SITES_AGAIN = 10_000  # So often a call says again where it comes from: of a long run the first ones are forgotten
 
 _current: Recorder | None = None
 
@@ -161,7 +137,7 @@ class Recorder:
             known, site = len(self._sites), self._sites.setdefault((frame, *callers, via), len(self._sites))
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
-            self.send(Begin(
+            self.send(messages.Begin(
                 number, kind, group, members, group_number, of_kind,
                 nbytes=0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
                 shape=list(first.shape) if first is not None and not barrier else [],
@@ -181,7 +157,7 @@ class Recorder:
             if known is None:
                 members = dist.get_process_group_ranks(process_group)
                 if not self.keep_alive and dist.is_initialized():
-                    self.send(IsRank(dist.get_rank()))
+                    self.send(messages.IsRank(dist.get_rank()))
                 known = self.keep_alive[id(process_group)] = (process_group, process_group.group_name, members)
             return known[1], known[2]
         except Exception:
@@ -227,10 +203,10 @@ class Recorder:
         try:
             yield
         finally:
-            self.send(Waited(number, since, time.monotonic_ns()))
+            self.send(messages.Waited(number, since, time.monotonic_ns()))
 
     def _end(self, number: int) -> None:
-        self.send(End(number, time.monotonic_ns()))
+        self.send(messages.End(number, time.monotonic_ns()))
         self._untold.pop(number, None)
 
     def returned(self) -> None:
@@ -240,19 +216,19 @@ class Recorder:
         give_up = time.monotonic() + UNTOLD_SECONDS
         while any(end.done() for end in list(self._untold.values())) and time.monotonic() < give_up:
             time.sleep(0.001)
-        self.send(Returned())
+        self.send(messages.Returned())
 
     def mark(self, name: str) -> None:
         """Note a point of the code, in order with this rank's collectives."""
         with self._lock:
             self._number += 1
-            self.send(Mark(self._number, str(name), time.monotonic_ns()))
+            self.send(messages.Mark(self._number, str(name), time.monotonic_ns()))
 
     def observe(self, name: str, value: Any) -> None:
         """Send one observation. Raises TypeError for what cannot be one, ValueError for one that is too large."""
         tree, blob = encode(value)
         try:
-            self.channel.send(Observe(str(name), tree), blob)
+            self.channel.send(messages.Observe(str(name), tree), blob)
         except ChannelError as error:
             raise ValueError(f"observation {name!r}: {error}") from None
 
@@ -261,7 +237,7 @@ class Recorder:
         tree, blob = encode(shown)
         with self._drawing:
             try:
-                self.channel.send(Show(tree), blob)
+                self.channel.send(messages.Show(tree), blob)
             except ChannelError as error:
                 raise ValueError(str(error)) from None
             return self._drawn.get()
@@ -277,10 +253,10 @@ class Recorder:
         """True for code that is neither Python's, nor an installed library's, nor ours."""
         return _is_users(filename, self._hidden)
 
-    def caller(self) -> tuple[Place, list[Place], str, str, str]:
+    def caller(self) -> tuple[messages.Place, list[messages.Place], str, str, str]:
         """The user's frame below this call, its callers, the libraries' frames in between, the part of DDP, and the reduction."""
         frame: FrameType | None = sys._getframe(2)
-        users: list[Place] = []
+        users: list[messages.Place] = []
         libraries: list[str] = []
         folded = 0
         inside = reduce_op = ""
@@ -299,7 +275,7 @@ class Recorder:
         via = f"{folded} frames of {' and '.join(dict.fromkeys(libraries[::-1]))}" if libraries else ""
         return (users or [None])[0], users[1:], via, inside, reduce_op
 
-    def stack(self) -> StackReport:
+    def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
         frame = sys._current_frames().get(self._main or 0)
         call = ""
@@ -345,14 +321,14 @@ class Recorder:
         return self._stack(None, call if communicating else "", operation, detail, innermost)
 
     def _stack(
-        self, frame: Place, call: str, operation: int | None, detail: dict[str, Any], innermost: str
-    ) -> StackReport:
+        self, frame: messages.Place, call: str, operation: int | None, detail: dict[str, Any], innermost: str
+    ) -> messages.StackReport:
         pending = [number for work, number in list(self._outstanding) if not _completed(work)]
         if operation is None and call and pending:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        return StackReport(frame, call, operation, pending, self._own_threads(), detail, innermost)
+        return messages.StackReport(frame, call, operation, pending, self._own_threads(), detail, innermost)
 
     def _own_threads(self) -> int:
         """How many threads of the user's might do something by themselves: no lock or queue holds them."""
@@ -384,7 +360,7 @@ class Recorder:
     def listen(self) -> None:
         """Answer the supervisor until it is gone; then this process has no reason to live."""
         self.watcher = threading.get_ident()
-        self.send(Watcher(threading.get_native_id()))
+        self.send(messages.Watcher(threading.get_native_id()))
         while True:
             try:
                 message = self.channel.wait()
@@ -392,20 +368,22 @@ class Recorder:
                 message = None
             if message is None:
                 os._exit(1)
-            asked: Ask | Leave | Drawn = read(Ask | Leave | Drawn, message[0])
-            if isinstance(asked, Drawn):
+            asked: messages.Ask | messages.Leave | messages.Drawn = read(
+                messages.Ask | messages.Leave | messages.Drawn, message[0]
+            )
+            if isinstance(asked, messages.Drawn):
                 self._drawn.put(asked.number)
                 continue
-            if isinstance(asked, Leave):
+            if isinstance(asked, messages.Leave):
                 self.leave.set()
                 continue
             try:
                 with without_collections():
                     # A look made torch.compile fail under DDP in half of the runs: see `without_collections`.
-                    stack = StackReport() if torch.compiler.is_compiling() else self.stack()
+                    stack = messages.StackReport() if torch.compiler.is_compiling() else self.stack()
             except Exception as error:
-                stack = StackReport(detail={"error": repr(error)})
-            self.send(Sample(asked.id, stack))
+                stack = messages.StackReport(detail={"error": repr(error)})
+            self.send(messages.Sample(asked.id, stack))
 
 
 @functools.lru_cache(4096)
@@ -615,7 +593,7 @@ def _keep_groups(recorder: Recorder) -> None:
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])
             place = recorder.caller()[0]
-            recorder.send(MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
+            recorder.send(messages.MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
         made = make(*args, **kwargs)
         recorder.groups.append(made)
         return made
@@ -655,7 +633,6 @@ def _noted(call: Any, kind: str) -> Any:
 
 
 def start(recorder: Recorder) -> None:
-    """Begin to record in this process."""
     global _current
     install()
     _record_direct_calls()

@@ -29,8 +29,6 @@ SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "dampening", "nest
 
 
 class ReplicaWatch:
-    """What one rank reports of its replica."""
-
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -121,8 +119,7 @@ class _Followed:
         self.index = index
         self.step = 0
         self.gradients: list[int | None] = []
-        self.values: list[str] = []
-        """What the gradients held when the step began: NaN, inf, or nothing but numbers."""
+        self.values: list[str] = []  # What the gradients held when the step began: NaN, inf, or nothing but numbers
         self.infinite: set[int] = set()
         self.seen: list[tuple[int, list[float]]] = []
         """What each parameter was at the end of a step: how often it had been written to, and a few of its values."""
@@ -157,7 +154,6 @@ class _Followed:
         ]
 
     def prints(self) -> list[int]:
-        """A fingerprint for each parameter."""
         return [fingerprint(parameter) for parameter in self.parameters]
 
 

@@ -51,8 +51,6 @@ class Kind(str, Enum):
 
 
 class Why(Enum):
-    """Why the supervisor ended a run."""
-
     ALL_DONE = "all done"
     FAILED = "failed"
     HANG = "hang"
@@ -293,7 +291,6 @@ class RankReport:
 
     @property
     def last_collective(self) -> Collective | None:
-        """The latest communication call that this rank began."""
         return self.collectives[-1] if self.collectives else None
 
 

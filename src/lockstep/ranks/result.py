@@ -1,9 +1,7 @@
 """What a run comes back as: the reports of its ranks, and why it ended as it did."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import draws
@@ -21,8 +19,7 @@ class Run:
     """The result of a run: the reports of its ranks in order, and the cause when it did not end well.
 
     `workers` are processes that a rank itself started through `torch.multiprocessing` (a launcher's ranks).
-    `replicas` is there when they were watched. `quiet_seconds` is for how long nothing had moved when a hang was found;
-    `signal` is what this process was told to end by.
+    `replicas` is there when they were watched, `signal` is what this process was told to end by.
     `wire[a][b]` is how many bytes the kernel has seen arrive at rank b from rank a; None when it was not asked, or doesn't tell.
     `hosts` are the names of the nodes' machines when each has its own. Then `node` is the number of this one, and any but
     node 0 has only its own ranks here.
@@ -36,7 +33,6 @@ class Run:
     cause: Cause | None = None
     replicas: Replicas | None = None
     seconds: float = 0.0
-    quiet_seconds: float | None = None
     began: float | None = None
     signal: int | None = None
     wire: list[list[int]] | None = None
@@ -53,7 +49,6 @@ class Run:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcome of each rank, in order."""
         return [report.outcome for report in self.ranks]
 
     @property
@@ -82,25 +77,3 @@ class Run:
     def collectives(self) -> list[list[Collective]]:
         """Each rank's communication calls, in the order in which it made them."""
         return [report.collectives for report in self.ranks]
-
-    def to_json(self) -> dict[str, Any]:
-        """The run as plain data, without observations and output, for machines to read."""
-
-        def rank_json(report: RankReport) -> dict[str, Any]:
-            return {
-                "rank": report.rank,
-                "outcome": report.outcome.value,
-                "code": report.code,
-                "error": str(report.error) if report.error else None,
-                "peak_memory": report.peak_memory,
-                "collectives": [asdict(collective) for collective in report.collectives],
-            }
-
-        return {
-            "world_size": self.world_size,
-            "device": self.device,
-            "ok": self.ok,
-            "seconds": self.seconds,
-            "cause": asdict(self.cause) if self.cause else None,
-            "ranks": [rank_json(report) for report in self.ranks],
-        }

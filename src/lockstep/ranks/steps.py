@@ -20,13 +20,10 @@ PREFIX = "lockstep: "
 
 
 class StepMarks:
-    """What one rank's main thread is at."""
-
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.phase = "end"
-        self.depth = 0
-        """How many optimizers are inside their `step`: one may call another's."""
+        self.depth = 0  # How many optimizers are inside their `step`: one may call another's
         self._main = threading.main_thread().ident
 
     def start(self) -> None:

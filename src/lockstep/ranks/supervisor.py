@@ -15,8 +15,6 @@ detach comes back to it.
   server was killed as well is removed by the next server: the lock on it is free.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools
@@ -30,30 +28,16 @@ import time
 import traceback
 from typing import Any
 
-from . import leftovers, meeting, network, processes, wire
+from . import leftovers, meeting, messages, network, processes, wire
 from .channel import Channel, ChannelError, whole
 from .conversation import Conversation
 from .folder import make_folder, remove_run_folder
-from .hang_detector import TICK, Hang, HangDetector
+from .hang_detector import TICK, HangDetector
 from .job import Job, Meeting
 from .latecomers import Latecomers
 from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
 from .member import Member, RunState
-from .messages import (
-    Alive,
-    Arguments,
-    Event,
-    Events,
-    Explained,
-    Finished,
-    Notice,
-    Order,
-    Refused,
-    Role,
-    Stop,
-    ToClient,
-    read,
-)  # fmt: skip
+from .messages import Role, read
 from .nodes import LAST_WORDS_SECONDS, NodeZero, OtherNodes
 from .output import OutputPipe
 from .report import Outcome, RunEnd, Why
@@ -78,14 +62,12 @@ class Supervisor:
         self.port = 0
         self.network = network.Network()
         self.said_alive = 0.0
-        self.still_for: float | None = None
         self.talk = Conversation(self.run, self.tell)
         self.hang_detector = HangDetector(self.run, self.talk.ask)
         self.latecomers = Latecomers(self.run, functools.partial(self.talk.ask, insist=False), self.talk.dump)
         self.limits = Limits(self.run)
         self.node = 0
-        self.hosts: list[str] = []
-        """The names of the nodes' machines, where each has its own."""
+        self.hosts: list[str] = []  # The names of the nodes' machines, where each has its own
         self.others: OtherNodes | None = None
         self.node_zero: NodeZero | None = None
 
@@ -99,7 +81,7 @@ class Supervisor:
                 self._take_arguments(arguments)  # the client has nothing else to say from now on
                 self._meet(self.job.meeting)
         except network.NotRun as missing:
-            self.tell(Refused(str(missing)))
+            self.tell(messages.Refused(str(missing)))
             return
         processes.close_to_others(True)
         processes.adopt_orphans()
@@ -164,7 +146,7 @@ class Supervisor:
             if given is None:
                 self.run.end_by(RunEnd(Why.CLIENT_GONE))
                 return
-            arguments: Arguments = read(Arguments, given[0])
+            arguments: messages.Arguments = read(messages.Arguments, given[0])
             self.talk.arguments.append((arguments.kwargs, given[1]))
             self.talk.secret = arguments.secret or self.talk.secret
 
@@ -268,10 +250,9 @@ class Supervisor:
 
     def _notice(self, text: str) -> None:
         if text:
-            self.tell(Notice(text))
+            self.tell(messages.Notice(text))
 
     def _decide(self, decision: Decision) -> None:
-        """Do what a limit asks for."""
         match decision:
             case Break(member, outcome):
                 self._break(member, outcome)
@@ -285,7 +266,6 @@ class Supervisor:
                 self._end_in(hang) if hang is not None else self._time_out(end)
 
     def _break(self, member: Member, outcome: Outcome) -> None:
-        """End a member that has broken a limit."""
         if not member.done:
             self.talk.ask([member])
         member.stack = member.sample
@@ -310,11 +290,10 @@ class Supervisor:
                 timed_out_here = outcome is Outcome.TIMED_OUT and member.node is None
                 member.stopped = timed_out_here and processes.is_stopped(member.pid)
 
-    def _end_in(self, hang: Hang | None) -> None:
+    def _end_in(self, hang: list[Member] | None) -> None:
         if hang is not None:
-            for member in hang.members:
+            for member in hang:
                 member.stop_here(Outcome.HUNG, self.run.elapsed())
-            self.still_for = hang.seconds
             self.run.end_by(RunEnd(Why.HANG))
 
     def _say_alive(self) -> None:
@@ -322,7 +301,7 @@ class Supervisor:
         now = time.monotonic()
         if now - self.said_alive > ALIVE_SECONDS:
             self.said_alive = now
-            self.tell(Alive(os.getpid()))
+            self.tell(messages.Alive(os.getpid()))
 
     def _others_have_spoken(self, failed_at: float) -> bool:
         """After a failure: true when nobody moves any more, or the grace is over."""
@@ -331,18 +310,18 @@ class Supervisor:
         return now - failed_at > GRACE or (waited > TICK and self.hang_detector.for_now())
 
     def _hear_client(self) -> None:
-        messages = self.client.receive()
-        if messages is None:
+        received = self.client.receive()
+        if received is None:
             self.talk.selector.unregister(self.client)
             self.run.end_by(RunEnd(Why.CLIENT_GONE))
-        elif messages:  # a client has nothing else to say
-            self.run.stops += [read(Stop, message).signal for message, _ in messages]
+        elif received:  # a client has nothing else to say
+            self.run.stops += [read(messages.Stop, message).signal for message, _ in received]
             if self.node_zero is not None and len(self.run.stops) == 1:  # node 0 ends it for all
                 self.node_zero.stop(self.run.stops[0])
             else:
                 self.run.end_by(RunEnd(Why.INTERRUPTED))
 
-    def tell(self, message: ToClient, blob: bytes = b"") -> None:
+    def tell(self, message: messages.ToClient, blob: bytes = b"") -> None:
         """Say something to the client; when it is gone, the run ends."""
         try:
             self.client.send(message, blob)
@@ -420,7 +399,7 @@ class Supervisor:
         """Tell the other nodes what the client makes of the run."""
         while (said := self.client.wait()) is not None:
             with contextlib.suppress(ValueError):
-                others.explain(read(Explained, said[0]))
+                others.explain(read(messages.Explained, said[0]))
                 return
 
     def _give_grace(self, working: list[Member]) -> None:
@@ -451,7 +430,7 @@ class Supervisor:
             if not said and time.monotonic() > began + NOTICE_SECONDS:
                 said = True
                 who, name = names(member.rank or 0 for member in left), signal.Signals(number).name
-                self.tell(Notice(
+                self.tell(messages.Notice(
                     f"{who.capitalize()} got {name} and {one_or_more(left, 'has', 'have')} {self.job.grace:g} s to end. "
                     "A second Ctrl-C ends the run at once."
                 ))  # fmt: skip
@@ -468,9 +447,9 @@ class Supervisor:
             self.talk.hear(0.005)
             self.talk.look_at_ends()
 
-    def _send_events(self, index: int, events: list[Event]) -> None:
+    def _send_events(self, index: int, events: list[messages.Event]) -> None:
         try:
-            self.client.send(Events(index, events))
+            self.client.send(messages.Events(index, events))
         except ChannelError:  # too large for one message, or, alone, for any
             middle = len(events) // 2
             for part in (events[:middle], events[middle:]) if middle else ():
@@ -486,8 +465,8 @@ class Supervisor:
                 events = list(member.events)
                 for at in range(0, len(events), 2000):
                     self._send_events(index, events[at : at + 2000])
-            self.client.send(Finished(
-                self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, self.still_for, stray[:20], temporary,
+            self.client.send(messages.Finished(
+                self.run.end or RunEnd(Why.ALL_DONE), seconds, self.run.began, stray[:20], temporary,
                 immortal, crossed, self.talk.comparison.found(), [member.report(faults.get(member.pid, "")) for member in everyone],
                 self.node, self.hosts, self.node_zero.explained if self.node_zero is not None else None,
             ))  # fmt: skip
@@ -518,7 +497,7 @@ def serve(sock: socket.socket, fork: bool) -> None:
     client = Channel(sock)
     said = client.wait()
     if said is not None:
-        order: Order = read(Order, said[0])
+        order: messages.Order = read(messages.Order, said[0])
         Supervisor(client, order.job, order.niceness).carry_out(order.arguments, fork)
 
 

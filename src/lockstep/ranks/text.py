@@ -1,7 +1,5 @@
 """A run's cause as plain text: the same words wherever it is shown, as wide as there is room."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,27 +21,17 @@ NOT_WAITING = re.compile(
     rf".* after |nothing\b|no dump\b|held by |(finished|{'|'.join(one.value for one in Outcome)})$"
 )
 """What a row says of a rank that stands in no call."""
-ODD = " ←"
-"""Behind the number of a rank that differs from the others."""
-TITLES = {
-    Kind.HANG: "HANG",
-    Kind.MISMATCH: "MISMATCH",
+ODD = " ←"  # Behind the number of a rank that differs from the others
+TITLES = {kind: kind.value.upper() for kind in Kind} | {
     Kind.RAISED: "ERROR",
     Kind.EXITED: "ENDED EARLY",
     Kind.CRASHED: "CRASH",
     Kind.TIMED_OUT: "NO END",
-    Kind.OUT_OF_MEMORY: "OUT OF MEMORY",
-    Kind.TOO_MUCH_OUTPUT: "TOO MUCH OUTPUT",
-    Kind.TOO_MANY_PROCESSES: "TOO MANY PROCESSES",
-    Kind.INTERRUPTED: "INTERRUPTED",
-    Kind.NODE_LOST: "NODE LOST",
 }
 
-UNEVEN = {"all_gather", "reduce_scatter"}
-"""Collectives for which NCCL allows each rank a size of its own."""
+UNEVEN = {"all_gather", "reduce_scatter"}  # Collectives for which NCCL allows each rank a size of its own
 
-ReadOn = Mapping[Topic | None, str]
-"""Where a reader finds more about a topic."""
+ReadOn = Mapping[Topic | None, str]  # Where a reader finds more about a topic
 NOWHERE: ReadOn = MappingProxyType({})
 
 

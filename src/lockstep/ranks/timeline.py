@@ -7,8 +7,6 @@ A collective's time is **exposed** while the rank's code stands still for it: in
 last gradient, in DDP's constructor or before its forward. The rest is **hidden**: the rank computes meanwhile.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable
@@ -24,8 +22,7 @@ PHASES = ("forward", "backward", "between", "step")
 READY = "ready "
 END = "end"
 MICROSECONDS = 1e6
-BLOCKING = ("DDP()", "forward")
-"""Parts of DDP that wait for what they send where no wait of Python's is seen."""
+BLOCKING = ("DDP()", "forward")  # Parts of DDP that wait for what they send where no wait of Python's is seen
 Span = tuple[float, float]
 
 
@@ -73,8 +70,6 @@ class Bucket:
 
 @dataclass(frozen=True)
 class StepOfRank:
-    """One step of one rank."""
-
     rank: int
     phases: tuple[Phase, ...]
     gradients: tuple[tuple[str, float], ...]
@@ -87,12 +82,10 @@ class StepOfRank:
 
     @property
     def begin(self) -> float:
-        """When it began."""
         return min(one[0] for one in self._spans())
 
     @property
     def finish(self) -> float:
-        """When its last part ended."""
         return max(one[1] for one in self._spans())
 
     def _spans(self) -> list[Span]:

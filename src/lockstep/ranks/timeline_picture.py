@@ -4,8 +4,6 @@ A bar shows its numbers when it is pointed at and when it has the keyboard's foc
 has been drawn before, so everything is drawn from top to bottom.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+from . import cards
 from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
 WIDTH, LEFT, RIGHT = 720, 62, 14
@@ -20,12 +19,10 @@ CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
 """How wide letters are, in the font's size; all others are near 0.556."""
 TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
-ABOVE = 60
-"""How far the highest tip may stand out above the picture."""
+ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
 NAMES = {"forward": "forward", "backward": "backward", "between": "after backward", "step": "step"}
-SHORT = 5e-6
-"""Seconds that nobody sees in a picture of milliseconds."""
+SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
 
@@ -49,20 +46,12 @@ def inline(timeline: Timeline) -> str:
 
 
 def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
-    """A page of its own."""
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-        "<style>:root { color-scheme: light dark } body { font: 16px/1.5 sans-serif; max-width: 960px; margin: 0 auto; "
-        "padding: 12px; overflow-wrap: anywhere } h1 { font-size: 1.3rem }</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{said}{inline(timeline)}</main></body></html>\n"
-    )
+    return cards.page(title, said + inline(timeline), "; overflow-wrap: anywhere")
 
 
 @cache
 def style() -> str:
-    """The pictures' style, in one line."""
     return " ".join(Path(__file__).with_name("timeline.css").read_text(encoding="utf-8").split())
 
 
@@ -76,8 +65,7 @@ class _Bar:
     said: list[str]
     label: str = ""
     group: str = ""
-    mark: float = WIDTH
-    """The place of a line before the bar, which a label leaves free."""
+    mark: float = WIDTH  # The place of a line before the bar, which a label leaves free
 
 
 @dataclass
@@ -135,8 +123,6 @@ class _Lane:
 
 
 class _Scale:
-    """From seconds to places."""
-
     def __init__(self, panels: tuple[Panel, ...]) -> None:
         self.longest = max(end - begin for begin, end in (panel.span for panel in panels))
         self.per_second = (WIDTH - LEFT - RIGHT) / self.longest if self.longest else 1.0

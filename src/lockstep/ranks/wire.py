@@ -5,14 +5,12 @@ Linux tells of every TCP connection how much has arrived on it (`tcpi_bytes_rece
 every group until its process leaves.
 """
 
-from __future__ import annotations
-
-import contextlib
-import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from .processes import sockets
 
 _SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _DONE, _ERROR = 3, 2
@@ -20,8 +18,7 @@ _INFO = 2
 _MESSAGE = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
 _INODE, _ATTRIBUTES = 68, 72
-_RECEIVED = 128
-"""Where in struct tcp_info `tcpi_bytes_received` stands."""
+_RECEIVED = 128  # Where in struct tcp_info `tcpi_bytes_received` stands
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ def between(ranks: Sequence[Sequence[int]]) -> list[list[int]] | None:
         ends = [end for family in (socket.AF_INET, socket.AF_INET6) for end in _connections(family)]
     except (OSError, AttributeError, struct.error):
         return None
-    whose = {inode: rank for rank, pids in enumerate(ranks) for pid in pids for inode in _sockets(pid)}
+    whose = {inode: rank for rank, pids in enumerate(ranks) for pid in pids for inode in sockets(pid)}
     owner = {(end.here, end.there): whose[end.inode] for end in ends if end.inode in whose}
     found = [[0] * len(ranks) for _ in ranks]
     for end in ends:
@@ -51,16 +48,6 @@ def between(ranks: Sequence[Sequence[int]]) -> list[list[int]] | None:
         if sender is not None and receiver is not None and sender != receiver:
             found[sender][receiver] += end.received
     return found
-
-
-def _sockets(pid: int) -> Iterator[int]:
-    """The inodes of the process's sockets."""
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                target = os.readlink(entry.path)
-                if target.startswith("socket:["):
-                    yield int(target[8:-1])
 
 
 def _connections(family: int) -> Iterator[_Connection]:

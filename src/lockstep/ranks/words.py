@@ -1,7 +1,5 @@
 """How reports speak of ranks, places and sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sized
 from itertools import groupby
 
@@ -46,6 +44,11 @@ def at(frame: Frame | None) -> str:
 def line(frame: Frame | None) -> str:
     """` at train.py:7 (time.sleep(100))`, as far as it is known."""
     return at(frame) + (f" ({frame.text})" if frame and frame.text else "")
+
+
+def located(frame: Frame | None) -> list[str | int] | None:
+    """File and line, for JSON."""
+    return [frame.file, frame.line] if frame else None
 
 
 def size(count: int) -> str:

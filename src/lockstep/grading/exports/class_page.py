@@ -1,7 +1,5 @@
 """The teacher's page: how the class did, the most frequent mistakes, and which learners to look at."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -35,22 +33,20 @@ def class_page(
     similar: Sequence[Pair] = (),
     tickets: Sequence[tuple[str, Sequence[str]]] = (),
     titles: Mapping[str, str] | None = None,
-    folder: str = "reports",
 ) -> str:
-    """The page, with links to `folder/ID.html`.
+    """The page, with links to `reports/ID.html`.
 
     `grades` are the policy's, `similar` and `tickets` come from `similar.in_class` and `similar.same_tickets`, `titles`
     are the diagnoses' titles by id.
     """
     learners = {learner.id: learner for learner in graded.learners}
-
     named = Counter(learner.handed.shown for learner in graded.learners)
 
     def person(learner: str) -> dict[str, Any]:
         shown = learners[learner].handed.shown if learner in learners else ""
         name = cut(shown, MOST_NAME) or learner
         twice = f" ({learner})" if shown and named[shown] > 1 else ""
-        return {"link": f"{folder}/{quote(learner, safe='')}.html", "name": name + twice}
+        return {"link": f"reports/{quote(learner, safe='')}.html", "name": name + twice}
 
     given = {one.id: _points(one, grades[one.id] if grades else None) for one in graded.learners}
     shares = [Fraction(score) / Fraction(most) for score, most in given.values() if score is not None and most]
@@ -100,12 +96,11 @@ def _points(learner: Learner, grade: Grade | None) -> tuple[Any, Any]:
     return (learner.score, learner.max_score) if grade is None else (grade.score, grade.most)
 
 
-def _summary(counted: Mapping[GradingOutcome, int]) -> str:
-    parts = [f"{counted.get(GradingOutcome.GRADED, 0)} graded"]
-    parts += [f"{counted[GradingOutcome.NOTHING]} with nothing to grade"] if counted.get(GradingOutcome.NOTHING) else []
-    parts += (
-        [plural(counted[GradingOutcome.FAULT], "fault") + " of the grader"] if counted.get(GradingOutcome.FAULT) else []
-    )
+def _summary(counted: Counter[GradingOutcome]) -> str:
+    nothing, faults = counted[GradingOutcome.NOTHING], counted[GradingOutcome.FAULT]
+    parts = [f"{counted[GradingOutcome.GRADED]} graded"]
+    parts += [f"{nothing} with nothing to grade"] if nothing else []
+    parts += [plural(faults, "fault") + " of the grader"] if faults else []
     return " · ".join(parts)
 
 
@@ -228,23 +223,17 @@ def _pair(pair: Pair, person: Person) -> dict[str, Any]:
 
 def _late(learner: Learner, grades: Grades | None) -> dict[str, Any] | None:
     grade = grades[learner.id] if grades else None
-    if not learner.handed.marked_late and not (grade and grade.late_days):
+    days, taken_off = (grade.late_days, grade.taken_off) if grade else (0, 0)
+    if not learner.handed.marked_late and not days:
         return None
-    known = grade is not None and grade.late_days
-    return {
-        "when": handed_in(learner),
-        "days": grade.late_days if grade is not None and known else "–",
-        "taken_off": grade.taken_off if grade is not None and grade.taken_off else "–",
-    }
+    return {"when": handed_in(learner), "days": days or "–", "taken_off": taken_off or "–"}
 
 
 def _slowest(graded: ClassResult, person: Person) -> list[dict[str, Any]]:
     slow = sorted((one for one in graded.learners if one.seconds > 0), key=lambda one: (-one.seconds, one.id))[:SLOWEST]
-    most = slow[0].seconds if slow else 1.0
-    percents = [f"{100 * one.seconds / most:.0f}" for one in slow]
     return [
-        person(one.id) | {"seconds": f"{one.seconds:.1f}", "percent": percent}
-        for one, percent in zip(slow, percents, strict=True)
+        person(one.id) | {"seconds": f"{one.seconds:.1f}", "percent": f"{100 * one.seconds / slow[0].seconds:.0f}"}
+        for one in slow
     ]
 
 

@@ -1,7 +1,5 @@
 """`grades.csv`: one row a learner, safe to open in a spreadsheet."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Sequence
@@ -66,25 +64,26 @@ Cell = str | int | Decimal
 
 
 def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
-    report, grade = row.report, row.grade
+    report, grade, points = row.report, row.grade, _points(row, exercises)
+    said = grade.said if grade else ()
+    score: Cell
+    most: Cell
     if report is None:
-        by_hand = grade is not None and bool(grade.score)
-        score: Cell = grade.score if grade is not None and grade.score is not None else 0
-        most: Cell = grade.most if grade else ""
-        remarks = cell(" / ".join((*row.refused, *(grade.said if grade else ()))))
-        points = _points(row, exercises) if by_hand else ["" for _ in exercises]
-        return [cell(row.id), cell(row.shown), "nothing to grade", score, most, *points, "", remarks]
-    if report.faults:
-        remarks = cell(" / ".join((*row.refused, *report.faults, *(grade.said[len(grade.lines) :] if grade else ()))))
-        most = grade.most if grade else sum(result.max_score for result in report.exercises)
-        points = _points(row, exercises)
-        return [cell(row.id), cell(row.shown), "fault of the grader", "", most, *points, report.seed, remarks]
-    score = sum(result.score for result in report.exercises)
-    most = sum(result.max_score for result in report.exercises)
-    if grade is not None and grade.score is not None:
-        score, most = grade.score, grade.most
-    remarks = cell(" / ".join((*row.refused, *(grade.said if grade else ()))))
-    return [cell(row.id), cell(row.shown), "graded", score, most, *_points(row, exercises), report.seed, remarks]
+        outcome = "nothing to grade"
+        score, most = (grade.score or 0, grade.most) if grade else (0, "")
+        if not score:  # nothing was given by hand either
+            points = ["" for _ in exercises]
+    else:
+        outcome = "graded"
+        score = sum(result.score for result in report.exercises)
+        most = sum(result.max_score for result in report.exercises)
+        if grade is not None and grade.score is not None:
+            score, most = grade.score, grade.most
+        if report.faults:
+            outcome, score, most = "fault of the grader", "", grade.most if grade else most
+            said = (*report.faults, *(said[len(grade.lines) :] if grade else ()))
+    seed, remarks = report.seed if report else "", cell(" / ".join((*row.refused, *said)))
+    return [cell(row.id), cell(row.shown), outcome, score, most, *points, seed, remarks]
 
 
 def _points(row: Row, exercises: Sequence[str]) -> list[Cell]:

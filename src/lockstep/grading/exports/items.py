@@ -1,7 +1,5 @@
 """Which check is hard: how each one ended over a class, and what was found where it failed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +21,6 @@ class Item:
 
     @property
     def handed_in(self) -> int:
-        """How many handed in the exercise."""
         return self.ends.total()
 
     @property

@@ -5,8 +5,6 @@ template shows (`autoescape`); and the page's Content-Security-Policy allows not
 no script, no picture, no frame, no request.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -40,9 +38,9 @@ def cut(text: str, most: int = MOST_CHARACTERS) -> str:
     return f"{text[: most // 2]}\n… {left} characters left out …\n{text[len(text) - (most - most // 2) :]}"
 
 
-def plural(number: int, one: str, many: str = "") -> str:
+def plural(number: int, one: str) -> str:
     """`1 learner`, `2 learners`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return f"{number} {one if number == 1 else one + 's'}"
 
 
 @cache

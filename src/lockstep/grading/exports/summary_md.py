@@ -1,7 +1,5 @@
 """The summary of a GitHub Actions job: Markdown in which nothing of a submission's text is markup."""
 
-from __future__ import annotations
-
 import html
 import string
 
@@ -27,35 +25,23 @@ def summary_md(report: Report, title: str = "Lockstep") -> str:
     for exercise in report.exercises:
         signs = "".join(SIGNS[check.outcome] for check in exercise.checks)
         lines.append(f"| {plain(exercise.name)} | {exercise.score} of {exercise.max_score} | {signs} |")
-    size = len("\n".join(lines).encode())
-    open_checks: list[tuple[str, CheckResult]] = []
+    blocks = []
     for exercise in report.exercises:
         worth = Worth()
         checks = [check for check in exercise.checks if worth(check)]
-        open_checks += [(exercise.name, check) for check in checks if check.outcome is not CheckOutcome.PASSED]
-    for number, (name, check) in enumerate(open_checks):
-        block = _check(name, check)
-        size += len(block.encode()) + 1
-        if size > MOST_BYTES - 200:
-            lines += ["", f"{len(open_checks) - number} more checks did not pass; the report has them all."]
-            break
-        lines.append(block)
+        blocks += [_check(exercise.name, check) for check in checks if check.outcome is not CheckOutcome.PASSED]
+    lines += _fitting(lines, blocks, "{} more checks did not pass; the report has them all.")
     return "\n".join([*lines, "", f"Seed {report.seed}.", ""])
 
 
-def class_md(graded: ClassResult, title: str = "Lockstep", grades: Grades | None = None) -> str:
+def class_md(graded: ClassResult, grades: Grades | None = None) -> str:
     """A class: how the gradings ended, the most frequent diagnoses, and a row for each learner.
 
     With `grades`, points are those of the policy.
     """
     count = {outcome: sum(one.outcome is outcome for one in graded.learners) for outcome in GradingOutcome}
     ends = " · ".join(f"{number} {outcome.value}" for outcome, number in count.items() if number)
-    lines = [
-        f"## {plain(title)}",
-        "",
-        f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation.rstrip('.'))}.",
-        "",
-    ]
+    lines = ["## Lockstep", "", f"{len(graded.learners)} learners: {ends}. {plain(graded.isolation.rstrip('.'))}.", ""]
     for one in graded.faults:
         why = one.report.faults[0].strip().splitlines()[-1:] if one.report else []
         lines.append(f"- **Fault of the grader, costs no points:** {plain(one.id)}: {plain(''.join(why))}")
@@ -65,15 +51,19 @@ def class_md(graded: ClassResult, title: str = "Lockstep", grades: Grades | None
         lines += [f"Most frequent: {said}.", ""]
     head = " | ".join(plain(name) for name in graded.exercises)
     lines += [f"| learner | points | {head} |", f"|---|---|{'---|' * len(graded.exercises)}"]
-    size = len("\n".join(lines).encode())
-    for number, one in enumerate(graded.learners):
-        row = _row(one, graded.exercises, grades[one.id] if grades else None)
-        size += len(row.encode()) + 1
-        if size > MOST_BYTES - 200:
-            lines += ["", f"{len(graded.learners) - number} more learners; grades.csv has them all."]
-            break
-        lines.append(row)
+    rows = [_row(one, graded.exercises, grades[one.id] if grades else None) for one in graded.learners]
+    lines += _fitting(lines, rows, "{} more learners; grades.csv has them all.")
     return "\n".join([*lines, "", f"Seed {graded.seed}.", ""])
+
+
+def _fitting(above: list[str], blocks: list[str], rest: str) -> list[str]:
+    """The blocks that have room below these lines, and, if they are not all, a line that says how many are left."""
+    size = len("\n".join(above).encode())
+    for number, block in enumerate(blocks):
+        size += len(block.encode()) + 1
+        if size > MOST_BYTES - 200:
+            return [*blocks[:number], "", rest.format(len(blocks) - number)]
+    return blocks
 
 
 def _row(one: Learner, exercises: tuple[str, ...], grade: Grade | None) -> str:
