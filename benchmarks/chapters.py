@@ -6,6 +6,8 @@ Reading: as the minutes in the chapters were counted (`lockstep.authoring.chapte
 one fresh kernel, top to bottom, as `pytest --nbval chapters` and `Run All Cells` do; `%check` grades the reference.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time

@@ -7,6 +7,8 @@ steps alternate, and the fastest of each counts. The first compiled step is time
 which takes minutes when other programs use the cores. Needs a C++ compiler.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 

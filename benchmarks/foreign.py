@@ -6,6 +6,8 @@ Prints a line for each bug whose name has a WORD in it: right, partly or not, an
 With `--torchrun`, each is played under torchrun too, for so long at most, with the rank that it names as the first to fail.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re

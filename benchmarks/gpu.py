@@ -11,6 +11,8 @@ the tables of `benchmarks/gpu.md`. The exit code is 0 if every row that ran did 
 It needs torch 2.8 or later and the packages of `./lockstep check` (pytest, msgspec, rich, typer). Jupyter isn't needed.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json

@@ -20,6 +20,8 @@ Four parts, each printed when it is done:
 one (LOCKSTEP_ISOLATION=none for the other figure). The naive way has none.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import multiprocessing

@@ -7,6 +7,8 @@ long as Lockstep the others take.
     python benchmarks/launch.py [--rounds N] [--ranks 2,4,8] [--json]
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -7,6 +7,8 @@ collectives as the recorder below both of them counted.
     python benchmarks/mini_ddp.py [--rounds N] [--cap MIB] [--json]
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import statistics

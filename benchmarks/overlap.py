@@ -9,6 +9,8 @@ Exits with 0 when every run reached the wanted ratio, with 1 when one did not, w
 throttle.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re

@@ -8,6 +8,8 @@ predicted step and the error. Needs what a slow link needs: see `./lockstep doct
     python benchmarks/predict_step.py [--repeats N] [--batch B] [--rates RATE ...] [--json]
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys

@@ -8,6 +8,8 @@ collection inside `sys._current_frames` deadlocks it or crashes it then (gh-1068
 allows them again; `--compile` has rank 0 compile a model instead, as real jobs do. Prints how many runs ended well.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 import time

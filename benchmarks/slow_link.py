@@ -9,6 +9,8 @@ small against the bucket of 128 kB may come out somewhat below.
     python benchmarks/slow_link.py [--ranks W] [--megabytes S] [--rates 2gbit,1gbit,200mbit] [--rounds N] [--json]
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys

@@ -24,6 +24,8 @@ positions, as is the custom, although causal attention needs only half of them.
 torch (2.8 or later) is all that it needs.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import json

@@ -6,6 +6,8 @@ Prints the ratio of the fastest steps for a model of few and one of many paramet
 of parameters, gradients and buffers, so it weighs most where there is little to compute for each parameter.
 """
 
+from __future__ import annotations
+
 import argparse
 
 from lockstep import ranks

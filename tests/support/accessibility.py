@@ -1,5 +1,7 @@
 """What axe-core finds on a page, the rules of WCAG 2 and its own best practices."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

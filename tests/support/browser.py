@@ -1,5 +1,7 @@
 """A browser for the tests that look at pages: Debian's Chromium, driven by Playwright. Both may be missing."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,7 @@
 """Calling `lockstep …` as a learner or a teacher would."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import json

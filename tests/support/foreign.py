@@ -20,6 +20,8 @@
 What must be said was written from the bug, not from what is said.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib.util
 import io

@@ -1,5 +1,7 @@
 """JupyterLab as `./lockstep lab` starts it, on a copy of the course, and what a person does in it with a browser."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -3,6 +3,8 @@
 `python hostile_sources.py SEED` reads them all as the judge does, and ends with 0 if nothing raised.
 """
 
+from __future__ import annotations
+
 import ast
 import random
 import re

@@ -1,5 +1,7 @@
 """Looking at the machine: what of a test's is on it, and what a user may do there."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import tempfile

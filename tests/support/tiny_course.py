@@ -4,6 +4,8 @@ What a submission has in a comment, `# trap: …`, happens in the process that g
 (`dies`, `dies once`), its check has a mistake (`raises`) or takes no end (`waits`, until a file `go` is there).
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

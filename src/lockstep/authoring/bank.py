@@ -23,6 +23,8 @@ A batch script (`["no_srun.sbatch"]`, whose bases are scripts too) is handed in 
 checks whose ids contain "batch", if there is SLURM.
 """
 
+from __future__ import annotations
+
 import re
 import shutil
 from collections.abc import Iterator, Mapping

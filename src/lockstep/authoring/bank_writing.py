@@ -4,6 +4,8 @@ Only the entry's own lines are written; other entries and comments keep their te
 before the file is touched.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable

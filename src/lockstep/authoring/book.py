@@ -6,6 +6,8 @@ may fetch nothing. What needs no kernel is alive: the diagrams, the questions. N
 are the stored ones, which `pytest --nbval chapters` compares.
 """
 
+from __future__ import annotations
+
 import base64
 import html
 import json

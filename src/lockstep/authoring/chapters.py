@@ -13,6 +13,8 @@ hang was watched, a port). Those are real readings and stay as they were, as lon
 (`fresh` takes this run's). A chapter's pictures of times are of one run: if one has to change, all do.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import re

@@ -12,6 +12,8 @@ checklists, quiz questions, …), and topics that they lack. Each has its places
     places = [["04_optimization", "Accumulation", 'print("every backward:"']]
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections import Counter

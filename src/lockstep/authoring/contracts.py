@@ -17,6 +17,8 @@ piece that stands in two of them also says `of = "cleanup_ddp"`. Every word belo
 headings such as `Args:`. The cases of a group (the clinic) have no contract: their ledgers hold equivalent mutants.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 from collections import Counter

@@ -1,5 +1,7 @@
 """The course cut to what is released: chapters without the others' exercises, a README of what is there."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

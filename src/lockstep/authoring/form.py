@@ -4,6 +4,8 @@ The rhythm: goals as verbs, minutes that were counted, what is needed, a questio
 with their check, what to keep, what to read next. And cells that can be seen whole, with short mistakes.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -10,6 +10,8 @@ comments) and of every file of the course that its checks import or read. So a s
 The machinery in `src` isn't part of that hash: `--again` grades everything again.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import json

@@ -19,6 +19,8 @@ Never changed, because no check could or should notice: docstrings, annotations,
 type checker), what an exception or an f-string says, logging and warnings. Strings stay as they are.
 """
 
+from __future__ import annotations
+
 import ast
 import io
 import re

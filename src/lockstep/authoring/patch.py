@@ -13,6 +13,8 @@ occur in the text exactly once; an insertion therefore needs a line of context. 
 place that matches the rest of the hunk. An empty line is empty context.
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterator
 from itertools import pairwise

@@ -5,6 +5,8 @@
 They take their colors from the system, light or dark, and have their own ground, so they read in print as well.
 """
 
+from __future__ import annotations
+
 import io
 import sys
 import tempfile

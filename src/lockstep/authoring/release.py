@@ -5,6 +5,8 @@ solutions' canaries and for longer lines that only solutions have. Anything foun
 gives the same bytes: files are sorted, and all have the same time.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -5,6 +5,8 @@ With `bank`, every submission of the bank must get its verdict too. Last come th
 ledger of claims.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 import tempfile

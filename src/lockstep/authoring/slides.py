@@ -6,6 +6,8 @@ long for a slide is cut, with a remark. Rows are only estimated here; the page's
 full a little smaller.
 """
 
+from __future__ import annotations
+
 import base64
 import html
 import re

@@ -11,6 +11,8 @@ namespaces are open, and nothing is left when it ends, however it ends: it all l
 `namespaces`).
 """
 
+from __future__ import annotations
+
 from .availability import Missing, available
 from .hosts import own_hosts
 from .link import set_bandwidth, slow_link

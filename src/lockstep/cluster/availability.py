@@ -1,5 +1,7 @@
 """What of a cluster this machine can do, and what is missing where it cannot: one line, with how to get it."""
 
+from __future__ import annotations
+
 import os
 import platform
 import subprocess

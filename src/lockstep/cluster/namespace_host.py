@@ -11,6 +11,8 @@ itself; a command is a child of this process, which goes to its host and becomes
   stays: the namespaces, with links, addresses and mounts, go with the last process in them.
 """
 
+from __future__ import annotations
+
 import array
 import contextlib
 import os

@@ -6,6 +6,8 @@ has not closed those; root (with CAP_SYS_ADMIN) needs none. In a user namespace 
 belong to whom they belong, and nothing looks like root that is not.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os

@@ -1,5 +1,7 @@
 """What `nodes.Nodes` asks of the process that holds its hosts, and what it is answered. `node` None is `login`."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`python -m lockstep.cluster.probe FEATURE`: try a feature in this process; status 1 and what is missing if not."""
 
+from __future__ import annotations
+
 import sys
 
 from . import hosts, link, namespaces

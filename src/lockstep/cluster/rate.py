@@ -1,5 +1,7 @@
 """Rates of links: `1gbit`, `200mbit`, or a number of bits a second."""
 
+from __future__ import annotations
+
 import re
 
 SLOWEST = 1_000_000

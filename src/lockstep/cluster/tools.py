@@ -1,5 +1,7 @@
 """The system's own tools for links: `ip` and `tc`."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

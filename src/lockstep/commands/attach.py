@@ -1,5 +1,7 @@
 """`lockstep attach`: a job that hangs now is explained from outside, without a restart."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Sequence

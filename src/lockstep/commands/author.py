@@ -1,5 +1,7 @@
 """For authors: `lockstep test`, `book`, `author stubs`, `author check`, `author mutants`, `author chapters`."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated
 

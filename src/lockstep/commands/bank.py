@@ -1,5 +1,7 @@
 """`author bank …`: the wrong submissions as files, for those who write them."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated
 

@@ -1,5 +1,7 @@
 """`check` and `watch`: grade in the terminal, and remember what came out."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys

@@ -1,5 +1,7 @@
 """`lockstep …`: the whole command line. Each command is a few lines in a module for one kind of user."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The terminal: how wide it is, and what is colored. rich does the work, and knows NO_COLOR and FORCE_COLOR."""
 
+from __future__ import annotations
+
 import os
 import re
 import sys

@@ -3,6 +3,8 @@
 Only listings are shorter: every file still opens by its link. A chapter is saved to the learner's copy of it.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import shutil

@@ -1,5 +1,7 @@
 """`lockstep doctor`: what this machine has, what runs here and what does not, each with its remedy."""
 
+from __future__ import annotations
+
 import os
 import platform
 import shutil

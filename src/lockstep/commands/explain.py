@@ -1,5 +1,7 @@
 """`lockstep explain`: a job that is gone is explained from what it has left."""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Sequence

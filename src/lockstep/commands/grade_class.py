@@ -1,5 +1,7 @@
 """`grade`: a class at the terminal. `grading.bulk` does the work; here it is shown, interrupted and summed up."""
 
+from __future__ import annotations
+
 import signal
 import sys
 from collections import Counter

@@ -1,5 +1,7 @@
 """`lockstep lab`: the course in JupyterLab."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

@@ -1,5 +1,7 @@
 """`author mutants`: how much of a reference solution the checks hold."""
 
+from __future__ import annotations
+
 import typer
 
 from ..authoring import contracts

@@ -1,5 +1,7 @@
 """What the commands share: their options' types, and how exercises are chosen."""
 
+from __future__ import annotations
+
 from enum import Enum
 from pathlib import Path
 from typing import Annotated

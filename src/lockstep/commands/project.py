@@ -1,5 +1,7 @@
 """For anybody's own project and machine: `lockstep doctor`, `run`, `attach`, `explain`."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

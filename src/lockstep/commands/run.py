@@ -1,5 +1,7 @@
 """`lockstep run`: any script under torchrun's flags, with its hangs and failures explained."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -4,6 +4,8 @@ Each of torchrun's options has its effect, or is refused with a sentence that sa
 then ignored. As with torchrun, the variable PET_NAME gives an option's default.
 """
 
+from __future__ import annotations
+
 import argparse
 import ast
 import os

@@ -1,5 +1,7 @@
 """What a run has to say to programs and pages: `--json`, `--report`, and the annotations of GitHub Actions."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from html import escape

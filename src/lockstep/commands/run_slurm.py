@@ -1,5 +1,7 @@
 """`lockstep run` as a task of SLURM's srun: what the command line does not say of the nodes, SLURM knows."""
 
+from __future__ import annotations
+
 import argparse
 import re
 from collections.abc import Mapping

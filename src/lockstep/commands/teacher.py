@@ -1,5 +1,7 @@
 """For teachers: `lockstep release`, `grade`."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated
 

@@ -1,5 +1,7 @@
 """How what the course has to say looks in a terminal."""
 
+from __future__ import annotations
+
 from collections import Counter
 
 from rich.console import Console

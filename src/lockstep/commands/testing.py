@@ -8,6 +8,8 @@ With `--all`, when few tests have failed, they are run once more, alone. A test 
 unsteady. What is promised at any load (`PROMISES`) has no second try.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

@@ -3,6 +3,8 @@
 Nothing here runs a submission. It needs the standard library and msgspec, so `lockstep status` works without torch.
 """
 
+from __future__ import annotations
+
 from .course import CatalogueEntry, Chapter, Course, find, leaf, nearest, short
 from .toml import CourseError
 

@@ -5,6 +5,8 @@ named after what it was made from: when the course's chapter changes, that one i
 aside beside it.
 """
 
+from __future__ import annotations
+
 import hashlib
 import time
 from functools import lru_cache

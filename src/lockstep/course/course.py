@@ -1,5 +1,7 @@
 """Where the course's content is, read from the content itself: no exercise is known here by name."""
 
+from __future__ import annotations
+
 import difflib
 import os
 import re

@@ -1,5 +1,7 @@
 """Files that survive a kill at any instant."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Hints, solutions and fresh stubs: what a learner can ask for besides a verdict."""
 
+from __future__ import annotations
+
 import re
 import time
 from pathlib import Path

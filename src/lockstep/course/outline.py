@@ -4,6 +4,8 @@ All of it is read from the notebook, so that the course map and the book's table
 chapter. It is read without Jupyter, so that `lockstep status` works where Jupyter is not installed.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import time

@@ -1,5 +1,7 @@
 """What a learner has done so far: one JSON file in the workspace, replaced atomically and backed up."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import time

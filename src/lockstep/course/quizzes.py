@@ -11,6 +11,8 @@
 Line breaks in a text count as spaces.
 """
 
+from __future__ import annotations
+
 import html
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What the course adds to runs, for those who start or show them: `lockstep.ranks` itself knows of no course."""
 
+from __future__ import annotations
+
 from ..ranks.report import Topic
 from ..ranks.text import NOWHERE, ReadOn
 from .course import find

@@ -4,6 +4,8 @@ A question counts when it was answered right once, an exercise when it has passe
 reader says so, whether or not everything in it was answered.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from . import progress

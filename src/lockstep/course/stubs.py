@@ -22,6 +22,8 @@ up, a solution has leaked. `author stubs` writes it.
 Stubs are made from the solutions; what a learner wrote in `exercises/` is never read here.
 """
 
+from __future__ import annotations
+
 import hashlib
 import re
 from pathlib import Path

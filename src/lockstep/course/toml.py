@@ -1,5 +1,7 @@
 """The course's TOML files, read into typed records: whatever is wrong with one is a line that says where."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import TypeVar

@@ -8,6 +8,8 @@ The names are those of `surface`. They are loaded when the first of them is aske
 `on_rank` does not load the judge's side with it.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any

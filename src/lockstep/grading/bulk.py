@@ -12,6 +12,8 @@ submission runs in a worker either: it runs in ranks, forked for every run, and 
   on the order of gradings nor on how many run at once.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import threading

@@ -4,6 +4,8 @@ For notebooks, and for files such as `my launch.py`. What strangers wrote is par
 never raises.
 """
 
+from __future__ import annotations
+
 import ast
 import json
 import re

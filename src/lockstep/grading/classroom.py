@@ -3,6 +3,8 @@
 What a submission said and what a download called its owner are in here as text: each writer makes that harmless.
 """
 
+from __future__ import annotations
+
 import hashlib
 import secrets
 from collections import Counter

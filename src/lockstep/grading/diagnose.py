@@ -1,5 +1,7 @@
 """From a run that ended badly to a diagnosis, for any exercise: what an exercise's own reading leaves over."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

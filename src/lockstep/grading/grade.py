@@ -1,5 +1,7 @@
 """`grade`: run the checks of some exercises on a submission and return what they conclude."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os

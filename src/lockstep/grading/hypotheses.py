@@ -19,6 +19,8 @@ Values are numbers, strings, tensors, and lists, tuples and dicts of them. Numbe
 equals NaN; everything else is equal as Python says.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

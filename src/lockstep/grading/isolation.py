@@ -15,6 +15,8 @@ which ends with the grading. The tier says what surrounds it:
 A tier is found by trying it, not by looking for a program's name.
 """
 
+from __future__ import annotations
+
 import contextlib
 import glob
 import importlib.util

@@ -10,6 +10,8 @@
 - Anything else: for each learner a folder, an archive, or files `LEARNER_EXERCISE.py`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

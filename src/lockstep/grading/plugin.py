@@ -5,6 +5,8 @@ A test is a check, and its docstring's first line is the check's name. It ends b
 charged to the submission.
 """
 
+from __future__ import annotations
+
 import contextlib
 import inspect
 import secrets

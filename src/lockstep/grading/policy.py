@@ -4,6 +4,8 @@ All numbers are exact (`Fraction`) until they are rounded, and they are rounded 
 exercise's points, then what lateness takes off. So a row of grades adds up.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,7 @@
 """Reading and checking `policy.toml`: whatever is wrong in it is one line that says where."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta

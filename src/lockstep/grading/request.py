@@ -1,5 +1,7 @@
 """What a grading is asked to do: one object, from the command line to the process that grades."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

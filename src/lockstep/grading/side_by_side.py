@@ -3,6 +3,8 @@
 Most checks wait: for proof of a hang, for a rank that is killed, for SLURM. Three processes on two cores use that time.
 """
 
+from __future__ import annotations
+
 import secrets
 import threading
 from collections import deque

@@ -4,6 +4,8 @@ The script is written here, submitted, waited for and, on Ctrl-C, cancelled. Wha
 graded is in its files. The job's number is kept, so that a client that was killed finds its array again.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re

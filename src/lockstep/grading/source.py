@@ -5,6 +5,8 @@ written to make each of these overflow a stack or take hours. So only so much of
 writes by hand. What is beyond is as if it were not there, and the submission's own run says what is wrong with it.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 

@@ -1,5 +1,7 @@
 """What decides how a grading ends, besides the submission: a hash of all that judges, and the versions."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import platform

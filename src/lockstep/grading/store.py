@@ -13,6 +13,8 @@ their result. A result counts when it is byte for byte what its details give for
 whatever instant a kill comes, a learner is either graded or not, and the next run continues with those who are not.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import json

@@ -1,5 +1,7 @@
 """What a check may import, from `lockstep.grading`: CONTRIBUTING.md has the table."""
 
+from __future__ import annotations
+
 from .. import cluster
 from ..ranks import Collective, Frame, Mark, Outcome, Run
 from ..ranks.mismatch import say_mismatch

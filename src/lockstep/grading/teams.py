@@ -4,6 +4,8 @@ What a download does with groups differs: Moodle has a copy for each member, Can
 the policy says who belongs together. Late days, accommodations and marks by hand stay each member's own.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

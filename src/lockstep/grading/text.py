@@ -3,6 +3,8 @@
 A part that is still as it was handed out is named once, in one line; checks that wait for it are not listed.
 """
 
+from __future__ import annotations
+
 import re
 import textwrap
 import unicodedata

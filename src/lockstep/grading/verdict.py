@@ -1,5 +1,7 @@
 """What a grading concludes, as data: every renderer draws from these objects and from nothing else."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import dataclass, field
 from enum import Enum

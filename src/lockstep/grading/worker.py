@@ -5,6 +5,8 @@ once, not for every check.
 one that earlier commands of the same user left waiting, or starts it, for `./lockstep check` at a terminal.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import json

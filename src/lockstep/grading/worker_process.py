@@ -5,6 +5,8 @@ python -m lockstep.grading.worker_process SOCKET     one client after another; l
                                                      soon as the machinery's files have changed
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select

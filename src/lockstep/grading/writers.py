@@ -4,6 +4,8 @@ A writer returns what it has written, the file to look at first. To add a format
 and add a line here.
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace

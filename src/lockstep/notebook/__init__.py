@@ -1,5 +1,7 @@
 """What the chapters use: `%load_ext lockstep` brings `%%ranks`, `%check`, `%hint`, `%course` and the quizzes."""
 
+from __future__ import annotations
+
 from typing import Any
 
 

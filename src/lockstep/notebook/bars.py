@@ -6,6 +6,8 @@ The numbers differ in every run, so the picture is marked as measured: compariso
 (`chapters/nbval_sanitize.cfg`), and what can be compared is printed beside it.
 """
 
+from __future__ import annotations
+
 import html
 from collections.abc import Mapping
 

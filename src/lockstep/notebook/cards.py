@@ -4,6 +4,8 @@ A card is HTML with its own style, without a script: it survives saving and reop
 JupyterLab's colors, VS Code's or the book's.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from html import escape

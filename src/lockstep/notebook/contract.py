@@ -1,5 +1,7 @@
 """Show what an exercise asks for: signatures and docstrings, from the learner's file."""
 
+from __future__ import annotations
+
 import ast
 import os
 from pathlib import Path

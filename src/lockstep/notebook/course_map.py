@@ -4,6 +4,8 @@ Its stored HTML is the map as it was when the cell ran; its stored text and Mark
 for every learner.
 """
 
+from __future__ import annotations
+
 import html
 import os
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """`%check`, `%hint` and `%course`: the grader in a cell, and where the learner stands."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from IPython.core.error import UsageError

@@ -4,6 +4,8 @@ The kernel itself is never forked: the ranks come from the warm process of `lock
 torchrun; `--save FILE` writes it to a file and prints the command.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import shlex

@@ -5,6 +5,8 @@ Without a kernel (the next day, GitHub, a page made by nbconvert), its stored fo
 goes into an HTML widget, never an output area, which nbval would compare.
 """
 
+from __future__ import annotations
+
 from html import escape
 from typing import Any
 

@@ -3,6 +3,8 @@
 It is a notebook, written each time the lab starts, so the map is there before a kernel is.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from html import escape

@@ -8,6 +8,8 @@ side by side:
     python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg
 """
 
+from __future__ import annotations
+
 import html
 import json
 import sys

@@ -5,6 +5,8 @@ no front end falls back to another form of the same output. So such a value make
 stored form, which hides itself as long as the widget is there, and hides the widget's error when it is not.
 """
 
+from __future__ import annotations
+
 import re
 from typing import Any
 

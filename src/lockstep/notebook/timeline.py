@@ -9,6 +9,8 @@ The picture shows times, which differ in every run. Its text can be compared: ra
 launched before the last gradient was ready, by the order of events and not by the clock.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

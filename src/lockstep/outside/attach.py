@@ -3,6 +3,8 @@
 Stacks and counters tell that, not who is wrong: ranks that wait in different calls are shown, and none is accused.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

@@ -4,6 +4,8 @@ A dump is a pickle, and a pickle can run programs. Nothing is loaded here but nu
 comes out is checked against the fields that are used, and all others are passed over.
 """
 
+from __future__ import annotations
+
 import io
 import json
 import math

@@ -4,6 +4,8 @@ The numbers in a dump are those of its group: calls with the same number meet. S
 and need not be guessed from where it was.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations

@@ -1,5 +1,7 @@
 """Finds the processes of a job that is running: its ranks, from the variables that every launcher sets for them."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

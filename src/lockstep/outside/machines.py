@@ -1,5 +1,7 @@
 """Looks at a job from all its machines: each is asked by ssh or srun for what it sees, and the answers become one."""
 
+from __future__ import annotations
+
 import os
 import platform
 import shlex

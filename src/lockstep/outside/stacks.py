@@ -1,5 +1,7 @@
 """Stacks as py-spy shows them, of a living process or in a text that was kept: which call a rank is in, and where."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

@@ -1,5 +1,7 @@
 """Looks at processes several times, from outside: where each stands, whether it moves, and what it does if it waits."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import platform

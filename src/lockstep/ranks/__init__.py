@@ -7,6 +7,8 @@
 This floor knows nothing of what is built on it. It needs torch, msgspec and the standard library.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from .client import RanksError, run, served_by, start_method, stop, warm

@@ -1,5 +1,7 @@
 """Which functions of torch a rank waits in, and what they are called: for stacks taken within a rank or from outside."""
 
+from __future__ import annotations
+
 import os
 
 CALLS = {

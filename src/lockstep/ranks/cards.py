@@ -3,6 +3,8 @@
 A card has its own style and no script. It takes the colors of the page around it, or has its own, for light and dark.
 """
 
+from __future__ import annotations
+
 import linecache
 import re
 from collections.abc import Callable

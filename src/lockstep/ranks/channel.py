@@ -5,6 +5,8 @@ the header holds a note of their type, shape and place instead. Decoding reads n
 whatever the sender wrote. Everything has a size limit, since the sender may be anybody's submission.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import socket

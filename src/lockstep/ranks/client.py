@@ -1,5 +1,7 @@
 """`run`: start N processes as ranks, watch them, and come back with what each did and why it ended."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import linecache

@@ -4,6 +4,8 @@ The supervisor feeds it. It forgets every step at which all ranks agreed, so a l
 short one.
 """
 
+from __future__ import annotations
+
 from .messages import Compared, NotFinite, Replica
 
 OPEN_STEPS = 1000

@@ -4,6 +4,8 @@ Each speaks over a socket of its own, and prints through two pipes. What it says
 it ended, by its own word or the system's. What a rank of another machine has said is noted in the same way (`nodes`).
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select

@@ -6,6 +6,8 @@ may differ for good reasons (`if rank == 0:` sends, `else:` receives), so a diff
 better when one side is moved by a few.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

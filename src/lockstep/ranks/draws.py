@@ -1,5 +1,7 @@
 """The numbers that ranks draw (`ranks.draw`): the supervisor gives them out, and whoever holds the secret knows them all."""
 
+from __future__ import annotations
+
 import random
 
 

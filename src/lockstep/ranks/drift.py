@@ -4,6 +4,8 @@ Pure functions. Copies of a model that start equal and take the same averaged gr
 first step at which they differ stands next to the cause: no averaging before it, other settings, another order.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from typing import Any
 

@@ -4,6 +4,8 @@ Pure functions over a finished `Run`. A peer's death makes its neighbors fail wi
 loudest error is seldom the cause; a hang has no error at all (`hangs`). What each rank had begun tells them apart.
 """
 
+from __future__ import annotations
+
 import re
 import signal
 from collections import Counter

@@ -1,5 +1,7 @@
 """The folder of one run: its socket, its crash dumps, its ranks' temporary files. It goes when the run does."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os

@@ -4,6 +4,8 @@ SIGCHLD writes to a pipe of its own (signal.set_wakeup_fd), so that no end is mi
 with one thread.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import select

@@ -12,6 +12,8 @@ says so, and `spawn` stays what it is: slower, and its children are not watched.
 Pickle is used here between a launcher and its own children, as `multiprocessing` does: both are the user's.
 """
 
+from __future__ import annotations
+
 import array
 import contextlib
 import io

@@ -1,5 +1,7 @@
 """Why a run hangs: who is expected where, and where they are instead."""
 
+from __future__ import annotations
+
 import ast
 import linecache
 import operator

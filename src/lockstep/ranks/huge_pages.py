@@ -4,6 +4,8 @@ A fork copies an entry for each page that the process has written: 55,000 of the
 one where 512 small ones had one each. What a child then writes, it still copies in pieces of 4 KiB.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import re

@@ -1,5 +1,7 @@
 """What to run on the ranks, and within which limits: the order a client gives to a supervisor."""
 
+from __future__ import annotations
+
 import os
 from dataclasses import dataclass, field
 from enum import Enum

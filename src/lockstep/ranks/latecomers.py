@@ -4,6 +4,8 @@ It is no hang as long as that rank may still come, so the run is left alone. Wha
 each rank has begun, and when) decides whether the ranks are asked where they are.
 """
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Callable

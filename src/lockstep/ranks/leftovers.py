@@ -1,5 +1,7 @@
 """What a rank leaves behind, in words and in files, read so that no rank can do harm by it: whatever it puts there."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import stat

@@ -4,6 +4,8 @@ A rank that breaks a limit of its own is ended by it. What the run as a whole ha
 who had not finished. A hang is the `hang_detector`'s; here stands only what is left when it cannot be proved.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterator

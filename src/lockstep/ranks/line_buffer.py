@@ -1,5 +1,7 @@
 """Whole lines from the pieces in which the output of ranks arrives."""
 
+from __future__ import annotations
+
 
 class LineBuffer:
     """Keeps the unfinished line of each rank and stream until its end comes."""

@@ -1,5 +1,7 @@
 """A connection to another node of the run: what is said over it, and how it is lost."""
 
+from __future__ import annotations
+
 import contextlib
 import selectors
 import socket

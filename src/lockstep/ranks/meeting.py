@@ -6,6 +6,8 @@ are numbers and text. When all have come, node 0 says at which port its ranks' s
 late or with another command line is told why, in words.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl

@@ -1,5 +1,7 @@
 """What a supervisor knows of its run and of each process in it."""
 
+from __future__ import annotations
+
 import time
 from collections import deque
 from dataclasses import dataclass, field

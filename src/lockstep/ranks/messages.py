@@ -3,6 +3,8 @@
 A rank may say anything, so what comes from one is read with `read`, which takes only what has one of these types.
 """
 
+from __future__ import annotations
+
 from enum import Enum
 from typing import Any, TypeVar
 

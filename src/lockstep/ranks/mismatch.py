@@ -1,5 +1,7 @@
 """Ranks that met in one collective with different things: another call, size, type or reduction."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 

@@ -7,6 +7,8 @@ tidying: the supervisor has nothing to undo, however it ends. So this floor know
 of how one is made.
 """
 
+from __future__ import annotations
+
 import importlib
 
 from .job import Job

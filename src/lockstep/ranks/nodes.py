@@ -6,6 +6,8 @@ the run ends (`EndRun`) and why. A node that falls silent or hangs up ends the r
 end each node reports how its ranks ended, and node 0 tells them in a line what it has found.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from functools import partial

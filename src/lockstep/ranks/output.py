@@ -1,5 +1,7 @@
 """What the processes of a run print, on its way to the client."""
 
+from __future__ import annotations
+
 import codecs
 import os
 

@@ -1,5 +1,7 @@
 """Where each rank of a run stood: what it waited for, as a row of the report's table and in words."""
 
+from __future__ import annotations
+
 import re
 import sysconfig
 from collections.abc import Sequence

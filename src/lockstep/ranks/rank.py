@@ -7,6 +7,8 @@ and had already finished. When everyone is done it leaves by `os._exit`: an orde
 and then after gloo was used (torch 2.13), and a rank's success must not depend on that.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import importlib

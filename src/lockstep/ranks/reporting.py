@@ -2,6 +2,8 @@
 communication recorded, and tells of the error that ends it.
 """
 
+from __future__ import annotations
+
 import contextlib
 import faulthandler
 import os

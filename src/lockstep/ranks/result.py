@@ -1,5 +1,7 @@
 """What a run comes back as: the reports of its ranks, and why it ended as it did."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,6 +8,8 @@ forked for that run. It ends when its client does. Whatever a killed supervisor'
 next subreaper, and is ended.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import importlib

@@ -15,6 +15,8 @@ detach comes back to it.
   server was killed as well is removed by the next server: the lock on it is free.
 """
 
+from __future__ import annotations
+
 import contextlib
 import datetime
 import functools

@@ -1,5 +1,7 @@
 """A run's cause as plain text: the same words wherever it is shown, as wide as there is room."""
 
+from __future__ import annotations
+
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence

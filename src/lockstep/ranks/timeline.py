@@ -7,6 +7,8 @@ A collective's time is **exposed** while the rank's code stands still for it: in
 last gradient, in DDP's constructor or before its forward. The rest is **hidden**: the rank computes meanwhile.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 from collections.abc import Iterable

@@ -4,6 +4,8 @@ A bar shows its numbers when it is pointed at and when it has the keyboard's foc
 has been drawn before, so everything is drawn from top to bottom.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -5,6 +5,8 @@ Linux tells of every TCP connection how much has arrived on it (`tcpi_bytes_rece
 every group until its process leaves.
 """
 
+from __future__ import annotations
+
 import socket
 import struct
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,7 @@
 """How reports speak of ranks, places and sizes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sized
 from itertools import groupby
 

@@ -4,6 +4,8 @@ What a submission printed, raised or was called is in them as text; each writer 
 opens its output.
 """
 
+from __future__ import annotations
+
 from ..text import visible
 
 __all__ = ["visible"]

@@ -1,5 +1,7 @@
 """The teacher's page: how the class did, the most frequent mistakes, and which learners to look at."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction

@@ -1,5 +1,7 @@
 """`grades.csv`: one row a learner, safe to open in a spreadsheet."""
 
+from __future__ import annotations
+
 import csv
 import io
 from collections.abc import Iterable, Sequence

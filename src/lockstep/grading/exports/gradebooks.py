@@ -10,6 +10,8 @@ A learner whose grading broke on our side is in no gradebook. Who is excused fro
 whole; who is excused from everything is `EX` for Canvas, and not in Moodle's worksheet, which has no word for it.
 """
 
+from __future__ import annotations
+
 import html
 import io
 import re

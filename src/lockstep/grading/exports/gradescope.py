@@ -4,6 +4,8 @@ The format is the one of Gradescope's autograder specification: `tests`, each wi
 `status`, `output` and `visibility`; the sum of their scores is the submission's.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -1,5 +1,7 @@
 """One learner's report as an HTML page that needs no network, runs nothing, and shows a submission's words as text."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in

@@ -1,5 +1,7 @@
 """Which check is hard: how each one ended over a class, and what was found where it failed."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

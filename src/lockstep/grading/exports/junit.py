@@ -1,5 +1,7 @@
 """JUnit's XML, which every CI system shows: a suite for each exercise, a case for each check."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from xml.etree import ElementTree
 

@@ -5,6 +5,8 @@ the text that it is, HTML, images and links to other schemes included: tags come
 escaped.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable
 

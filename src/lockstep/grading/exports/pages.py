@@ -5,6 +5,8 @@ template shows (`autoescape`); and the page's Content-Security-Policy allows not
 no script, no picture, no frame, no request.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import re

@@ -1,5 +1,7 @@
 """The summary of a GitHub Actions job: Markdown in which nothing of a submission's text is markup."""
 
+from __future__ import annotations
+
 import html
 import string
 
