@@ -405,6 +405,7 @@ def test_durable(grader: Grader) -> None:
 
 
 TOO_EARLY = Hypothesis("killed-save-loses-older", "", None, LOAD)
+ONLY_ONCE = Hypothesis("looks-only-once", "", None, LOAD)
 
 
 @pytest.mark.needs("test_kills")
@@ -419,3 +420,6 @@ def test_reader(grader: Grader) -> None:
         then = f"load_latest then {say(last) if last else 'did not answer'}; without a reader the same save works."
         what = f"A process that saved while another one called load_latest ended with “{ended}”, and {then}"
         grader.fail("reader-disturbs-the-writer", what, of=[0], at=r"unlink || remove || rmtree || " + LOAD)
+    for found in grader.run("removed", 1, most=3).observed("seen")[0]:
+        what = f"load_latest was about to open {brief(found['file'])}, its file number {found['number']}. Another process saved with keep=1, and"
+        loads(grader, what, [found], [1, 2], ONLY_ONCE)

@@ -15,6 +15,8 @@ class ShardedOptimizer:
             owner = filled.index(min(filled))
             filled[owner] += p.numel()
             self.owners.append(owner)
+            if owner != dist.get_rank():
+                self.whole.state.pop(p, None)  # Adagrad makes its state at once
 
     def step(self):
         rank = dist.get_rank()
