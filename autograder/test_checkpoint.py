@@ -42,6 +42,7 @@ FOREIGN = {
     "old/weights.pt": "from another job\n",
     "download.tmp": "a data set, half of it\n",
     "upload.partial": "another one\n",
+    "tmp_upload.bin": "a third\n",
 }
 BESIDE = [*FOREIGN, "best.pt"]
 
