@@ -173,7 +173,7 @@ def test_newest(grader: Grader) -> None:
     not_newest = Hypothesis("not-the-newest", "", None, ORDER)
     loads(grader, "After 5 saves", early, [5], *TRIPPED, not_newest)
     loads(grader, f"After {SAVES} saves", last, [SAVES], *TRIPPED, AS_TEXT)
-    turned = "The files' times were turned around, as a copy of the folder may do, and"
+    turned = "the files' times were turned around, as a copy of the folder may do, and"
     loads(grader, f"After {SAVES} saves {turned}", again, [SAVES], BY_TIME)
 
 
@@ -310,8 +310,9 @@ def test_runs_no_code(grader: Grader) -> None:
 
 
 NO_ROOM = {
-    "error": "There was room for 4096 bytes of a checkpoint of 13 KB",
+    "no room": "There was room for 4096 bytes of a checkpoint of 13 KB",
     "no folder": "A file is in the way of the folder, which cannot be made",
+    "no pickle": "The state held a function, which torch.save cannot write",
 }
 LOST = Hypothesis("failed-save-loses-older", "", None, REMOVE)
 STUMBLED = Hypothesis("stumbles-over-its-own-debris", "", None, WRITE)

@@ -564,6 +564,7 @@ def full_disk(submission: Any) -> None:
     error = raised(submission, folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     observe("error", error)
+    observe("no room", error)
     dist.barrier()
     observe("loaded", load(submission, folder))
     observe("earlier", earlier)
@@ -575,13 +576,18 @@ def full_disk(submission: Any) -> None:
     observe("left after", files(folder))
     Path("a-file").touch()
     dist.barrier()
-    observe("no folder", raised(submission, Path("a-file/folder")))
+    for name, place, more in (("no folder", Path("a-file/folder"), {}), ("no pickle", folder, {"extra": lambda: None})):
+        observe("error", "")
+        dist.barrier()
+        error = raised(submission, place, **more)
+        observe("error", error)
+        observe(name, error)
 
 
-def raised(submission: Any, folder: Path, keep: int = 3) -> str:
-    """What a save raises; empty when it returns."""
+def raised(submission: Any, folder: Path, keep: int = 3, **more: Any) -> str:
+    """What a save of a state, and `more` in it, raises; empty when it returns."""
     try:
-        submission.save_checkpoint(folder, numbered(2), keep)
+        submission.save_checkpoint(folder, numbered(2) | more, keep)
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     return ""
