@@ -137,7 +137,12 @@ def test_names(grader: Grader) -> None:
     run = grader.run("wrapped", 2, plain=plain, others=others)
     kept = [f"module.{name}" for name in sorted(own)]
     for how in ("wrapped", "plain"):
-        for key, wanted in (("model", sorted(own)), ("averages", sorted(own)), ("others", sorted(others))):
+        for key, wanted in (
+            ("model", sorted(own)),
+            ("averages", sorted(own)),
+            ("pair", sorted(own)),
+            ("others", sorted(others)),
+        ):
             names = [one[key] for one in run.observed(how)]
             mistakes = [Hypothesis("keeps-module-prefix", "All of them have the wrapper's prefix.", kept)]
             what = f"Among the names in state['{key}'] of a {how} model, one after load_latest"

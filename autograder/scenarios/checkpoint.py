@@ -352,7 +352,8 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
     join()
     model = {f"module.{name}": value for name, value in plain.items()}
     for name, own in (("wrapped", model), ("plain", plain)):
-        submission.save_checkpoint(name, {"model": own, "averages": [dict(own)], "others": others, "step": 1})
+        state = {"model": own, "averages": [dict(own)], "pair": (1, dict(own)), "others": others, "step": 1}
+        submission.save_checkpoint(name, state)
         dist.barrier()
         loaded = submission.load_latest(name)
         observe(
@@ -360,6 +361,7 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
             {
                 "model": sorted(loaded["model"]),
                 "averages": sorted(loaded["averages"][0]),
+                "pair": sorted(loaded["pair"][1]),
                 "others": sorted(loaded["others"]),
             },
         )
