@@ -317,7 +317,7 @@ def test_runs_no_code(grader: Grader) -> None:
 NO_ROOM = {
     "no room": "There was room for 4096 bytes of a checkpoint of 13 KB",
     "no folder": "A file is in the way of the folder, which cannot be made",
-    "no pickle": "The state held a function, which torch.save cannot write",
+    "no pickle": "The state held a generator, which torch.save cannot write",
 }
 LOST = Hypothesis("failed-save-loses-older", "", None, REMOVE)
 STUMBLED = Hypothesis("stumbles-over-its-own-debris", "", None, WRITE)

@@ -578,7 +578,7 @@ def full_disk(submission: Any) -> None:
     observe("left after", files(folder))
     Path("a-file").touch()
     dist.barrier()
-    for name, place, more in (("no folder", Path("a-file/folder"), {}), ("no pickle", folder, {"extra": lambda: None})):
+    for name, place, more in (("no folder", Path("a-file/folder"), {}), ("no pickle", folder, {"extra": (n for n in ())})):
         observe("error", "")
         dist.barrier()
         error = raised(submission, place, **more)
