@@ -577,7 +577,10 @@ def full_disk(submission: Any) -> None:
     observe("after", load(submission, folder))
     observe("left after", files(folder))
     Path("a-file").touch()
-    for name, place, more in (("no folder", Path("a-file/folder"), {}), ("no pickle", folder, {"extra": (n for n in ())})):
+    for name, place, more in (
+        ("no folder", Path("a-file/folder"), {}),
+        ("no pickle", folder, {"extra": (n for n in ())}),
+    ):
         dist.barrier()  # with what a rank raised before still to be seen, should another never come
         observe("error", "")
         error = raised(submission, place, **more)
