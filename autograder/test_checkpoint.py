@@ -42,6 +42,7 @@ FOREIGN = {
     "old/weights.pt": "from another job\n",
     "download.tmp": "a data set, half of it\n",
     "upload.partial": "another one\n",
+    "tmp_upload.bin": "a third\n",
 }
 BESIDE = [*FOREIGN, "best.pt"]
 
@@ -136,7 +137,12 @@ def test_names(grader: Grader) -> None:
     run = grader.run("wrapped", 2, plain=plain, others=others)
     kept = [f"module.{name}" for name in sorted(own)]
     for how in ("wrapped", "plain"):
-        for key, wanted in (("model", sorted(own)), ("averages", sorted(own)), ("others", sorted(others))):
+        for key, wanted in (
+            ("model", sorted(own)),
+            ("averages", sorted(own)),
+            ("pair", sorted(own)),
+            ("others", sorted(others)),
+        ):
             names = [one[key] for one in run.observed(how)]
             mistakes = [Hypothesis("keeps-module-prefix", "All of them have the wrapper's prefix.", kept)]
             what = f"Among the names in state['{key}'] of a {how} model, one after load_latest"
@@ -172,7 +178,7 @@ def test_newest(grader: Grader) -> None:
     not_newest = Hypothesis("not-the-newest", "", None, ORDER)
     loads(grader, "After 5 saves", early, [5], *TRIPPED, not_newest)
     loads(grader, f"After {SAVES} saves", last, [SAVES], *TRIPPED, AS_TEXT)
-    turned = "The files' times were turned around, as a copy of the folder may do, and"
+    turned = "the files' times were turned around, as a copy of the folder may do, and"
     loads(grader, f"After {SAVES} saves {turned}", again, [SAVES], BY_TIME)
 
 
@@ -309,8 +315,9 @@ def test_runs_no_code(grader: Grader) -> None:
 
 
 NO_ROOM = {
-    "error": "There was room for 4096 bytes of a checkpoint of 13 KB",
+    "no room": "There was room for 4096 bytes of a checkpoint of 13 KB",
     "no folder": "A file is in the way of the folder, which cannot be made",
+    "no pickle": "The state held a generator, which torch.save cannot write",
 }
 LOST = Hypothesis("failed-save-loses-older", "", None, REMOVE)
 STUMBLED = Hypothesis("stumbles-over-its-own-debris", "", None, WRITE)
@@ -405,6 +412,7 @@ def test_durable(grader: Grader) -> None:
 
 
 TOO_EARLY = Hypothesis("killed-save-loses-older", "", None, LOAD)
+ONLY_ONCE = Hypothesis("looks-only-once", "", None, LOAD)
 
 
 @pytest.mark.needs("test_kills")
@@ -419,3 +427,6 @@ def test_reader(grader: Grader) -> None:
         then = f"load_latest then {say(last) if last else 'did not answer'}; without a reader the same save works."
         what = f"A process that saved while another one called load_latest ended with “{ended}”, and {then}"
         grader.fail("reader-disturbs-the-writer", what, of=[0], at=r"unlink || remove || rmtree || " + LOAD)
+    for found in grader.run("removed", 1, most=3).observed("seen")[0]:
+        what = f"load_latest was about to open {brief(found['file'])}, its file number {found['number']}. Another process saved with keep=1, and"
+        loads(grader, what, [found], [1, 2], ONLY_ONCE)

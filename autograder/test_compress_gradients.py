@@ -146,6 +146,7 @@ def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: t
     """One all-reduce for each of plain DDP's, of half its bytes, in every step on every rank."""
     places = [(rank, step) for rank in range(WORLD) for step in range(STEPS)]
     every = {place: collectives(run, place[0], "compressed", place[1]) for place in places}
+    other_dtype = torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
     never_narrow = all(call.dtype == "float32" for sent in every.values() for call in sent)
     for (rank, step), sent in every.items():
         plain = collectives(run, rank, "plain", step)
@@ -161,7 +162,8 @@ def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: t
             (wide == sent and not exact, "sends-float32", " The gradients were rounded and then sent as float32.",
              r"\.float\(\) || float32 || " + CAST),
             (wide, "not-always-compressed", f" {len(wide)} of them {'is' if len(wide) == 1 else 'are'} float32.", CAST),
-            (wrong, "ignores-dtype", f" register was called with dtype={dtype}, and {(wrong or [''])[0]} was sent.",
+            (wrong, "ignores-dtype", f" register was called with dtype={dtype} for this model and with {other_dtype} for another "
+             f"one, and {(wrong or [''])[0]} was sent.",
              r"\.half\(\) || \.bfloat16\(\) || float16 || " + CAST),
             (2 * now != before, "not-always-compressed", "", CAST),
         ]  # fmt: skip
@@ -198,6 +200,10 @@ MISTAKES: dict[str, tuple[str, Keep]] = {
     "The residual is gradient minus what was sent, and leaves out the previous residual.": (
         "wrong-residual",
         lambda step, owed, share, total, sent: share - sent,
+    ),
+    f"The residual is {WORLD} times too large, and leaves out the previous one: it is what was not divided minus what was sent.": (
+        "wrong-residual",
+        lambda step, owed, share, total, sent: WORLD * (share - sent),
     ),
     f"The residual is {WORLD} times too large: it was taken before the division and added after it.": (
         "wrong-residual",
@@ -335,6 +341,27 @@ def test_no_feedback(grader: Grader) -> None:
 def test_feedback(grader: Grader) -> None:
     """with error feedback, the next step sends what the cast lost"""
     judge_feedback(grader, *feed_back(grader, CAP))
+    judge_what_is_tiny(grader)
+
+
+def judge_what_is_tiny(grader: Grader) -> None:
+    """Gradients too small for float16 arrive when there is enough of them. A float16 residual has no room for them either."""
+    unit, share = 2.0**-24, 0.42
+    steps = [draw(grader, f"tiny {step}") for step in range(LONG)]
+    for own in steps:
+        for rank, gradients in enumerate(own):
+            gradients["a"] = torch.full(SHAPES["a"], WORLD * share * unit if rank == 0 else 0.0)
+    options = {"dtype": "float16", "error_feedback": True}
+    run = grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options)
+    for rank, seen in enumerate(run.observed("seen")):
+        came = sum(gradients["a"].double() for gradients in seen) / unit
+        away = (came - LONG * share).abs().max().item()
+        said = (
+            f"The smallest float16 above 0 is {unit:.2g}. In each of {LONG} steps the mean gradient of a was {share} of it. "
+            f"After them {came.flatten()[0].item():.3g} of it had come out on rank {rank}, where {LONG * share:.3g} is right, "
+            "to within one half. A residual that is kept in float16 is 0 here."
+        )
+        grader.fail_on([rank] if not away <= 0.55 else [], "wrong-residual", said, at=RESIDUAL)
 
 
 @pytest.mark.needs("test_feedback")
@@ -349,10 +376,19 @@ def judge_what_is_dropped(grader: Grader) -> None:
     for own in steps[1]:
         own["a"] = own["a"].clone()
         own["a"][0, :4] = torch.tensor([1e6, -1e6, torch.nan, torch.inf])
+    steps[1][1]["a"][1, 0] = 1e6  # on one rank alone: clipped, it would be a number that float16 has room for
     options = {"dtype": "float16", "error_feedback": True}
-    seen = [
-        one[2]["a"] for one in grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options).observed("seen")
-    ]
+    run = grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options)
+    for rank, (_, second, _) in enumerate(run.observed("seen")):
+        if torch.isfinite(one := second["a"][1, 0]):
+            said = (
+                f"In step 2 rank 1 had a gradient of 1e6. A third of it is more than float16 holds, and the mean that came out on "
+                f"rank {rank} is {one.item():.6g}, not inf or NaN: a gradient scaler would not notice."
+            )
+            grader.fail(
+                "hides-overflow", said, of=[rank], at=r"nan_to_num\(.*value || clamp || clip || nan_to_num || " + CAST
+            )
+    seen = [one[2]["a"] for one in run.observed("seen")]
     what = "With error feedback, numbers of step 2's gradient were 1e6, -1e6, NaN and inf, for which float16 has no room. In step 3 the mean"
     right, id = mean_of(steps[2])["a"], "residual-poisoned"
     grader.explain(what, seen, right, otherwise=id, at=RESIDUAL, tolerance=rounding(torch.float16))

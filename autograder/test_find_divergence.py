@@ -183,7 +183,15 @@ def test_majority(grader: Grader) -> None:
     second = first | {"rank": 2, "by": 2 * first["by"]}
     # All three hold another decoder: there is no majority, and the lowest rank's stands for it.
     none = Found("parameter", "decoder.weight", [1, 2], 2 * by)
-    judge(grader, found(compared(grader, "majority", [odd, first, second])), [expected, none])
+    # One more, where the one with the larger difference is not the last.
+    far, (*_, least) = add(grader, 2, "parameter", "frozen", 6)
+    farther = far | {"rank": 1, "by": 2 * far["by"]}
+    most = Found("parameter", "frozen", [1, 2], 2 * least)
+    judge(grader, found(compared(grader, "majority", [odd, first, second, far, farther])), [expected, none, most])
+    # On five ranks, two have one decoder and two another: rank 0, whose decoder nobody else has, is not one of the majority.
+    pairs = [first | {"rank": rank, "by": (rank + 1) // 2 * first["by"]} for rank in (1, 2, 3, 4)]
+    tied = Found("parameter", "decoder.weight", [0, 3, 4], by)
+    judge(grader, found(compared(grader, "majority", pairs, world=5)), [tied])
 
 
 @pytest.mark.needs("test_parameter")
@@ -284,11 +292,17 @@ def test_hyper_parameters(grader: Grader) -> None:
     expected = [Found("optimizer", "param_groups[0].lr", [1], by), expected._replace(largest=1.0)]
     why = "In float32 2**24 + 1 is 2**24, and 0.01 + 1e-12 is 0.01; Python's numbers have more digits"
     judge(grader, found(compared(grader, "digits", changes)), expected, ("rounds-bits-away", STATE), why)
-    each = found(compared(grader, "betas", [change | {"name": "betas", "to": [0.9, 0.95]}]))
+    others = [
+        ("betas", [0.9, 0.95], "betas=(0.9, 0.95), the others (0.9, 0.999)"),
+        ("maximize", True, "maximize=True, the others False"),
+        ("foreach", False, "foreach=False, the others None"),
+    ]
+    each = found(compared(grader, "others", [change | {"name": name, "to": to} for name, to, _ in others]))
     judge_agreement(grader, each)
-    if [(one.kind, one.ranks) for one in each[0] if "betas" in one.name] != [("optimizer", [1])]:
-        said = f"Rank 1 has betas=(0.9, 0.95), the others (0.9, 0.999). Found: {say(each[0])}."
-        grader.fail(missed[0], said, of=[1], at=missed[1])
+    for name, _, values in others:
+        if [(one.kind, one.ranks) for one in each[0] if name in one.name] != [("optimizer", [1])]:
+            said = f"Rank 1 has {values}. Found: {say([one for one in each[0] if name in one.name])}."
+            grader.fail(missed[0], said, of=[1], at=missed[1])
 
 
 @pytest.mark.needs("test_kinds")
@@ -358,6 +372,12 @@ def test_only_compares(grader: Grader) -> None:
         for what, id, said, at in traces:
             of = [rank for rank, one in enumerate(run.observed(what)) if one]
             grader.fail_on(of, id, f"After the call {said}", at=at)
+        for rank, (before, after) in enumerate(run.observed("entries")):
+            said = (
+                f"optimizer.state had entries for {before} parameters before the call and {after} after it, on rank {rank}. It is a "
+                "defaultdict: optimizer.state[parameter] makes an entry that was not there."
+            )
+            grader.fail_on([rank] * (before != after), "changes-what-it-compares", said, at=r"\.state\[ || " + STATE)
 
 
 @pytest.mark.needs("test_kinds")

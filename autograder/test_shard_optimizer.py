@@ -234,6 +234,15 @@ def test_state(grader: Grader) -> None:
                     f"{played.payload - 4 * SIZES[WITHOUT]}."
                 )
                 grader.fail("state-not-sharded", said, of=having, at=MAKE)
+    shapes = [(8, 5), (6,), (4, 9), (3,)]
+    played = Played(grader, "at once", 2, shapes, "Adagrad", lr=0.1)
+    for number, shape in enumerate(shapes):
+        if len(having := [rank for rank in range(2) if played.owned(rank)[number]]) > 1:
+            said = (
+                f"Adagrad makes its state in its __init__, not in the first step. After {STEPS} steps parameter {number}, of "
+                f"shape {shape}, has state on {names(having)}."
+            )
+            grader.fail("state-not-sharded", said, of=having, at=MAKE)
 
 
 @pytest.mark.needs("test_state")

@@ -52,6 +52,7 @@ class Tracer:
         self.operations: list[dict[str, Any]] = []
         self.instants = 0
         self.before: Callable[[int, str], None] = lambda instant, what: None
+        self.reading: Callable[[Any], None] = lambda place: None
 
     def instant(self, what: str) -> None:
         """A point at which the process could die."""
@@ -137,6 +138,8 @@ def traced_open(
     closefd: bool = True, opener: Any = None,
 ) -> Any:  # fmt: skip
     """`open`, for files that are written."""
+    if not set(mode) & set("wxa+"):
+        tracer.reading(file)
     if not tracer.on or not set(mode) & set("wxa+"):
         return _open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     if not isinstance(file, int):
@@ -169,6 +172,8 @@ def _around(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     """A function of `os` with its operation noted."""
 
     def operation(*args: Any, **kwargs: Any) -> Any:
+        if name == "open":
+            tracer.reading(args[0] if args else kwargs["path"])
         if not tracer.on:
             return real(*args, **kwargs)
         places = [place for place in args if isinstance(place, (int, str, os.PathLike))]
@@ -347,7 +352,8 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
     join()
     model = {f"module.{name}": value for name, value in plain.items()}
     for name, own in (("wrapped", model), ("plain", plain)):
-        submission.save_checkpoint(name, {"model": own, "averages": [dict(own)], "others": others, "step": 1})
+        state = {"model": own, "averages": [dict(own)], "pair": (1, dict(own)), "others": others, "step": 1}
+        submission.save_checkpoint(name, state)
         dist.barrier()
         loaded = submission.load_latest(name)
         observe(
@@ -355,6 +361,7 @@ def wrapped(submission: Any, plain: dict[str, torch.Tensor], others: dict[str, t
             {
                 "model": sorted(loaded["model"]),
                 "averages": sorted(loaded["averages"][0]),
+                "pair": sorted(loaded["pair"][1]),
                 "others": sorted(loaded["others"]),
             },
         )
@@ -559,6 +566,7 @@ def full_disk(submission: Any) -> None:
     error = raised(submission, folder)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     observe("error", error)
+    observe("no room", error)
     dist.barrier()
     observe("loaded", load(submission, folder))
     observe("earlier", earlier)
@@ -569,14 +577,21 @@ def full_disk(submission: Any) -> None:
     observe("after", load(submission, folder))
     observe("left after", files(folder))
     Path("a-file").touch()
-    dist.barrier()
-    observe("no folder", raised(submission, Path("a-file/folder")))
+    for name, place, more in (
+        ("no folder", Path("a-file/folder"), {}),
+        ("no pickle", folder, {"extra": (n for n in ())}),
+    ):
+        dist.barrier()  # with what a rank raised before still to be seen, should another never come
+        observe("error", "")
+        error = raised(submission, place, **more)
+        observe("error", error)
+        observe(name, error)
 
 
-def raised(submission: Any, folder: Path, keep: int = 3) -> str:
-    """What a save raises; empty when it returns."""
+def raised(submission: Any, folder: Path, keep: int = 3, **more: Any) -> str:
+    """What a save of a state, and `more` in it, raises; empty when it returns."""
     try:
-        submission.save_checkpoint(folder, numbered(2), keep)
+        submission.save_checkpoint(folder, numbered(2) | more, keep)
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
     return ""
@@ -811,4 +826,50 @@ def reader(submission: Any, chunk: int) -> None:
         _kill(loader.pid, signal.SIGKILL)
     loader.end()
     observe("ended", ended)
+    observe("seen", seen)
+
+
+def removed(submission: Any, most: int) -> None:
+    """A process is about to read its first file, or its second, …; before it does, another one saves with keep=1."""
+    base = Path("older")
+
+    def save(child: Child, folder: Path, number: int) -> None:
+        alone()
+        submission.save_checkpoint(folder, numbered(number), 1)
+
+    Child(lambda child: save(child, base, 1)).end()
+    seen = []
+    for number in range(most):
+        folder = Path(f"removed-{number}").absolute()
+        shutil.copytree(base, folder)
+
+        def read(child: Child, number: int = number, folder: Path = folder) -> None:
+            alone()
+            places: list[str] = []
+
+            def stop(place: Any) -> None:
+                if (
+                    isinstance(place, int)
+                    or folder not in Path(os.path.abspath(place)).parents
+                    or not os.path.isfile(place)
+                ):
+                    return
+                places.append(os.path.relpath(place, folder))
+                if len(places) == number + 1:
+                    child.say(places[-1])
+                    child.wait()
+
+            tracer.reading = stop
+            child.say(load(submission, folder))
+
+        reader = Child(read)
+        name = reader.hear()
+        if not isinstance(name, str):  # it opens no more files
+            reader.end()
+            break
+        ended = Child(lambda child, folder=folder: save(child, folder, 2)).end()
+        reader.go_on()
+        found = reader.hear() or {"loaded": None, "error": "it came to no end", "warned": []}
+        reader.end()
+        seen.append({"file": name, "number": number + 1, "ended": ended, **found})
     observe("seen", seen)

@@ -5,8 +5,10 @@ Nothing is judged here. What is changed, where and by how much, comes from the c
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -128,6 +130,12 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Ten
     return [torch.as_tensor(value).detach().clone() for value in values]
 
 
+def _generators() -> list[Any]:
+    """Where each generator of random numbers is: torch's, Python's and NumPy's."""
+    _, keys, *rest = numpy.random.get_state()
+    return [torch.get_rng_state().tolist(), random.getstate(), keys.tolist(), rest]
+
+
 def _same(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
     return len(before) == len(after) and all(
         torch.equal(old.nan_to_num(7.0), new.nan_to_num(7.0)) for old, new in zip(before, after, strict=True)
@@ -152,14 +160,15 @@ def compares(
     whole: nn.Module = DistributedDataParallel(model) if wrapped else model
     for what in changes:
         change(model, optimizer, what)
-    before, random = _state(model, optimizer), torch.get_rng_state()
+    before, entries, generators = _state(model, optimizer), len(optimizer.state), _generators()
     observe("case", case)
     mark("begin")
     found = submission.find_divergence(whole, optimizer, **options) if stepped else submission.find_divergence(whole)
     mark("end")
     observe("found", _plain(found))
     observe("changed", not _same(before, _state(model, optimizer)))
-    observe("drew", not torch.equal(random, torch.get_rng_state()))
+    observe("entries", [entries, len(optimizer.state)])
+    observe("drew", generators != _generators())
 
 
 def watches(

@@ -98,4 +98,6 @@ def load_latest(path):
         if ok.item() == 1:
             return plain(state)
         warnings.warn(f"{folder / name} is skipped: some rank cannot read it")
-    return None
+    again = [[file.name for file in checkpoints(folder)][::-1]]  # a save may have removed what was to be read
+    dist.broadcast_object_list(again, src=0)
+    return load_latest(path) if again != box else None

@@ -100,4 +100,7 @@ def load_latest(path):
         if everybody(state is not None):
             return without_prefix(state)
         warnings.warn(f"g{number}/state.pt is left out, not every rank could read it")
-    return None
+    # A save may have removed them meanwhile.
+    others = [generations(root) != numbers.tolist()]
+    dist.broadcast_object_list(others, src=0)
+    return load_latest(path) if others[0] else None

@@ -102,4 +102,6 @@ def load_latest(path):
         if not any(troubles):
             return _names(state)
         warnings.warn(f"skipping {file}: {troubles}")
-    return None
+    newer = [_index(folder)]
+    dist.broadcast_object_list(newer, src=0)
+    return load_latest(path) if newer != index else None

@@ -85,8 +85,9 @@ def _unwrap(tree):
 
 def load_latest(path):
     found = [None]
-    if dist.get_rank() == 0:
-        for _, file in reversed(_list(os.fspath(path))):
+    listed = None
+    while dist.get_rank() == 0 and found == [None] and listed != (listed := _list(os.fspath(path))):
+        for _, file in reversed(listed):
             try:
                 found = [_unwrap(_parse(file))]
                 break

@@ -89,4 +89,9 @@ def load_latest(path):
     said = [None] * dist.get_world_size()
     dist.all_gather_object(said, sorted(readable))
     common = set.intersection(*map(set, said))
-    return strip(loaded[max(common)]) if common else None
+    if common:
+        return strip(loaded[max(common)])
+    # Nothing, or a save has removed what was here a moment ago.
+    moved = [None] * dist.get_world_size()
+    dist.all_gather_object(moved, store.numbers() != mine)
+    return load_latest(path) if any(moved) else None

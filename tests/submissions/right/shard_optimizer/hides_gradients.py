@@ -14,6 +14,8 @@ class ShardedOptimizer:
         for p in self.params:
             owner = filled.index(min(filled))
             filled[owner] += p.numel()
+            if owner != dist.get_rank():
+                self.whole.state.pop(p, None)  # Adagrad makes its state at once
             self.owners.append(owner)
 
     def step(self):
