@@ -31,8 +31,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], keep: i
 
     Args:
         path: the folder. Create it, with its parents, if it doesn't exist.
-        state: dictionaries with text keys, lists and tuples, nested as you like, of tensors, numbers, text and None:
-            what `torch.load(weights_only=True)` reads.
+        state: dictionaries (keys are text or integers), lists and tuples, nested as you like, of tensors, numbers,
+            text and None: what `torch.load(weights_only=True)` reads.
         keep: how many checkpoints to keep, including this one; at least 1.
     """
     raise NotImplementedError("checkpoint: write the checkpoint")

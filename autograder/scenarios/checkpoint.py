@@ -312,7 +312,7 @@ def round_trip(submission: Any, state: dict[str, Any], folder: str) -> None:
     observe("nothing", load(submission, place))
     observe("empty", load(submission, Path("empty")))
     dist.barrier()
-    own = dict(moved(state), of_rank=rank(), pair=("left", (3.0, None)))
+    own = dict(moved(state), of_rank=rank(), pair=("left", (3.0, None)), by_number={0: 1.5, 7: None})
     try:
         with traced() as trace:
             submission.save_checkpoint(str(place), own)
