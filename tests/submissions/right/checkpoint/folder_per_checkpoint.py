@@ -74,7 +74,7 @@ def load_one(folder):
 
 def without_prefix(value):
     if isinstance(value, dict):
-        if value and all(key.startswith("module.") for key in value if isinstance(key, str)):
+        if value and all(isinstance(key, str) and key.startswith("module.") for key in value):
             return {key.split(".", 1)[1]: without_prefix(inner) for key, inner in value.items()}
         return {key: without_prefix(inner) for key, inner in value.items()}
     if isinstance(value, (tuple, list)):
