@@ -122,7 +122,7 @@ def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
         write(lms / "moodle_grades.csv", moodle_csv(graded, grades, rounding).encode("utf-8", "backslashreplace"))
         write(lms / "moodle_feedback.zip", moodle_feedback(graded, pages))
     if "canvas" in systems:
-        title = marked.policy.classroom50.assignment
+        title = marked.policy.canvas_assignment
         write(
             lms / "canvas_grades.csv", canvas_csv(graded, grades, rounding, title).encode("utf-8", "backslashreplace")
         )
