@@ -421,7 +421,7 @@ def test_a_late_policy_warns_when_no_time_is_known(lockstep: CommandLine) -> Non
                   learner("fay", exercise("mini_ddp", 8, 8), marked=True))  # fmt: skip
     _, remark = apply(parse(LATE + "[learner.di]\nlate = false\n", NAMES), some).remarks
     assert remark.endswith("so nothing was taken off for lateness: ada, bob, cy")
-    assert apply(parse(LATE.replace("10", "0"), NAMES), some).remarks == ()
+    assert "lateness" not in str(apply(parse(LATE.replace("10", "0"), NAMES), some).remarks)
     done = lockstep("grade", "x", "--late", "3")
     assert done.returncode == 2 and "No such option" in done.stderr and "slice" not in done.stderr
 

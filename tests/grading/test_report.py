@@ -244,11 +244,12 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
         graded,
         similar=[pair, replace(pair, one="id-03", share=0.5)],
         tickets=[("4711", ("id-01", "id-09"))],
+        solved=[("mini_ddp", ("id-04", "id-05"))],
         titles={"boom": "It goes boom"},
     )
     text = Tree(page).text
     for part in ("11 learners, 2 exercises", "11 graded", "It goes boom", "Look at these", "No verdict", "75 %", "lines 1 to 9 of the first, line 4 of the second",
-                 "4711", "loss.backward()", "Alike among themselves", "bubblewrap", "Slowest submissions"):  # fmt: skip
+                 "The course's own solution", "mini_ddp: Name 4, Name 5", "4711", "loss.backward()", "Alike among themselves", "bubblewrap", "Slowest submissions"):  # fmt: skip
         assert part in text, part
     for part in ("Faults of the grader", "Nothing to grade", "Late:", "policy"):
         assert part not in text, part

@@ -7,7 +7,7 @@ exercise's points, then what lateness takes off. So a row of grades adds up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
@@ -204,9 +204,8 @@ def apply(policy: Policy, graded: ClassResult, teams: Mapping[str, str] | None =
             and own.late_days is None
         ]
         if timeless:
-            remarks.append(
-                f"the download does not say when these handed in, so nothing was taken off for lateness: {_few(timeless)}"
-            )
+            untouched = "so nothing was taken off for lateness"
+            remarks.append(f"the download does not say when these handed in, {untouched}: {_few(timeless)}")
     grades = {learner.id: _grade(policy, graded, learner) for learner in graded.learners}
     for id, line in (teams or {}).items():
         grades[id] = replace(grades[id], lines=(line, *grades[id].lines), by_hand=(line, *grades[id].by_hand))

@@ -105,6 +105,7 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
         grades=marked.grades,
         similar=similar.in_class(marked.once, marked.course),
         tickets=similar.same_tickets(marked.once),
+        solved=similar.from_solution(marked.once, marked.course),
         titles={id: entry.title for id, entry in marked.course.catalogue.items()},
     )
     return [*_written(folder / "index.html", page.encode()), reports]
