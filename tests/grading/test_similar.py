@@ -189,13 +189,14 @@ def test_the_same_ticket_twice(tmp_path: Path) -> None:
 
 def test_whoever_hands_in_the_reference_solution_is_named_and_nobody_else(tmp_path: Path) -> None:
     """In any disguise; of the right solutions that others wrote, none is."""
-    course, files = Course(ROOT), {"stub": {}, "copy": {}, "other": {}}
+    course, files = Course(ROOT), {"stub": {}, "copy": {}, "from-a-notebook": {}}
     names = [name for name in course.names if "/" not in name]
     for name in names:
         stub, solution = given(name)
         files["stub"][f"{name}DOTpy"], files["copy"][f"{name}DOTpy"] = stub, disguised(solution)
+        files["from-a-notebook"][f"{name}DOTpy"] = solution.partition("\nif __name__")[0]
         for number, text in enumerate(right(name).values()):
             files.setdefault(f"other{number}", {})[f"{name}DOTpy"] = text
     people = tuple(learner(tmp_path, who, **texts) for who, texts in files.items())
     found = from_solution(ClassResult(1, tuple(names), people), course)
-    assert dict(found) == dict.fromkeys(names, ("copy",))
+    assert dict(found) == dict.fromkeys(names, ("copy", "from-a-notebook"))
