@@ -189,6 +189,8 @@ def test_the_readme_of_any_copy_names_what_is_in_it(course, copy, tmp_path):
         files = files_of(folder)
         readme = files["README.md"].decode()
         assert set(PATHS.findall(readme)) <= {*files, *(path.rpartition("/")[0] for path in files)}
+        assert "## Two commands" not in readme and "## Start" in readme, "one of them is the teacher's"
+        assert "**To hand in**" in readme
         assert readme.count("```") % 2 == 0 and not re.search(r":\n\n(?!```)", readme)
         named = set(re.findall(r"%(?:check|hint) (\S+) +\./lockstep (?:check|hint) (\S+) ", readme))
         assert len(named) == 1 and {*named.pop()} <= {*Course(folder).names}

@@ -17,6 +17,7 @@ from lockstep.grading.exports.gradebooks import canvas_csv, canvas_feedback, moo
 from lockstep.grading.exports.items import checks_csv
 from lockstep.grading.intake import Handed, take_in
 from lockstep.grading.policy import Accommodation, Grades, Policy, Rounding, apply
+from lockstep.grading.policy_file import parse
 from lockstep.grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from lockstep.grading.writers import write_all
 
@@ -94,6 +95,12 @@ def test_canvass_gradebook() -> None:
     assert "Points Possible" in possible[0] and possible[3] == "4"
     assert {int(row[1]): row[3] for row in body} == {11: "3", 12: "2", 13: "0", 18: "EX"}, "EX is Canvas's excused"
     assert len({len(row) for row in (head, possible, *body)}) == 1
+
+
+def test_canvass_column_is_the_one_that_the_policy_names(tmp_path: Path, course: Course) -> None:
+    """Canvas finds an assignment by its heading in the gradebook, which ends with the assignment's number."""
+    write_all(some("canvas")[0], tmp_path, course, parse('[canvas]\nassignment = "Homework 4 (123)"', ()))
+    assert rows((tmp_path / "lms" / "canvas_grades.csv").read_text())[0][3] == "Homework 4 (123)"
 
 
 def test_canvass_feedback_zip() -> None:

@@ -722,6 +722,25 @@ def test_a_notebooks_definitions_are_taken_and_what_it_runs_is_not(tmp_path: Pat
     assert found["fay"].refused[0].endswith("; no such file was found")
 
 
+def test_a_notebook_counts_for_every_exercise_of_the_chapters(tmp_path: Path, course: Course) -> None:
+    """Also for `accumulate`, whose only function has the name of another exercise's function, with other parameters."""
+    names = [name for name in course.names if "/" not in name]
+    for name in names:
+        cell = (course.solutions / f"{name}.py").read_text("utf-8")
+        put(tmp_path / "class", {f"{name}/Untitled.ipynb": notebook(cell)})
+    found = {one.shown: one.files for one in take_in(tmp_path / "class", tmp_path / "scratch", course)}
+    assert found == {name: (f"{name}.py",) for name in names}
+
+
+def test_a_learner_is_told_what_a_notebook_lacks(tmp_path: Path, course: Course) -> None:
+    put(tmp_path / "class", {"ada/Untitled.ipynb": notebook("def train_step(model, data): ...")})
+    ada, *_ = take_in(tmp_path / "class", tmp_path / "scratch", course, ["accumulate"])
+    needs = "train_step(ddp_model, micro_batches, loss_fn, optimizer)"
+    assert (
+        ada.notes[-1] == f"a notebook or another file counts as accumulate.py if it defines {needs}" and not ada.files
+    )
+
+
 def test_a_file_of_any_name_that_defines_an_exercise_is_taken_for_it(tmp_path: Path, take: TakeIn) -> None:
     both = b"def train_ddp(): ...\ndef setup_ddp(): ...\ndef cleanup_ddp(): ...\n"
     found = take(put(tmp_path / "class", {"ada/my file.py": GOOD, "bob/all.py": both,

@@ -138,6 +138,15 @@ def test_what_was_not_asked_for_costs_nothing() -> None:
     assert apply(policy(""), graded(asked))["ada"].most == 22
 
 
+def test_whoever_is_graded_on_fewer_exercises_is_named() -> None:
+    """Else the easiest exercise alone is worth all points, and nobody notices."""
+    one = graded(learner("ada", *FULL), learner("bob", FULL[0]), learner("cy"))
+    (said,) = apply(policy(""), one).remarks
+    assert "cost them no points: bob." in said and said.endswith("--exercises mini_ddp,train_ddp --again")
+    assert apply(policy('[learner.bob]\nexempt = ["train_ddp"]'), one).remarks == ()
+    assert apply(policy(""), graded(learner("ada", *FULL), learner("cy"))).remarks == ()
+
+
 def test_what_the_machine_lacks_costs_nothing() -> None:
     """The checks that ran share the points; where none could run, the exercise does not count."""
 
@@ -212,6 +221,7 @@ WRONG = {
     "[learner.ada]\n\nlate = 'no'": "policy.toml:3: learner.ada.late is 'no': write true or false",
     "[learner]\nada = 3": "policy.toml:2: learner.ada is 3: write a table, [learner.ada]",
     "[learner.ada]\nextra_days = 1\n[learner.bob]\nextra_days = 'x'": "policy.toml:4: learner.bob.extra_days is 'x'",
+    "[canvas]\nassignment = 4": "policy.toml:2: canvas.assignment is 4: copy the column's heading",
     "[classroom50]\nclassroom = 'CS 1'": "policy.toml:2: classroom50.classroom is 'CS 1': write a short name",
     "[late\n": "policy.toml: Expected ']'",
     "[late]\na = 1\na = 2": "policy.toml: Cannot overwrite a value",
@@ -264,6 +274,7 @@ def test_the_file_that_we_ship_can_be_used_with_each_of_its_comments_taken_off()
     }
     assert known.late.deadline == datetime(2026, 11, 30, 22, 59, tzinfo=timezone.utc)
     assert known.classroom50 == Classroom50("cs101-fall", "lockstep")
+    assert known.canvas_assignment == "Homework 4 (123)"
     assert known.learners["ada-lovelace-4711"].exempt == {"mini_ddp"}
     assert "Learners never see this file" in head
 
@@ -408,9 +419,9 @@ def test_a_late_policy_warns_when_no_time_is_known(lockstep: CommandLine) -> Non
     some = graded(*(learner(name, exercise("mini_ddp", 8, 8)) for name in ("ada", "bob", "cy", "di")),
                   learner("eve", exercise("mini_ddp", 8, 8), late=timedelta(0)),
                   learner("fay", exercise("mini_ddp", 8, 8), marked=True))  # fmt: skip
-    (remark,) = apply(parse(LATE + "[learner.di]\nlate = false\n", NAMES), some).remarks
+    _, remark = apply(parse(LATE + "[learner.di]\nlate = false\n", NAMES), some).remarks
     assert remark.endswith("so nothing was taken off for lateness: ada, bob, cy")
-    assert apply(parse(LATE.replace("10", "0"), NAMES), some).remarks == ()
+    assert "lateness" not in str(apply(parse(LATE.replace("10", "0"), NAMES), some).remarks)
     done = lockstep("grade", "x", "--late", "3")
     assert done.returncode == 2 and "No such option" in done.stderr and "slice" not in done.stderr
 

@@ -12,7 +12,7 @@ from lockstep.course import Course
 from lockstep.grading import similar
 from lockstep.grading.classroom import ClassResult, Learner
 from lockstep.grading.intake import Handed
-from lockstep.grading.similar import groups, in_class, pairs, same_tickets
+from lockstep.grading.similar import from_solution, groups, in_class, pairs, same_tickets
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions" / "right"
@@ -185,3 +185,18 @@ def test_the_same_ticket_twice(tmp_path: Path) -> None:
     tickets = {"ada": "4711\n", "bob": " 4711", "eve": "4712", "nil": "", "non": " "}
     people = tuple(learner(tmp_path, name, clinic__ticketDOTtxt=text) for name, text in tickets.items())
     assert same_tickets(ClassResult(1, (), people)) == (("4711", ("ada", "bob")),)
+
+
+def test_whoever_hands_in_the_reference_solution_is_named_and_nobody_else(tmp_path: Path) -> None:
+    """In any disguise; of the right solutions that others wrote, none is."""
+    course, files = Course(ROOT), {"stub": {}, "copy": {}, "from-a-notebook": {}}
+    names = [name for name in course.names if "/" not in name]
+    for name in names:
+        stub, solution = given(name)
+        files["stub"][f"{name}DOTpy"], files["copy"][f"{name}DOTpy"] = stub, disguised(solution)
+        files["from-a-notebook"][f"{name}DOTpy"] = solution.partition("\nif __name__")[0]
+        for number, text in enumerate(right(name).values()):
+            files.setdefault(f"other{number}", {})[f"{name}DOTpy"] = text
+    people = tuple(learner(tmp_path, who, **texts) for who, texts in files.items())
+    found = from_solution(ClassResult(1, tuple(names), people), course)
+    assert dict(found) == dict.fromkeys(names, ("copy", "from-a-notebook"))

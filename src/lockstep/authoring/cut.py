@@ -80,6 +80,7 @@ def readme(text: str, files: Mapping[str, bytes], names: Sequence[str], whole: b
     head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     text = "".join((head, *(one for one in sections if one.startswith(FOR_LEARNERS))))
     text = "\n".join(line for line in text.splitlines() if not any(word in line for word in NOT_IN_A_COPY))
+    text = text.replace("## Two commands", "## Start")
     if not whole:
         rows = {one[1]: _row(one, files, names) for one in ROW.finditer(text)}
         text = ROW.sub(lambda found: rows[found[1]][0], text)

@@ -83,7 +83,7 @@ def grade(
             _say(f"{left} of {len(grading.roster)} are not graded yet: the same command without --only goes on.")
             return 0
         for remark in writers.mark(graded, course, rules).grades.remarks:
-            _say(f"Mind: {remark}.")
+            _say(f"Mind: {remark}" + ("" if remark.endswith("?") else "."))
         aside = sum(bool(one.handed.notes) for one in graded.learners)
         if aside:
             _say(

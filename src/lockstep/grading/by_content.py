@@ -15,26 +15,35 @@ from collections.abc import Iterator
 from ..course import Course
 from .source import parse
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _IN_FRONT_ENDS = {"IPython", "google", "lockstep"}  # What only a notebook imports
 
 
 def definitions(course: Course) -> dict[str, frozenset[str]]:
-    """By exercise, the public names that it defines and no other exercise does; exercises without any are left out."""
-    found = {}
+    """By exercise, the public names that it defines and no other exercise does. An exercise whose names others define
+    too is known by their parameters (`train_step(ddp_model, …)`), and left out when others have these as well.
+    """
+    texts = {}
     for name in course.names:
         places = (course.solutions, course.autograder / "stubs", course.exercises)
         file = next((place / f"{name}.py" for place in places if (place / f"{name}.py").is_file()), None)
-        found[name] = {one for one in _defined(file.read_text("utf-8")) if one[0] != "_"} if file else set()
-    count = Counter(one for names in found.values() for one in names)
-    own = {name: frozenset(one for one in names if count[one] == 1) for name, names in found.items()}
-    return {name: names for name, names in own.items() if names}
+        texts[name] = file.read_text("utf-8") if file else ""
+    by_name = _own({name: _defined(text) for name, text in texts.items()})
+    by_parameters = _own({name: _signatures(text) for name, text in texts.items()})
+    return {name: names for name in texts if (names := by_name[name] or by_parameters[name])}
 
 
 def exercises_in(text: str, wanted: dict[str, frozenset[str]]) -> list[str]:
     """The exercises that a source defines completely."""
-    there = _defined(text)
+    there = _defined(text) | _signatures(text)
     return [name for name, names in wanted.items() if names <= there]
+
+
+def _own(found: dict[str, set[str]]) -> dict[str, frozenset[str]]:
+    """By exercise, what no other exercise has."""
+    count = Counter(one for names in found.values() for one in names)
+    return {name: frozenset(one for one in names if one[0] != "_" and count[one] == 1) for name, names in found.items()}
 
 
 def of_notebook(data: bytes) -> str:
@@ -81,3 +90,14 @@ def _stays(node: ast.stmt) -> bool:
 def _defined(text: str) -> set[str]:
     tree = parse(text)
     return {node.name for node in tree.body if isinstance(node, _DEFINITIONS)} if tree is not None else set()
+
+
+def _signatures(text: str) -> set[str]:
+    """The functions with their parameters' names, as in `train_step(ddp_model, optimizer)`."""
+    tree = parse(text)
+    functions = [node for node in tree.body if isinstance(node, _FUNCTIONS)] if tree is not None else []
+    return {f"{node.name}({', '.join(_parameters(node.args))})" for node in functions}
+
+
+def _parameters(given: ast.arguments) -> list[str]:
+    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]

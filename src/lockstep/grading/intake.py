@@ -53,6 +53,7 @@ METADATA_BYTES = 64 << 20
 NOTEBOOK_BYTES = 8 << 20
 MOST_NEAR = 8  # files of one learner whose names are nearly an exercise's
 MOST_LOOKED_INTO = 16  # files of one learner that are read for what they define
+MOST_EXPLAINED = 4  # exercises of which a learner is told what a file must define
 _ADDED = re.compile(
     r"^(copy_of|my)_|_(final|new|last|latest|fixed|done|submission|solution|copy|edited|updated|v?\d{1,4})(?=_|$)"
 )
@@ -334,6 +335,7 @@ class _Gathering:
             listed = ", ".join(printable(name, 40) for name in beside[:5])
             more = f" and {len(beside) - 5} more" if len(beside) > 5 else ""
             self.notes[f"ignored, no exercise in it: {listed}{more}"] = None
+            self._say_what_lacks()
             self._ask(beside)
         if not self.taken and not self.hostile:
             self.refused[self._nothing()] = None
@@ -351,6 +353,12 @@ class _Gathering:
         for name in beside if self.taken else ():
             for near in difflib.get_close_matches(name.lower(), missing, 1, 0.7):
                 self.notes[f"{printable(name)} was not taken: should it be {near}?"] = None
+
+    def _say_what_lacks(self) -> None:
+        """What a notebook, or a file of another name, must define for an exercise that was asked for and is missing."""
+        for file in [file for file in self.expected.asked if file not in self.taken][:MOST_EXPLAINED]:
+            if names := sorted(self.expected.definitions.get(file, ())):
+                self.notes[f"a notebook or another file counts as {leaf(file)} if it defines {', '.join(names)}"] = None
 
     def _nothing(self) -> str:
         wanted = [leaf(file) for file in self.expected.asked or self.expected.files]

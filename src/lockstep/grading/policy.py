@@ -7,7 +7,7 @@ exercise's points, then what lateness takes off. So a row of grades adds up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
@@ -114,6 +114,7 @@ class Policy:
     rounding: Rounding = Rounding()
     learners: Mapping[str, Accommodation] = field(default_factory=dict)
     classroom50: Classroom50 = Classroom50()
+    canvas_assignment: str = "Lockstep"
     teams: Mapping[str, Team] = field(default_factory=dict)
 
 
@@ -190,6 +191,7 @@ def apply(policy: Policy, graded: ClassResult, teams: Mapping[str, str] | None =
                 remarks.append(
                     f"{learner.id} has {points} points by hand for {one.name}, which gives {one.most} at most"
                 )
+    remarks += _graded_on_fewer(policy, graded)
     if policy.late.deadline is not None and policy.late.percent_a_day:
         timeless = [
             one.id
@@ -201,10 +203,8 @@ def apply(policy: Policy, graded: ClassResult, teams: Mapping[str, str] | None =
             and own.late_days is None
         ]
         if timeless:
-            shown = ", ".join(timeless[:3]) + (f" and {len(timeless) - 3} more" if len(timeless) > 3 else "")
-            remarks.append(
-                f"the download does not say when these handed in, so nothing was taken off for lateness: {shown}"
-            )
+            untouched = "so nothing was taken off for lateness"
+            remarks.append(f"the download does not say when these handed in, {untouched}: {_few(timeless)}")
     grades = {learner.id: _grade(policy, graded, learner) for learner in graded.learners}
     for id, line in (teams or {}).items():
         grades[id] = replace(grades[id], lines=(line, *grades[id].lines), by_hand=(line, *grades[id].by_hand))
@@ -222,6 +222,27 @@ def days_late(late: Late, handed_in: datetime | None, marked: bool, own: Accommo
         return int(marked and not own.extra_days and own.deadline is None)
     over = handed_in - deadline - float(own.extra_days) * DAY
     return 0 if over <= late.grace else math.ceil(over / DAY)
+
+
+def _graded_on_fewer(policy: Policy, graded: ClassResult) -> list[str]:
+    """A line on learners whose missing exercises cost them nothing, because nobody said what was to be handed in."""
+    fewer = []
+    for learner in graded.learners:
+        counted = {result.name for result in learner.exercises}
+        missing = set(graded.exercises) - counted - policy.learners.get(learner.id, Accommodation()).uncounted
+        if missing and learner.outcome is GradingOutcome.GRADED:
+            fewer.append(learner.id)
+    if not fewer:
+        return []
+    asked = ",".join(graded.exercises)
+    return [
+        f"exercises that these learners did not hand in cost them no points: {_few(fewer)}. "
+        f"To count them as 0: --exercises {asked} --again"
+    ]
+
+
+def _few(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
 
 
 def on(exercise: str) -> str:

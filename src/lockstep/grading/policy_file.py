@@ -49,7 +49,7 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
     except RecursionError:
         raise PolicyError(f"{name}: has tables or lists too deep in each other") from None
     reader = _Reader(text, tuple(exercises), name)
-    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "group", "classroom50"))
+    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "group", "classroom50", "canvas"))
     points = {
         key: reader.number(("points", key), value, "0 or more points")
         for key, value in reader.table(raw, "points").items()
@@ -60,7 +60,14 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
     for key in partial:
         reader.exercise(("partial", key), key)
     learners = {key: reader.accommodation(key, value) for key, value in reader.table(raw, "learner").items()}
-    rest = (reader.late(raw), reader.rounding(raw), learners, reader.classroom50(raw), reader.teams(raw))
+    rest = (
+        reader.late(raw),
+        reader.rounding(raw),
+        learners,
+        reader.classroom50(raw),
+        reader.canvas(raw),
+        reader.teams(raw),
+    )
     return Policy(points, partial, default, *rest)
 
 
@@ -157,6 +164,15 @@ class _Reader:
             wanted = 'write a short name: lower case letters, digits and dashes, as in "cs101-fall"'
             self.must(isinstance(value, str) and bool(SLUG.fullmatch(value)), ("classroom50", key), value, wanted)
         return Classroom50(**table)
+
+    def canvas(self, raw: dict[str, Any]) -> str:
+        table = self.table(raw, "canvas")
+        self.only(("canvas",), table, ("assignment",))
+        title = table.get("assignment", Policy.canvas_assignment)
+        if not isinstance(title, str) or not title.strip() or not title.isprintable():
+            wanted = "copy the column's heading from Canvas's gradebook export, as in \"Homework 4 (123)\""
+            raise self.wrong(("canvas", "assignment"), f"is {_shown(title)}: {wanted}")
+        return title.strip()
 
     def teams(self, raw: dict[str, Any]) -> dict[str, Team]:
         found: dict[str, Team] = {}

@@ -38,6 +38,7 @@ MOST_PARSED = 100_000  # characters; a longer file is taken word by word
 MOST_PAIRS = 200  # of one exercise
 LONGEST_NUMBER = 1_000  # bits of one that is told from others
 TICKET = "clinic/ticket.txt"
+SOLVED = 0.7  # of the reference solution's own part; of independent solutions in the bank none has more than 0.52
 PASSAGES = 40  # common fingerprints of a pair from which its longest passage is grown
 
 
@@ -109,6 +110,31 @@ def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: st
             found.append((round(share, 3), round(weight, 3), one, other))
     found.sort(key=lambda item: (-item[0], -item[1], *item[2:]))
     return tuple(_pair(exercise, one, other, share, codes, own, weights) for share, _, one, other in found[:MOST_PAIRS])
+
+
+def from_solution(graded: ClassResult, course: Course) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Exercises, and the learners whose file is the reference solution or nearly so, whatever its names are.
+
+    Cases of a group such as the clinic are left out: their fix is a few lines, and everybody finds the same.
+    """
+    found = []
+    for name in graded.exercises:
+        solution = course.solutions / f"{name}.py"
+        if "/" in name or not solution.is_file():
+            continue
+        stub = next(path for folder in (course.autograder / "stubs", course.exercises)
+                    if (path := folder / f"{name}.py").is_file())  # fmt: skip
+        known = {mark for _, mark in _Code.of(stub.read_text(encoding="utf-8")).grams()}
+        own = set(_Code.of(solution.read_text(encoding="utf-8")).fingerprints(known))
+        held = []
+        for learner in graded.learners:
+            if f"{name}.py" in learner.handed.files:
+                marks = {mark for _, mark in _Code.of(_read(learner.source(name), MAX_BYTES)).grams()}
+                if own and len(own & marks) >= SOLVED * len(own):
+                    held.append(learner.id)
+        if held:
+            found.append((name, tuple(held)))
+    return tuple(found)
 
 
 def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -105,6 +105,7 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
         grades=marked.grades,
         similar=similar.in_class(marked.once, marked.course),
         tickets=similar.same_tickets(marked.once),
+        solved=similar.from_solution(marked.once, marked.course),
         titles={id: entry.title for id, entry in marked.course.catalogue.items()},
     )
     return [*_written(folder / "index.html", page.encode()), reports]
@@ -122,7 +123,7 @@ def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
         write(lms / "moodle_grades.csv", moodle_csv(graded, grades, rounding).encode("utf-8", "backslashreplace"))
         write(lms / "moodle_feedback.zip", moodle_feedback(graded, pages))
     if "canvas" in systems:
-        title = marked.policy.classroom50.assignment
+        title = marked.policy.canvas_assignment
         write(
             lms / "canvas_grades.csv", canvas_csv(graded, grades, rounding, title).encode("utf-8", "backslashreplace")
         )

@@ -34,12 +34,13 @@ def class_page(
     grades: Grades | None = None,
     similar: Sequence[Pair] = (),
     tickets: Sequence[tuple[str, Sequence[str]]] = (),
+    solved: Sequence[tuple[str, Sequence[str]]] = (),
     titles: Mapping[str, str] | None = None,
 ) -> str:
     """The page, with links to `reports/ID.html`.
 
-    `grades` are the policy's, `similar` and `tickets` come from `similar.in_class` and `similar.same_tickets`, `titles`
-    are the diagnoses' titles by id.
+    `grades` are the policy's; `similar`, `tickets` and `solved` come from `similar.in_class`, `similar.same_tickets`
+    and `similar.from_solution`; `titles` are the diagnoses' titles by id.
     """
     learners = {learner.id: learner for learner in graded.learners}
     named = Counter(learner.handed.shown for learner in graded.learners)
@@ -74,6 +75,7 @@ def class_page(
         more_pairs=max(0, len(pairs) - PAIRS),
         groups=_groups(pairs, person),
         tickets=[{"ticket": ticket, "people": [person(one) for one in held]} for ticket, held in tickets],
+        solved=[{"exercise": exercise, "people": [person(one) for one in held]} for exercise, held in solved],
         late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades))],
         slowest=_slowest(graded, person),
         learners=[person(one.id) | _row(one, *given[one.id]) for one in graded.learners],
