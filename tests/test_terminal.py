@@ -12,13 +12,15 @@ from support.tiny_course import make_course
 
 from lockstep import bootstrap
 from lockstep.commands import lab
+from lockstep.commands.terminal import next_text
 from lockstep.course import CourseError
+from lockstep.course.standing import NextUp
 from lockstep.course.stubs import make_stub
 from lockstep.grading import diagnose
 from lockstep.grading.submission import Submission
 from lockstep.grading.text import Worth, check_text, report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.ranks import text
+from lockstep.ranks import text, words
 from lockstep.ranks.report import Error, Frame, Waiting
 
 HANG = """import torch
@@ -72,6 +74,23 @@ def test_a_check_is_as_wide_as_the_terminal() -> None:
     assert own <= words, "no word is broken"
 
 
+def test_the_command_of_what_comes_next_is_never_broken() -> None:
+    coming = NextUp(2, "Sharding", "train_ddp", is_there=False, here=False)
+    said = 'Next: chapter 2, "Sharding" · then train_ddp:'
+    command = "./lockstep check train_ddp"
+    assert next_text(coming, 80) == f"{said} {command}"
+    assert next_text(coming, 60).splitlines() == [said, f"    {command}"]
+    there = NextUp(2, "Exercise: implement train_ddp", "train_ddp", is_there=True, here=False)
+    lines = next_text(there, 70).splitlines()
+    assert lines == ['Next: train_ddp, chapter 2, "Exercise: implement train_ddp"', f"    {command}"]
+
+
+def test_many_ranks_are_named_by_the_ends_of_their_runs() -> None:
+    assert words.names(range(5)) == "ranks 0, 1, 2, 3 and 4"
+    assert words.names(range(120)) == "ranks 0 to 119"
+    assert words.names({*range(49), *range(50, 52), *range(53, 120)}) == "ranks 0 to 48, 50, 51 and 53 to 119"
+
+
 def test_a_command_is_never_broken() -> None:
     found = Diagnosis(
         "missing-set-epoch", "Rank 0 saw one order.", read='chapter 2, "Sharding: each rank its own samples"'
@@ -109,6 +128,19 @@ def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) ->
         assert fitted.splitlines()[0] == "  rank 0  waits in all_reduce #2"
         assert fitted.splitlines()[1] == "      1000×1000 × float32 · since 1.2 s"
         assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      since 11.2 s", "      train.py:8"]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_of_many_ranks_those_in_the_same_place_are_one_row(width: int) -> None:
+    there, other = Frame("train.py", 10), Frame("train.py", 8)
+    rows = [Waiting(rank, "barrier #1", since=rank / 10, frame=there) for rank in range(120)]
+    rows[2] = Waiting(2, "all_reduce #3", "4 × float32", 0.7, other, differs=True)
+    shown = text.fit(text.table(tuple(rows)), width).splitlines()
+    assert len(shown) <= 6 and any("0, 1, 3 to 119" in line and "barrier #1" in line for line in shown)
+    assert any(re.search(r"\b2 ← .*all_reduce #3", line) for line in shown) and any("11.9 s" in line for line in shown)
+    assert width > 60 or shown[0] == "  ranks 0, 1, 3 to 119  wait in barrier #1"
+    apart = [Waiting(rank, f"barrier #{rank % 2}", since=0.1) for rank in range(120)]
+    assert [line.split()[:2] for line in text.table(tuple(apart)).splitlines()[1:]] == [["60", "ranks"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,10 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
     """The ranks of a hang, one a row; those that differ are tinted."""
     if not rows:
         return ""
+    known = text.together(rows)
+    rows = tuple(row for _, row in known)
     cells = {
-        "rank": [str(row.rank) for row in rows],
+        "rank": [ranks for ranks, _ in known],
         "waits in": [row.what for row in rows],
         "tensor": [row.tensor for row in rows],
         "since": [f"{row.since:.1f} s" if row.since is not None else "" for row in rows],
@@ -79,7 +81,10 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in used)
     lines = []
     for number, row in enumerate(rows):
-        line = "".join(f"<td>{escape(column[number])}</td>" for column in used.values())
+        line = "".join(
+            f"<td{' class=ls-since' if name == 'since' else ''}>{escape(column[number])}</td>"
+            for name, column in used.items()
+        )
         lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 

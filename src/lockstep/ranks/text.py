@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from .hangs import groups_apart
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rule, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
-from .words import at, names
+from .words import at, names, runs
 
 WIDTH = 96
 CODE_WIDTH = 40
+MOST_ROWS = 16
+"""Of more ranks, a table has a row for those in the same place."""
+RANKS_WIDTH = 30
 COLUMNS = ("rank", "waits in", "tensor", "since", "node", "at", "")
 GAP = "   "
 HEAD = re.compile(r"\s*rank +waits in\b")
@@ -158,12 +162,31 @@ def _blowup(run: Run, found: Blowup) -> list[str]:
     return said
 
 
+def together(rows: tuple[Waiting, ...]) -> list[tuple[str, Waiting]]:
+    """The rows of a table, each with its rank; of many ranks, those in the same place are one: `0, 1, 3 to 119`.
+
+    Such a row has the time of the rank that has waited longest.
+    """
+    if len(rows) <= MOST_ROWS:
+        return [(str(row.rank), row) for row in rows]
+    alike: dict[Waiting, list[Waiting]] = {}
+    for row in rows:
+        alike.setdefault(replace(row, rank=0, since=None), []).append(row)
+    shown = []
+    for key, members in alike.items():
+        ranks = ", ".join(runs(sorted(row.rank for row in members)))
+        times = [row.since for row in members if row.since is not None]
+        many = len(ranks) > RANKS_WIDTH
+        shown.append((f"{len(members)} ranks" if many else ranks, replace(key, since=max(times, default=None))))
+    return shown
+
+
 def table(rows: tuple[Waiting, ...]) -> str:
     """One line a rank: what it waits in, with what tensor, since when, and where. An arrow marks the odd one."""
     cells = [list(COLUMNS)]
-    for row in rows:
+    for ranks, row in together(rows):
         cells.append([
-            str(row.rank) + (ODD if row.differs else ""),
+            ranks + (ODD if row.differs else ""),
             row.what,
             row.tensor,
             f"{row.since:.1f} s" if row.since is not None else "",
@@ -222,7 +245,10 @@ def _stacked(head: str, rows: list[str], width: int) -> list[str]:
     for row in rows:
         cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
         waits = "" if NOT_WAITING.match(cells[1]) else "waits in "
-        lines += _broken(f"{margin}rank {cells[0]}  {waits}{cells[1]}", width, margin)
+        one, several = cells[0].removesuffix(ODD).isdigit(), cells[0][:1].isdigit() and "ranks" not in cells[0]
+        who = f"rank {cells[0]}" if one else f"ranks {cells[0]}" if several else cells[0]
+        waits = waits if one else waits.replace("waits", "wait")
+        lines += _broken(f"{margin}{who}  {waits}{cells[1]}", width, margin)
         more = dict(zip(names[1:], cells[2:], strict=True))
         where = re.sub(r" {3,}", GAP, more.pop("at", ""))
         beside = " · ".join(value if name == "tensor" else f"{name} {value}" for name, value in more.items() if value)
