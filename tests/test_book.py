@@ -305,6 +305,19 @@ def test_the_theme_is_chosen_and_kept(book: Path, browser: Any) -> None:
     context.close()
 
 
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_the_search_field_says_what_it_is(book: Path, browser: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto(f"file://{book}/index.html")
+    room, needed = page.locator(".search input").evaluate("""(field) => {
+      const style = getComputedStyle(field), brush = document.createElement("canvas").getContext("2d");
+      brush.font = style.font;
+      const room = field.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+      return [room, brush.measureText(field.placeholder).width] }""")
+    assert room >= needed
+    page.close()
+
+
 def test_long_lines_of_source_go_on_under_their_beginning_and_letters_stand_at_the_first_line(
     book: Path, browser: Any
 ) -> None:

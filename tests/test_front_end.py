@@ -286,6 +286,17 @@ def test_a_hang_explains_itself(bench: Any) -> None:
     picture(cell, "hang")
 
 
+def test_code_in_a_choice_is_shown_as_code(bench: Any) -> None:
+    key = "01_internals/collectives"
+    notebook = bench(f'from lockstep.notebook.quiz import quiz\nquiz("{key}")')
+    notebook.run(notebook.cell(key))
+    box = notebook.cell(key).locator(".lockstep-quiz")
+    box.locator("label code").first.wait_for()
+    assert box.locator("label code").all_inner_texts() == [
+        "broadcast", "src=0", "all_gather", "all_gather", "if rank == 0",
+    ]  # fmt: skip
+
+
 def test_a_question_needs_only_the_keyboard(bench: Any, running: Lab) -> None:
     """The choices are one group with one Tab stop; arrow keys stay in it, and the verdict is announced where it appears."""
     key = "01_internals/ring"

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from bs4 import BeautifulSoup
 
 from lockstep.authoring import chapters
 from lockstep.course import CourseError, progress, quizzes
@@ -111,6 +112,15 @@ def test_a_choice_shows_no_markup(course: Path) -> None:
     box = quiz("01_internals/collectives")
     assert "`" in "".join(choice.text for choice in box.question.choices)
     assert "`" not in "".join(label for label, _ in box._choices.options)
+
+
+def test_a_choice_has_its_code_for_the_script_that_shows_it(course: Path) -> None:
+    box = quiz("01_internals/collectives")
+    asked = BeautifulSoup(box.children[0].value, "html.parser").select_one(".lockstep-question")
+    assert asked is not None and "<code>" not in asked.get_text()
+    labels = json.loads(str(asked["data-choices"]))
+    assert labels == [quizzes.rich(choice.text) for choice in box.question.choices]
+    assert labels[0] == "<code>broadcast</code> with <code>src=0</code>"
 
 
 def test_the_output_is_the_same_whatever_was_answered(course: Path) -> None:

@@ -13,7 +13,9 @@ from support.tiny_course import make_course
 
 from lockstep import bootstrap
 from lockstep.commands import lab
+from lockstep.commands.terminal import next_text
 from lockstep.course import CourseError
+from lockstep.course.standing import NextUp
 from lockstep.course.stubs import make_stub
 from lockstep.grading import diagnose
 from lockstep.grading.submission import Submission
@@ -61,7 +63,7 @@ def test_of_many_ranks_those_that_wait_alike_share_a_line() -> None:
     assert [line.split("   ")[0].strip() for line in shown] == ["rank", "0–6, 9–119", "7 ←", "8"]
     assert "1.0–2.2 s" in shown[1] and "1.1 s" in shown[2] and "train.py:9" in shown[3]
     stacked = text.fit("\n".join(shown), 40)
-    assert "ranks 0–6, 9–119  waits in" in stacked and "rank 8  waits in" in stacked and widest(stacked) <= 40
+    assert "ranks 0–6, 9–119  wait in" in stacked and "rank 8  waits in" in stacked and widest(stacked) <= 40
     assert len(text.table(tuple(rows[:8])).splitlines()) == 9, "a few ranks have a line each"
 
 
@@ -93,6 +95,17 @@ def test_a_check_is_as_wide_as_the_terminal() -> None:
     assert outside == [] and "rank 0 ←  waits in barrier #1" in shown
     own = {word for word in shown.split() if word.isalpha()}
     assert own <= words, "no word is broken"
+
+
+def test_the_command_of_what_comes_next_is_never_broken() -> None:
+    coming = NextUp(2, "Sharding", "train_ddp", is_there=False, here=False)
+    said = 'Next: chapter 2, "Sharding" · then train_ddp:'
+    command = "./lockstep check train_ddp"
+    assert next_text(coming, 80) == f"{said} {command}"
+    assert next_text(coming, 60).splitlines() == [said, f"    {command}"]
+    there = NextUp(2, "Exercise: implement train_ddp", "train_ddp", is_there=True, here=False)
+    lines = next_text(there, 70).splitlines()
+    assert lines == ['Next: train_ddp, chapter 2, "Exercise: implement train_ddp"', f"    {command}"]
 
 
 def test_a_command_is_never_broken() -> None:
@@ -132,6 +145,21 @@ def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) ->
         assert fitted.splitlines()[0] == "  rank 0  waits in all_reduce #2"
         assert fitted.splitlines()[1] == "      1000×1000 × float32 · since 1.2 s"
         assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      since 11.2 s", "      train.py:8"]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_of_many_ranks_those_in_the_same_place_are_one_row(width: int) -> None:
+    there, other = Frame("train.py", 10), Frame("train.py", 8)
+    rows = [Waiting(rank, "barrier #1", since=rank / 10, frame=there) for rank in range(120)]
+    rows[2] = Waiting(2, "all_reduce #3", "4 × float32", 0.7, other, differs=True)
+    shown = text.fit(text.table(tuple(rows)), width).splitlines()
+    assert len(shown) <= 6 and any("0, 1, 3–119" in line and "barrier #1" in line for line in shown)
+    assert any(re.search(r"\b2 ← .*all_reduce #3", line) for line in shown) and any(
+        "0.0–11.9 s" in line for line in shown
+    )
+    assert width > 60 or shown[0] == "  ranks 0, 1, 3–119  wait in barrier #1"
+    apart = [Waiting(rank, f"barrier #{rank % 2}", since=0.1) for rank in range(120)]
+    assert [line.split()[:2] for line in text.table(tuple(apart)).splitlines()[1:]] == [["60", "ranks"]] * 2
 
 
 @pytest.mark.parametrize(

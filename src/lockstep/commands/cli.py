@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Distributed training with PyTorch DDP, taught by running it.",
+    help="Distributed training with PyTorch DDP, taught by running it. Start with lab.",
 )
 for title, kind in (
     ("The course", learner),

@@ -18,7 +18,7 @@ PAINTED = (
     (re.compile(r"(?<![\w/.])[\w./-]+\.(?:py|sbatch|sh):\d+"), "cyan"),
     (re.compile(r"(?:Read: .*|[.]/lockstep [a-z]+ [\w/]+)$", re.MULTILINE), "cyan"),
     (re.compile(r"^ *rank +waits in\b.*", re.MULTILINE), "dim"),
-    (re.compile(rf"^ *(?:rank )?\d+{ODD}.*", re.MULTILINE), "yellow"),
+    (re.compile(rf"^ *(?:ranks? )?\d+(?:[\d, to]*\d| ranks)?{ODD}.*", re.MULTILINE), "yellow"),
     (
         re.compile(rf"^(?:{'|'.join([*TITLES.values(), 'DRIFT', 'SAME WORK'])})\b(?:.|\n(?!\n))*", re.MULTILINE),
         "bold red",

@@ -40,7 +40,10 @@ def check(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout and nothing else")] = False,
 ) -> int:
-    """Grade exercises: 0 all passed, 1 something failed, 2 usage, 3 our own fault."""
+    """Grade exercises: what is right, what is wrong, and why.
+
+    Exit status: 0 all passed, 1 something failed, 2 usage, 3 our own fault.
+    """
     from ..grading.request import GradeRequest
     from .check import check, isolate
 

@@ -65,7 +65,10 @@ def grade(
     ] = None,
     part: Annotated[str | None, typer.Option("--slice", hidden=True)] = None,
 ) -> int:
-    """Grade a class. 0 all graded, 1 a grading broke on our side, 2 usage, 3 our own fault."""
+    """Grade a class: a page for you, a report for each learner, and files for the gradebook.
+
+    Exit status: 0 all graded, 1 a grading broke on our side, 2 usage, 3 our own fault.
+    """
     from ..grading.bulk import ClassRequest
     from . import grade_class
 

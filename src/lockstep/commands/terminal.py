@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ..course import Chapter, Course, progress
-from ..course.standing import ChapterStanding, next_up, standing
+from ..course.standing import ChapterStanding, NextUp, next_up, standing
 from ..grading.text import WIDTH, check_text, is_unwritten, stage_text
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
@@ -43,7 +44,15 @@ def show_next(course: Course, report: Report) -> None:
     """After a pass, what comes next."""
     coming = next_up(course, report.exercises[-1].name) if report.passed else None
     if coming is not None:
-        console().print(painted(fit(coming.said("./lockstep check"), width())))
+        console().print(painted(next_text(coming, width())))
+
+
+def next_text(coming: NextUp, columns: int) -> str:
+    """What comes next, in lines of so many columns. The command is there to be copied, so no line breaks it."""
+    said = coming.said("./lockstep check")
+    if len(said) > columns:
+        said = re.sub(r"(:| ·) (?=\./lockstep)", r"\1\n    ", said).replace(" ·\n", "\n")
+    return fit(said, columns)
 
 
 def show_markdown(text: str) -> None:

@@ -47,7 +47,9 @@ class ExerciseMagics(Magics):
         course, names = _asked(line, "%hint")
         number, of, text = hints.next_hint(course, names[0])
         more = "Run this cell again for the next hint." if number < of else "That was the last hint."
-        display(Markdown(f"**Hint {number} of {of}**\n\n{text}\n\n*{more}*"))
+        title = f"Hint {number} of {of}"
+        said = f"**{title}: {text[2:]}" if text.startswith("**") else f"**{title}**\n\n{text}"
+        display(Markdown(f"{said}\n\n*{more}*"))
 
     @line_magic
     def course(self, line: str) -> Any:

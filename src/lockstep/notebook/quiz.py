@@ -7,6 +7,7 @@ goes into an HTML widget, never an output area, which nbval would compare.
 
 from __future__ import annotations
 
+import json
 from html import escape
 from typing import Any
 
@@ -23,6 +24,8 @@ STYLE = """<style>
 .lockstep-quiz .widget-radio-box label { display: flex; flex-direction: row-reverse; justify-content: flex-end;
   align-items: center; gap: 8px; margin: 1px 0; padding: 3px 8px; border: 1px solid transparent; border-radius: 6px }
 .lockstep-quiz .widget-radio-box label input { position: static; margin: 0; flex: none; align-self: center }
+.lockstep-quiz label code { font-family: var(--jp-code-font-family, monospace); font-size: .93em; padding: 1px 5px;
+  background: var(--jp-layout-color2, transparent) }
 .lockstep-quiz { --of: var(--jp-success-color1, #388e3c) }
 .lockstep-quiz.lockstep-chose-wrong { --of: var(--jp-warn-color1, #f57c00) }
 .lockstep-quiz:is(.lockstep-chose-right, .lockstep-chose-wrong) label:has(:checked) {
@@ -42,7 +45,15 @@ const soon = setInterval(() => {
   const quiz = this.closest(".lockstep-quiz"), box = quiz?.querySelector(".widget-radio-box");
   const told = quiz?.querySelector(".lockstep-feedback .widget-html-content");
   if (box && told) {
-    const group = () => { for (const one of box.querySelectorAll("input")) one.name = name };
+    const shown = JSON.parse(quiz.querySelector(".lockstep-question").dataset.choices);
+    const group = () => { box.querySelectorAll("label:has(input)").forEach((label, index) => {
+      label.querySelector("input").name = name;
+      const plain = [...label.childNodes].find((one) => one.nodeType === Node.TEXT_NODE);
+      if (!plain || shown[index] === undefined) return;
+      const rich = document.createElement("span");
+      rich.innerHTML = shown[index];
+      plain.replaceWith(rich);
+    }) };
     group();
     new MutationObserver(group).observe(box, { childList: true, subtree: true });
     box.setAttribute("role", "radiogroup");
@@ -55,7 +66,8 @@ const soon = setInterval(() => {
 """What ipywidgets' radio buttons lack, because they have no name: one group, in which arrow keys choose, and feedback
 that is read out while the focus stays on the button. JupyterLab would take these keys for itself (the next cell, edit
 mode), so they are marked as not its own. The script runs when the question appears, perhaps before the rest of the box
-does; ipywidgets may make the choices again, so those get the name as well.
+does; ipywidgets may make the choices again, so those get the name as well. ipywidgets' labels are plain text; the
+script sets their code as code.
 """
 
 
@@ -72,8 +84,10 @@ class Quiz(Stored):
         self._button = Button(description="Check", disabled=True, tooltip="Check this answer")
         self._feedback = HTML()
         self._feedback.add_class("lockstep-feedback")
+        labels = escape(json.dumps([rich(choice.text) for choice in question.choices]))
         asked = (
-            f'<b class="lockstep-question">{rich(question.text)}</b><img hidden src="data:," onerror="{escape(GROUP)}">'
+            f'<b class="lockstep-question" data-choices="{labels}">{rich(question.text)}</b>'
+            f'<img hidden src="data:," onerror="{escape(GROUP)}">'
         )
         super().__init__([HTML(STYLE + asked), self._choices, self._button, self._feedback])
         self.add_class("lockstep-quiz")

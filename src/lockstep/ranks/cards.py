@@ -81,7 +81,10 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in used)
     lines = []
     for number, row in enumerate(firsts):
-        line = "".join(f"<td>{escape(column[number])}</td>" for column in used.values())
+        line = "".join(
+            f"<td{' class=ls-since' if name == 'since' else ''}>{escape(column[number])}</td>"
+            for name, column in used.items()
+        )
         lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 

@@ -436,6 +436,17 @@ def _members(run: Run, job: Job) -> list[RankReport]:
     return latest(run.workers) if job.launcher and run.workers else list(run.ranks)
 
 
+def _still_waiting(waiting: list[RankReport], who: str) -> str:
+    """`rank 1 was still waiting in barrier #2`; each call with its ranks, the one with the most of them first."""
+    calls: dict[str, list[int]] = {}
+    for report in waiting:
+        calls.setdefault(what(report), []).append(report.rank)
+    (call_of_most, most), *others = sorted(calls.items(), key=lambda item: -len(item[1]))
+    who = names(most) if others else who
+    said = f"{who} {'were' if who.startswith('ranks') else 'was'} still waiting in {call_of_most}"
+    return said + "".join(f", {names(ranks)} in {one}" for one, ranks in others)
+
+
 def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
     limit = f"{end.limit:g}"
     members = _members(run, job)
@@ -456,7 +467,7 @@ def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
     if held:
         said = f"{who} {was} held by a signal (SIGSTOP) and did nothing for {limit} s{where}"
     elif not busy:
-        said = f"{who} {was} still waiting in {what(first)} after {limit} s{where}"
+        said = f"{_still_waiting(many, who)} after {limit} s{where}"
     elif end.why is Why.CPU:
         said = f"{who} {was} still computing after {limit} s of processor time{where}"
     elif end.why is Why.IDLE:

@@ -311,7 +311,11 @@ def _counts(members: list[RankReport]) -> list[str]:
     numbers = {report.rank: sum(not one.is_point_to_point for one in report.collectives) for report in members}
     if len(set(numbers.values())) == 1:
         return []
-    return ["Collectives started: " + ", ".join(f"rank {rank}: {number}" for rank, number in numbers.items()) + "."]
+    started: dict[int, list[int]] = {}
+    for rank, number in numbers.items():
+        started.setdefault(number, []).append(rank)
+    counts = (f"{number} on {names(started[number])}" for number in sorted(started, reverse=True))
+    return [f"Collectives started: {', '.join(counts)}."]
 
 
 LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)

@@ -16,6 +16,7 @@ from .words import MANY, at, names, spans
 
 WIDTH = 96
 CODE_WIDTH = 40
+RANKS_WIDTH = 30
 COLUMNS = ("rank", "waits in", "tensor", "since", "node", "at", "")
 GAP = "   "
 HEAD = re.compile(r"\s*rank +waits in\b")
@@ -185,8 +186,9 @@ def alike(rows: Iterable[Waiting]) -> list[list[Waiting]]:
 
 
 def ranks_of(rows: Sequence[Waiting]) -> str:
-    """`3`, or `0–6, 8–119`."""
-    return ", ".join(spans(row.rank for row in rows))
+    """`3`, or `0–6, 8–119`, or `60 ranks` if that would be too wide."""
+    listed = ", ".join(spans(row.rank for row in rows))
+    return listed if len(listed) <= RANKS_WIDTH else f"{len(rows)} ranks"
 
 
 def since(rows: Sequence[Waiting]) -> str:
@@ -241,9 +243,9 @@ def _stacked(head: str, rows: list[str], width: int) -> list[str]:
     for row in rows:
         cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
         waits = "" if NOT_WAITING.match(cells[1]) else "waits in "
-        lines += _broken(
-            f"{margin}{'ranks' if '–' in cells[0] else 'rank'} {cells[0]}  {waits}{cells[1]}", width, margin
-        )
+        alone, counted = cells[0].removesuffix(ODD).isdigit(), "ranks" in cells[0]
+        who = f"{margin}{'rank ' if alone else '' if counted else 'ranks '}{cells[0]}"
+        lines += _broken(f"{who}  {waits if alone else waits.replace('waits', 'wait')}{cells[1]}", width, margin)
         more = dict(zip(names[1:], cells[2:], strict=True))
         where = re.sub(r" {3,}", GAP, more.pop("at", ""))
         beside = " · ".join(value if name == "tensor" else f"{name} {value}" for name, value in more.items() if value)
