@@ -587,8 +587,8 @@ for number, x in enumerate(micro_batches):
 print("no_sync around backward only:", reductions(late), "all-reduces")
 
 # %% [markdown]
-# **The last group is incomplete.** With ten micro-batches and a step at each `(i + 1) % 4 == 0`, the last two have no
-# step of their own. Each micro-batch here has gradient ¼, so a correct step prints 1:
+# **The last group is incomplete.** With ten micro-batches and a step at each `(i + 1) % 4 == 0`, no step follows the
+# last two. Each micro-batch here has gradient ¼, so a correct step prints 1:
 
 # %%
 # %%ranks 2

@@ -182,7 +182,7 @@ def test_shapes_that_do_not_fit(size: int, extents: str) -> None:
 def test_a_hang_by_sizes_names_the_call_wherever_it_is_waited_for(text: str, called: str) -> None:
     """The headline's line stands in the table too, and the section to read is the one on mismatches."""
     cause = ranks.run(ranks.Source(PRELUDE + text), 2).cause
-    assert cause is not None and cause.kind == "hang" and "brought" in cause.headline
+    assert cause is not None and cause.kind == "hang" and "passed" in cause.headline
     assert cause.frame is not None and cause.frame.text == called
     assert cause.frame in [row.frame for row in cause.rows]
     assert cause.topic is Topic.MISMATCHES

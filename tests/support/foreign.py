@@ -245,10 +245,10 @@ def _blamed(head: str, text: str) -> set[int]:
     if rows:
         return {int(rank) for rank, arrow in rows if arrow}
     if head.startswith(("NaN", "inf")):
-        alone = re.search(r"on (ranks? [\d, and]+) alone", head)
+        alone = re.search(r"only on (ranks? [\d, and]+);", head)
         return _ranks(alone[1]) if alone else set()
     if head.startswith("DRIFT"):
-        on = re.search(r"on (ranks? [\d, and]+) is not that", head)
+        on = re.search(r"on (ranks? [\d, and]+) differs", head)
         return _ranks(on[1]) if on else set()
     named = re.search(r"ranks? [\d, and]+", head)
     return _ranks(named[0]) if named and "every rank" not in head else set()
