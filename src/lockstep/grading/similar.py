@@ -120,10 +120,10 @@ def from_solution(graded: ClassResult, course: Course) -> tuple[tuple[str, tuple
     found = []
     for name in graded.exercises:
         solution = course.solutions / f"{name}.py"
-        if "/" in name or not solution.is_file():
+        stubs = (folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises))
+        stub = next((path for path in stubs if path.is_file()), None)
+        if "/" in name or stub is None or not solution.is_file():
             continue
-        stub = next(path for folder in (course.autograder / "stubs", course.exercises)
-                    if (path := folder / f"{name}.py").is_file())  # fmt: skip
         known = {mark for _, mark in _Code.of(stub.read_text(encoding="utf-8")).grams()}
         own = set(_Code.of(solution.read_text(encoding="utf-8")).fingerprints(known))
         held = []
