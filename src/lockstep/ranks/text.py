@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -174,9 +174,8 @@ def table(rows: tuple[Waiting, ...]) -> str:
     return "\n".join("  " + GAP.join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells)
 
 
-def alike(rows: Iterable[Waiting]) -> list[list[Waiting]]:
+def alike(rows: Sequence[Waiting]) -> list[list[Waiting]]:
     """The rows of a table, each alone; of more than `MANY` ranks, those that differ only in rank and seconds together."""
-    rows = list(rows)
     if len(rows) <= MANY:
         return [[row] for row in rows]
     together: dict[Waiting, list[Waiting]] = {}
