@@ -242,6 +242,7 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     assert lines[3].split() == ["average_gradients"]
     cases = sum("/" in name for name in course.names)
     assert f"clinic: {cases} not tried yet" in [line.strip() for line in lines], "not a line for each"
+    assert lines[-1] == "Next exercise: setup_ddp · ./lockstep check setup_ddp", "it goes on from that chapter"
     assert hints.next_hint(course, "average_gradients")[2].startswith("**Where to start**"), "it is no heading"
 
 

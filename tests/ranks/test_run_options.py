@@ -346,7 +346,7 @@ def test_the_help_lists_every_option_once_under_its_title(columns: int, monkeypa
     usage, *rest = said.splitlines()
     assert usage == "usage: ./lockstep run [options] script ..."
     titles = [line for line in rest if re.fullmatch(r"\w[\w ]+:", line)]
-    assert titles == ["What to run:", "Launch:", "Hangs and failures:", "Output:"]
+    assert titles == ["For example:", "What to run:", "Launch:", "Hangs and failures:", "Output:"]
     heads = [line for line in rest if re.match(r"  -", line)]
     assert heads[0].startswith("  -n, --nproc-per-node N  ranks per node")
     listed = re.findall(r"(?<![\w-])--?[a-z][\w-]*", "\n".join(line[:26] for line in heads))

@@ -114,7 +114,7 @@ def line(learner: Learner) -> str:
     """A learner's grading in a line."""
     if learner.outcome is GradingOutcome.GRADED:
         found = f" · {', '.join(learner.diagnoses)}" if learner.diagnoses else ""
-        return f"{learner.id}: {learner.score} of {learner.max_score} · {learner.seconds:.1f} s{found}"
+        return f"{learner.id}: {learner.score} of {learner.max_score} points · {learner.seconds:.1f} s{found}"
     if learner.report is None:
         return f"{learner.id}: {visible('; '.join(learner.handed.refused[:2]))}"
     why = [fault.strip().splitlines()[-1] for fault in learner.report.faults if fault.strip()]

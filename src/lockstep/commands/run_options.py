@@ -79,7 +79,11 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         """The options as wide as the terminal; of two spellings, only the one with hyphens."""
         width = min(shutil.get_terminal_size().columns, WIDEST) - 2
-        parts = [f"usage: {self.prog} [options] script ...", textwrap.fill(self.description or "", width)]
+        parts = [
+            f"usage: {self.prog} [options] script ...",
+            textwrap.fill(self.description or "", width),
+            f"For example:\n  {self.prog} -n 4 train.py --epochs 3",
+        ]
         for title, actions in self.titled.items():
             parts.append(
                 "\n".join(

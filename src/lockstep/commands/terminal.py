@@ -34,7 +34,7 @@ def show_check(check: CheckResult, exercise: str, on: Console) -> None:
 def show_score(result: ExerciseResult) -> None:
     """The line under an exercise's checks."""
     style = "bold green" if result.passed else "bold"
-    line = f"{result.name}: {result.score} of {result.max_score} · {result.seconds:.1f} s"
+    line = f"{result.name}: {result.summary}"
     console().print(Text(line, style=style))
     if result.stage:
         console().print(painted(stage_text(result)))
@@ -91,6 +91,12 @@ def show_status(course: Course) -> None:
         for group, count in left.items():
             rows.add_row("   ", "", f"{group}: {count} not tried yet", "", "")
         console().print(rows)
+    names = [chapter.name for chapter in course.chapters]
+    first = names.index(now.here[0]) if now.here else 0
+    order = [name for chapter in course.chapters[first:] for name in chapter.exercises if name in course.names]
+    left = [name for name in order if not progress.of(course, name).passed]
+    if left:
+        console().print(painted(fit(f"\nNext exercise: {left[0]} · ./lockstep check {left[0]}", width())))
 
 
 def _show_chapter(number: int, chapter: Chapter, one: ChapterStanding | None) -> None:

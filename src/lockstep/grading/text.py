@@ -73,7 +73,7 @@ def report_text(report: Report, hint: str = HINT) -> str:
 
 def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
     """One exercise: its score, then its checks."""
-    head = f"{exercise.score} of {exercise.max_score} · {exercise.seconds:.1f} s"
+    head = exercise.summary
     lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
     worth = Worth()
     lines += [check_text(check, exercise.name, hint=hint) for check in exercise.checks if worth(check)]

@@ -90,6 +90,11 @@ class ExerciseResult:
         return len(self.checks)
 
     @property
+    def summary(self) -> str:
+        """`4 of 10 checks passed · 1.2 s`."""
+        return f"{self.score} of {self.max_score} checks passed · {self.seconds:.1f} s"
+
+    @property
     def stage(self) -> str:
         """The first stage that is not passed: `stage 3 of 7, …`.
 

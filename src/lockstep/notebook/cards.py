@@ -85,7 +85,7 @@ def _exercise(result: ExerciseResult) -> str:
     state = "ls-good" if result.passed else "ls-bad" if wrong else ""
     name = f'<span class="ls-name">{breakable(result.name)}</span>'
     head = f'<span class="ls-green">✓ {breakable(result.name)}</span>' if result.passed else name
-    score = f'<span class="ls-soft">{result.score} of {result.max_score} · {result.seconds:.1f} s</span>'
+    score = f'<span class="ls-soft">{result.summary}</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
     passed = [check.name for check in checks if check.outcome is CheckOutcome.PASSED]
     parts.append(_folded('<span class="ls-green">✓</span>', passed, "passed"))

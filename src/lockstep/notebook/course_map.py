@@ -60,9 +60,10 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
     const opened = await app.commands.execute("docmanager:open", { path });
     const place = decodeURIComponent(to.hash.slice(1));
     await opened?.context?.ready;
-    let ticks = 40, there = 0;
-    opened?.node.addEventListener("wheel", () => { ticks = 0 }, { once: true });
-    while (opened?.setFragment && ticks-- > 0 && there < 3) {
+    let ticks = 240, there = 0;
+    for (const kind of ["wheel", "pointerdown", "keydown"])
+      opened?.node.addEventListener(kind, () => { ticks = 0 }, { once: true });
+    while (opened?.setFragment && ticks-- > 0 && there < 8) {
       const heading = opened.node.querySelector(`[data-jupyter-id="${CSS.escape(place)}"]`);
       const all = opened.node.getBoundingClientRect();
       const at = heading ? heading.getBoundingClientRect().top - all.top : -1;
@@ -81,7 +82,8 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
 </script>"""
 """An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
 JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
-if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top.
+if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top. We
+go there again until it has stayed in view for 2 s, for a minute at most, and no longer than the learner lets us.
 """
 
 

@@ -73,7 +73,7 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
         "rank": [text.ranks_of(same) for same in together],
         "waits in": [row.what for row in firsts],
         "tensor": [row.tensor for row in firsts],
-        "since": [text.since(same) for same in together],
+        "for": [text.waited(same) for same in together],
         "node": [row.node for row in firsts],
         "at": [row.frame.short if row.frame else "" for row in firsts],
     }
@@ -82,7 +82,7 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
     lines = []
     for number, row in enumerate(firsts):
         line = "".join(
-            f"<td{' class=ls-since' if name == 'since' else ''}>{escape(column[number])}</td>"
+            f"<td{' class=ls-for' if name == 'for' else ''}>{escape(column[number])}</td>"
             for name, column in used.items()
         )
         lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")

@@ -17,7 +17,7 @@ from .words import MANY, at, names, spans
 WIDTH = 96
 CODE_WIDTH = 40
 RANKS_WIDTH = 30
-COLUMNS = ("rank", "waits in", "tensor", "since", "node", "at", "")
+COLUMNS = ("rank", "waits in", "tensor", "for", "node", "at", "")
 GAP = "   "
 HEAD = re.compile(r"\s*rank +waits in\b")
 NOT_WAITING = re.compile(
@@ -153,7 +153,7 @@ def _blowup(run: Run, found: Blowup) -> list[str]:
 
 
 def table(rows: tuple[Waiting, ...]) -> str:
-    """One line a rank: what it waits in, with what tensor, since when, and where. An arrow marks the odd one.
+    """One line a rank: what it waits in, with what tensor, for how long, and where. An arrow marks the odd one.
 
     Of many ranks, those that wait in the same call at the same place share a line.
     """
@@ -164,7 +164,7 @@ def table(rows: tuple[Waiting, ...]) -> str:
             ranks_of(same) + (ODD if row.differs else ""),
             row.what,
             row.tensor,
-            since(same),
+            waited(same),
             row.node,
             row.frame.short if row.frame else "",
             _code(row.frame),
@@ -190,7 +190,7 @@ def ranks_of(rows: Sequence[Waiting]) -> str:
     return listed if len(listed) <= RANKS_WIDTH else f"{len(rows)} ranks"
 
 
-def since(rows: Sequence[Waiting]) -> str:
+def waited(rows: Sequence[Waiting]) -> str:
     """How long these ranks have waited: `0.8 s`, or `0.7–0.9 s`; empty when it isn't known."""
     seconds = [f"{one:.1f}" for one in sorted(row.since for row in rows if row.since is not None)]
     return "–".join(dict.fromkeys([seconds[0], seconds[-1]])) + " s" if seconds else ""
