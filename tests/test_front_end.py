@@ -179,7 +179,7 @@ def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, title
     link.click()
     heading = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h2", has_text=title)
     heading.wait_for()
-    wait_for(lambda: 0 < (heading.bounding_box() or {"y": -1})["y"] < 600, 60, "the section is not in view")
+    wait_for(lambda: 0 < (heading.bounding_box() or {"y": -1})["y"] < 400, 60, "the section is not in view")
     page.close()
 
 

@@ -67,9 +67,10 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
       const heading = opened.node.querySelector(`[data-jupyter-id="${CSS.escape(place)}"]`);
       const all = opened.node.getBoundingClientRect();
       const at = heading ? heading.getBoundingClientRect().top - all.top : -1;
-      const seen = at >= 0 && at < all.height - 60;
+      const seen = at >= 0 && at < all.height / 3;
       there = seen ? there + 1 : 0;
-      if (!seen) opened.setFragment(to.hash);
+      if (!seen && heading) heading.scrollIntoView();
+      else if (!seen) opened.setFragment(to.hash);
       await new Promise((done) => { setTimeout(done, 250) });
     }
     return;
@@ -83,7 +84,7 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
 """An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
 JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
 if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top. We
-go there again until it has stayed in view for 2 s, for a minute at most, and no longer than the learner lets us.
+go there again until its heading has been in the upper third for 2 s, at most for a minute, and not against the learner.
 """
 
 
