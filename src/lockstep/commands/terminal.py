@@ -94,9 +94,9 @@ def show_status(course: Course) -> None:
     names = [chapter.name for chapter in course.chapters]
     first = names.index(now.here[0]) if now.here else 0
     order = [name for chapter in course.chapters[first:] for name in chapter.exercises if name in course.names]
-    left = [name for name in order if not progress.of(course, name).passed]
-    if left:
-        console().print(painted(fit(f"\nNext exercise: {left[0]} · ./lockstep check {left[0]}", width())))
+    undone = [name for name in order if not progress.of(course, name).passed]
+    if undone:
+        console().print(painted(fit(f"\nNext exercise: {undone[0]} · ./lockstep check {undone[0]}", width())))
 
 
 def _show_chapter(number: int, chapter: Chapter, one: ChapterStanding | None) -> None:

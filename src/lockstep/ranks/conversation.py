@@ -28,6 +28,8 @@ from .report import Outcome
 from .reporting import FAULT_SIGNAL
 
 ANSWER_SECONDS = 0.7
+LAST_ANSWER_SECONDS = 2.5
+"""How long a rank that is about to be stopped may take to say where it is: it is asked only once."""
 NUMBERS_IN_MEMORY = 16  # How much larger numbers and lists are in memory than as text
 MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10  # Bytes. A rank may tell of any number of collectives, but not of any number of books.
@@ -74,7 +76,7 @@ class Conversation:
         for key, _ in self.selector.select(seconds):
             key.data()
 
-    def ask(self, members: list[Member], insist: bool = True) -> Stacks | None:
+    def ask(self, members: list[Member], insist: bool = True, seconds: float = ANSWER_SECONDS) -> Stacks | None:
         """Ask where these members stand; see `hang_detector.AskMembers`. Who stays silent is asked by a signal, to `insist`."""
         self.asked += 1
         for member in members:
@@ -90,11 +92,14 @@ class Conversation:
         def silent() -> list[Member]:
             return [one for one in members if one.sample is None and not one.gone and (self.leaving or not one.done)]
 
-        give_up = time.monotonic() + (2 * ANSWER_SECONDS if elsewhere else ANSWER_SECONDS)
-        while time.monotonic() < give_up and silent():
+        def speechless(one: Member) -> bool:
+            return one.node is None and processes.is_stopped(one.pid)
+
+        give_up = time.monotonic() + (2 * seconds if elsewhere else seconds)
+        while time.monotonic() < give_up and not all(map(speechless, silent())):
             self.hear(0.02)
         for member in silent() if insist else ():
-            if member.node is None and not processes.is_stopped(member.pid):
+            if member.node is None and not speechless(member):
                 _ask_without_lock(member)
         if any(member.sample is None for member in members):
             return None

@@ -32,7 +32,7 @@ from typing import Any
 
 from . import leftovers, meeting, messages, network, processes, wire
 from .channel import Channel, ChannelError, whole
-from .conversation import Conversation
+from .conversation import LAST_ANSWER_SECONDS, Conversation
 from .folder import make_folder, remove_run_folder
 from .hang_detector import TICK, HangDetector
 from .job import Job, Meeting
@@ -269,7 +269,7 @@ class Supervisor:
 
     def _break(self, member: Member, outcome: Outcome) -> None:
         if not member.done:
-            self.talk.ask([member])
+            self.talk.ask([member], seconds=LAST_ANSWER_SECONDS)
         member.stack = member.sample
         self.talk.end(member, outcome, None)
         if member.role is Role.WORKER:  # The launcher is told by its own means, but the limit is the cause.
@@ -285,7 +285,7 @@ class Supervisor:
     def _stop_where_they_stand(self, outcome: Outcome) -> None:
         """Ask those that have not finished where they stand, and end their code there."""
         waiting = self.run.unfinished()
-        self.talk.ask(waiting)
+        self.talk.ask(waiting, seconds=LAST_ANSWER_SECONDS)
         for member in waiting:
             if not member.done:
                 member.stop_here(outcome, self.run.elapsed())
