@@ -1,7 +1,8 @@
 """How the tests are spread over processes, and which of them `./lockstep test` leaves out when it is not told `--all`.
 
 The tests of one file stay together, in one process, because they share fixtures: JupyterLab starts once, not once in each
-process. The submissions of the bank are dealt out one by one, at the end, and fill the gaps. (`--dist=loadgroup` of
+process. The files that take longest go first; the submissions of the bank are dealt out one by one, at the end, and fill
+the gaps. (`--dist=loadgroup` of
 pytest-xdist 3.8 no longer keeps a group together: it renames `item._nodeid`, which pytest 9.2 does not read.) `--quick`
 leaves out the tests marked `slow` and draws a sample from the bank, with the seed of the shuffle.
 """
@@ -17,6 +18,12 @@ from typing import Any
 import pytest
 
 BANK = "test_bank.py"
+LONGEST = (
+    "test_hostile", "test_foreign", "test_front_end", "test_walk", "test_grade", "test_accessibility", "test_slides",
+    "test_train_script", "test_slurm", "test_grade_array", "test_terminal", "test_check", "test_book", "test_benchmarks",
+    "test_paper", "test_release", "test_author_check", "test_chapters", "test_launcher",
+)  # fmt: skip
+"""The files whose tests wait for browsers, clusters and other processes, in the order in which they begin."""
 SAMPLE = 50
 """How many submissions of the bank `--quick` grades."""
 
@@ -50,11 +57,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="grade each wrong submission of the bank by all checks")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Runs before the shuffle, so that the sample depends on the seed alone."""
-    if not config.option.quick:
-        return
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Draws the sample before the shuffle, so that it depends on the seed alone; after it, what takes longest goes first."""
+    if config.option.quick:
+        _leave_out(config, items)
+    yield
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.path.name == BANK:
+        return len(LONGEST) + 1
+    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = [item for item in items if item.get_closest_marker("slow")]
     bank = [item for item in items if _submission(item) and item not in slow]
     drawn = random.Random(config.option.randomly_seed).sample(bank, min(SAMPLE, len(bank)))
@@ -66,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What pytest-xdist deals out as one piece: a file, or a submission of the bank. The pieces with most tests go first."""
+    """What pytest-xdist deals out as one piece: a file, or a submission of the bank, in the order of the tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -74,6 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = nodeid.partition("::")[0]
             return nodeid if path.endswith(BANK) else path
 
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 

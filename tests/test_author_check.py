@@ -159,6 +159,7 @@ def test_the_walk(copy: Course) -> None:
     assert lacks(copy, with_bank=True) == []
 
 
+@pytest.mark.slow
 def test_gradings_are_looked_at(copy: Course) -> None:
     """No mutant goes unnoticed, as the walk says. A solution that fails, a stub that passes and a bank with wrong
     verdicts are each named; so is a ledger that has gone astray.

@@ -210,6 +210,7 @@ def test_the_commands(small: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bank("list", "double").startswith("double/no_sum: its change is not in the text")
 
 
+@pytest.mark.slow
 def test_every_entry_goes_out_and_in_again(tmp_path: Path) -> None:
     """Shown, and added in its own place, every entry of the bank is the same file, and so are all the others."""
     for part in ("autograder", "solutions", "tests/submissions"):

@@ -73,7 +73,9 @@ def hang_card(folder: Path) -> str:
     return run_card(Run(4, "cpu", [], cause=cause, seconds=1.5))._repr_mimebundle_()["text/html"]
 
 
-@pytest.mark.parametrize("name, width", [("index", A5), ("03_debugging", A4), ("04_optimization", A5)])
+@pytest.mark.parametrize(
+    "name, width", [("index", A5), ("03_debugging", A4), pytest.param("04_optimization", A5, marks=pytest.mark.slow)]
+)
 def test_no_page_of_the_book_is_cut_or_scrolled_or_folded(book: Path, printed: Any, name: str, width: int) -> None:
     page = printed(book / f"{name}.html", width)
     assert page.evaluate(CUT) == []

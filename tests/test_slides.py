@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from support import ROOT, one_of
 from support.browser import CONTRASTS, faults
 
 bs4 = pytest.importorskip("bs4", reason="not run: no nbconvert here")
@@ -25,7 +25,7 @@ from lockstep.course.outline import outlines  # noqa: E402
 
 COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
-each_chapter = pytest.mark.parametrize("name", NAMES)
+each_chapter = pytest.mark.parametrize("name", one_of(NAMES))
 # What leaves the room of its slide, or the slide; and the smallest code, in pixels.
 CUT_OFF = """() => [...document.querySelectorAll(".slide")].flatMap((slide) => {
   const room = slide.querySelector(".room").getBoundingClientRect(), whole = slide.getBoundingClientRect();

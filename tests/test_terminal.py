@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, one_of
 from support.command_line import at_terminal, call, plain, screen
 from support.tiny_course import make_course
 
@@ -77,7 +77,7 @@ def test_many_ranks_are_named_by_the_first_and_the_last() -> None:
 # As wide as the terminal ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("columns", one_of([60, 80, 100]))
 def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path) -> None:
     shown = at_terminal(columns, "run", "-n", "3", "train.py", cwd=hanging.parent)
     said = plain(shown).partition("\n\n")[2]

@@ -92,6 +92,7 @@ def test_right_passes(entry: Entry, worker: Worker, course: Course, tmp_path: Pa
     check_passed(grade(entry, worker, course, tmp_path), without_script=not entry.script)
 
 
+@pytest.mark.slow
 def test_solutions_pass_together(worker: Worker, course: Course) -> None:
     """The reference passes everything, as a folder; without SLURM on this machine, all but that."""
     report = worker.grade(course, GradeRequest(NAMES, course.solutions))

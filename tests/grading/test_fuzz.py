@@ -213,6 +213,7 @@ def _take(taken: object, blob: bytes) -> None:
         assert len(report.collectives) <= 1
 
 
+@pytest.mark.slow
 @bounded
 @given(text=texts, other=texts)
 def test_any_text_can_be_shown(text: str, other: str) -> None:

@@ -306,6 +306,7 @@ class Killed(BaseException):
     """Stands for a SIGKILL, after which nothing of this process runs."""
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_is_made_good(grade: Grade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after each file gets its name, one instant after the other."""
     source = moodle(tmp_path / "all.zip", TWO)
@@ -486,6 +487,7 @@ def test_a_fault_that_passes_costs_nothing(grade: Grade, tmp_path: Path) -> None
     assert graded.exit_code == 0 and len(now) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trap", ["dies", "raises"])
 def test_a_fault_that_stays_is_named_costs_nothing_and_is_tried_again(
     trap: str, grade: Grade, tiny: Course, tmp_path: Path
@@ -504,6 +506,7 @@ def test_a_fault_that_stays_is_named_costs_nothing_and_is_tried_again(
     assert grade(source, out)[1] == ["mallory-1003"], "the same command tries those again, and nobody else"
 
 
+@pytest.mark.slow
 def test_a_grading_without_end_is_our_fault(grade: Grade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is ended at the deadline; the others get their grades."""
     monkeypatch.setattr(bulk, "SECONDS_AN_EXERCISE", 0.0)

@@ -26,6 +26,7 @@ def bounded() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
 
 
+@pytest.mark.slow
 def test_any_text_is_read() -> None:
     """Parsed, searched for every pattern of the checks, quoted, cleaned of paths, compared: a corpus and random ones."""
     seed = random.SystemRandom().randrange(1 << 30)
