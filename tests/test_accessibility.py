@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from support import ROOT, one_of
 from support.accessibility import violations
 
 from lockstep.authoring.slides import write_slides
@@ -32,7 +32,7 @@ from lockstep.ranks.report import Cause, Frame, Topic, Waiting
 COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
 LONG = "a line of output that is much wider than any page and has to be scrolled " * 4
-in_both_schemes = pytest.mark.parametrize("scheme", ["light", "dark"])
+in_both_schemes = pytest.mark.parametrize("scheme", one_of(["light", "dark"]))
 
 
 @pytest.fixture(scope="module")

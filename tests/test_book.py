@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from support import one_of
 from support.browser import CONTRASTS, faults
 from support.front_end import wait_for
 
@@ -178,7 +179,7 @@ def test_the_command_replaces_an_old_book_by_the_same_bytes_and_says_where(book:
 # The pages in a browser -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", one_of(["light", "dark"]))
 @each_page
 def test_it_reads_on_any_screen_by_day_and_by_night(book: Path, browser: Any, name: str, scheme: str) -> None:
     page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 900})

@@ -143,8 +143,8 @@ def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) ->
     assert (fitted == table) is (widest(table) <= width)
     if fitted != table:
         assert fitted.splitlines()[0] == "  rank 0  waits in all_reduce #2"
-        assert fitted.splitlines()[1] == "      1000×1000 × float32 · since 1.2 s"
-        assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      since 11.2 s", "      train.py:8"]
+        assert fitted.splitlines()[1] == "      1000×1000 × float32 · for 1.2 s"
+        assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      for 11.2 s", "      train.py:8"]
 
 
 @pytest.mark.parametrize("width", [60, 100])

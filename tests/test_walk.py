@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 from msgspec import toml
-from support import one_of
 
 from lockstep import cluster
 from lockstep.authoring.release import release
@@ -116,7 +115,8 @@ def written(course: Course, name: str, copy: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="not run: finds the warm process in /proc")
-@pytest.mark.parametrize("number", one_of(range(len(CHAPTERS))), ids=[chapter.name for chapter in CHAPTERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(CHAPTERS)), ids=[chapter.name for chapter in CHAPTERS])
 def test_from_the_stubs_to_the_end_of_the_chapter(learner: Learner, number: int) -> None:
     chapter = CHAPTERS[number]
     of = len(chapter.exercises)

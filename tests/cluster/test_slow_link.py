@@ -244,8 +244,8 @@ sys.exit(main(["--bandwidth", "1gbit", "train.py"]))
     ("world", "why"),
     [
         pytest.param(CLOSED, "limit for namespaces", id="limit"),
-        pytest.param(WITHOUT_TC, "no tc (sudo apt install", id="tool"),
-        pytest.param(FORBIDDEN, "make namespaces", id="forbidden"),
+        pytest.param(WITHOUT_TC, "no tc (sudo apt install", id="tool", marks=pytest.mark.slow),
+        pytest.param(FORBIDDEN, "make namespaces", id="forbidden", marks=pytest.mark.slow),
     ],
 )
 @needs("bandwidth")

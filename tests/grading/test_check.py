@@ -139,6 +139,7 @@ def test_checks_that_cannot_be_read_are_our_fault(lockstep: CommandLine, course:
     assert "nothing_of_this_name" in only(done.stdout)["faults"][0]
 
 
+@pytest.mark.slow
 def test_plain_pytest_grades_too(course: Course, tmp_path: Path) -> None:
     """`pytest autograder` works by itself, and shows the diagnosis instead of our frames."""
     import os

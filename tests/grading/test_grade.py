@@ -174,10 +174,10 @@ def test_what_counts_holds_nothing_that_changes(grade: Grade, tmp_path: Path) ->
     for path in (tmp_path / "graded" / "results").iterdir():
         raw = path.read_bytes()
         assert raw == store.pretty(json.loads(raw))
-        assert not re.search(rb"seconds|/tmp|/home|since|pid|127\.0\.0\.1|unfinished", raw), path
+        assert not re.search(rb"seconds|/tmp|/home|waits in|pid|127\.0\.0\.1|unfinished", raw), path
         assert os.fsencode(tmp_path) not in raw
     details = (tmp_path / "graded" / "details" / "hank-1003.json").read_text()
-    assert ">for<" in details and "waits in" in details and str(tmp_path) not in details
+    assert "waits in" in details and re.search(r"tensor +for +at", details) and str(tmp_path) not in details
 
 
 def test_the_same_class_gives_the_same_bytes_in_any_order(grade: Grade, tiny: Course, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_second_command_finds_the_first_ones_process(
     lockstep: CommandLine, course: Course, home: dict[str, str], tmp_path: Path
 ) -> None:
     """One process serves both, in a folder that only its owner may enter, with the same answers as without it."""
-    arguments = ("check", "setup_ddp", "--submission", str(course.solutions), "--json", "--seed", "5")
+    arguments = ("check", "average_gradients", "--submission", str(course.solutions), "--json", "--seed", "5")
     first = lockstep(*arguments, **home)
     (pid,) = waiting(tmp_path)
     second = lockstep(*arguments, **home)

@@ -22,6 +22,7 @@ type checker), what an exception or an f-string says, logging and warnings. Stri
 from __future__ import annotations
 
 import ast
+import bisect
 import io
 import re
 import tokenize
@@ -70,21 +71,24 @@ class Mutant:
 def mutants(solution: str) -> list[Mutant]:
     """All mutants of a solution's text, from top to bottom; those with the same code once."""
     source = _Source(solution)
-    found, known, times = [], {ast.dump(source.tree)}, Counter[str]()
+    found, times = [], Counter[str]()
+    known: dict[tuple[int, int], set[str]] = {}
     for edit in sorted(source.edits(source.tree), key=lambda edit: (edit.at or edit.start, edit.end)):
-        text = source.edited(edit)
+        place = source.statement(edit)
+        if place not in known:
+            known[place] = {ast.dump(ast.parse(source.bytes[slice(*place)]))}
         try:
-            code = ast.dump(ast.parse(text))
+            code = ast.dump(ast.parse(source.edited(edit, *place)))
         except SyntaxError:
             continue
-        if code in known:
+        if code in known[place]:
             continue
-        known.add(code)
+        known[place].add(code)
         change = source.shown(edit)
         times[edit.operator + change] += 1
         if (count := times[edit.operator + change]) > 1:
             change += f" ({count})"
-        found.append(Mutant(edit.operator, source.line(edit.at or edit.start), change, text))
+        found.append(Mutant(edit.operator, source.line(edit.at or edit.start), change, source.edited(edit)))
     return found
 
 
@@ -158,8 +162,15 @@ class _Source:
         """The number of the line that has this byte."""
         return sum(start <= place for start in self.starts[:-1])
 
-    def edited(self, edit: _Edit) -> str:
-        return (self.bytes[: edit.start] + edit.new.encode() + self.bytes[edit.end :]).decode()
+    def statement(self, edit: _Edit) -> tuple[int, int]:
+        """From where to where the statement of the module goes that this edit is in; all of it, if it is in several."""
+        starts = [0, *(self.starts[_first_line(one) - 1] for one in self.tree.body[1:]), len(self.bytes)]
+        at = bisect.bisect(starts, edit.start) - 1
+        return (starts[at], starts[at + 1]) if edit.end <= starts[at + 1] else (0, len(self.bytes))
+
+    def edited(self, edit: _Edit, start: int = 0, end: int | None = None) -> str:
+        """The text from byte `start` to `end`, with this edit in it."""
+        return (self.bytes[start : edit.start] + edit.new.encode() + self.bytes[edit.end : end]).decode()
 
     def shown(self, edit: _Edit) -> str:
         """`if a < b → if a <= b`."""
@@ -291,6 +302,11 @@ class _Source:
             one_line = self.line(first) == self.line(end)
             shown = "" if one_line else f"{_folded(self.bare[slice(*spans[index])])} → left out"
             yield _Edit(kind, first, end, ", ".join(left) + (last if len(left) == 1 else ""), shown, spans[index][0])
+
+
+def _first_line(statement: ast.stmt) -> int:
+    """The number of its first line; its decorators are above it."""
+    return min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:

@@ -83,8 +83,9 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
 </script>"""
 """An exercise's file opens beside the chapter, where `./lockstep lab` lets a page speak to JupyterLab; elsewhere, as
 JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
-if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top. We
-go there again until its heading has been in the upper third for 2 s, at most for a minute, and not against the learner.
+if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top.
+We go there again until its heading has been in the upper third for 2 s, for a minute at most, and not against the
+learner.
 """
 
 
