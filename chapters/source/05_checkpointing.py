@@ -45,8 +45,8 @@ os.mkdir("saved")  # for everything that this chapter saves
 #
 # ## What a job's state is
 #
-# A checkpoint holds everything that the next process cannot compute itself. What is that? Take this job and forget one
-# part at a time:
+# A checkpoint holds everything that the next process cannot compute itself. Take this job and forget one part at a
+# time:
 
 # %%
 # %%writefile small_job.py
@@ -151,8 +151,7 @@ print("parameters():", [name for name, _ in model.named_parameters()])
 print("state_dict():", list(model.state_dict()))
 
 # %% [markdown]
-# The gradient scaler finds its scale by trial and error. It starts at 65536, and after each overflow it halves the
-# scale and skips the step:
+# The gradient scaler starts with a scale of 65536. After each overflow it halves the scale and skips the step:
 
 # %%
 from torch.amp import GradScaler
@@ -197,7 +196,7 @@ for part in ("model", "optimizer", "rng"):
 
 # %% [markdown]
 # Adam's moments take twice the model's bytes, and each rank's random states 5 kB. So a checkpoint of 7 billion float32
-# parameters with Adam takes 84 GB, two thirds of it moments.
+# parameters with Adam takes 84 GB.
 
 # %%
 quiz("05_checkpointing/forgotten")
@@ -222,8 +221,8 @@ for turn in range(dist.get_world_size()):  # one rank after the other
     dist.barrier()
 
 # %% [markdown]
-# Rank 0 renamed the file first, so rank 1 found nothing to rename. Now the ranks write to the final name. Every save
-# first opens its file; rank 1 does so when rank 0 has finished:
+# Rank 0 renamed the file first, so rank 1 found nothing to rename. Now both write to the final name. A save starts by
+# opening its file; rank 1 does this when rank 0 has finished:
 
 # %%
 # %%ranks 2 --expect raised
@@ -241,12 +240,12 @@ print("the file beside it:", torch.load("saved/neighbor.pt"))
 torch.load("saved/both.pt")
 
 # %% [markdown]
-# Opening a file for writing empties that file, but not the one beside it. Until rank 1 has written everything, there
-# is no checkpoint.
+# Opening `both.pt` for writing emptied it; the file beside it is intact. Until rank 1 has written everything, there is
+# no checkpoint.
 #
 # ### A barrier between save and load
 #
-# Now only rank 0 writes, and rank 1 reads the file when half of it has been written:
+# Now only rank 0 writes, and rank 1 reads when half of the file is written:
 
 # %%
 # %%ranks 2 --expect raised
@@ -285,7 +284,7 @@ print(len(torch.load("saved/slow.pt")["weights"]), "weights")
 #
 # ### When the save fails
 #
-# The disk is full (here a limit on the file size plays that part), and rank 0 catches the error:
+# The disk is full (simulated by a limit on the file size), and rank 0 catches the error:
 
 # %%
 # %%ranks 2 --expect hang
@@ -305,8 +304,8 @@ else:
 dist.all_reduce(torch.ones(1))  # the next step
 
 # %% [markdown]
-# Rank 0 skipped the barrier and continued with the next step. (Catch `Exception`: `torch.save` raises a
-# `RuntimeError`, but flushing or closing the file can raise an `OSError`.)
+# Rank 0 skipped the barrier and continued with the next step. (Catch every `Exception`: a save can also raise a
+# `PicklingError`.)
 #
 # **All ranks must learn the outcome of the save.** So rank 0 broadcasts it, even after an error. The other ranks wait
 # for this broadcast, so it replaces the barrier:
@@ -363,12 +362,11 @@ print("rank 0 chose", chosen[0])
 # Only the number leads to checkpoint 10, and only on rank 0. So let rank 0 choose by number and broadcast its choice.
 # (As text, "9" comes after "10". A copy may change a file's time.)
 #
-# **Rotation** deletes all but the newest few checkpoints.
+# To free space, **rotation** deletes all but the newest few checkpoints.
 #
 # ### Loading: where, and on which ranks
 #
-# When DDP wraps the model, it copies rank 0's weights to all ranks. If only rank 0 loads a checkpoint, may it load
-# after wrapping?
+# When DDP wraps the model, it copies rank 0's weights to all ranks. May rank 0 alone load a checkpoint after that?
 
 # %%
 # %%ranks 2
@@ -445,9 +443,8 @@ print("saved by .module:", plain.load_state_dict(ddp.module.state_dict()))
 print("by str.replace:  ", "module.submodule.weight".replace("module.", ""))
 
 # %% [markdown]
-# The wrapper holds your model as its attribute `module`, hence the prefix. Save `ddp.module.state_dict()` instead.
-# Remove the prefix from older files with `consume_prefix_in_state_dict_if_present`; `str.replace` would damage the
-# names of submodules.
+# The prefix comes from the wrapper (chapter 1). Save `ddp.module.state_dict()` instead. Remove the prefix from older
+# files with `consume_prefix_in_state_dict_if_present`; `str.replace` would damage the names of submodules.
 
 # %%
 quiz("05_checkpointing/barrier")
@@ -544,8 +541,8 @@ quiz("05_checkpointing/two_files")
 #
 # What a killed process has written is safe: the kernel holds the bytes and writes them to the disk later. In a power
 # failure the kernel stops too, and the disk may have the new name without the contents. `os.fsync` returns once the
-# contents are on the disk. Call it twice: before the rename for the file, and after the rename for the folder, where
-# names are stored:
+# contents are on the disk. Call it twice: before the rename for the file, and after it for the folder, where names are
+# stored:
 
 # %%
 def durable(state, name):
@@ -733,7 +730,7 @@ print(load_file("saved/one.safetensors"))
 #
 # If a model is sharded, as with FSDP2 (chapter 4, "Beyond DDP"), no rank has all of it. With
 # `torch.distributed.checkpoint`, **DCP**, each rank writes its own part into one folder. `dcp.load` reads into
-# existing tensors, so `load` first gets them from `get_state_dict`:
+# existing tensors, so the function `load` below first gets them from `get_state_dict`:
 
 # %%
 # %%writefile sharded.py
@@ -775,7 +772,8 @@ if dist.get_rank() == 0:
 
 # %% [markdown]
 # Each rank wrote half. `.metadata` says which piece is in which file, so any number of ranks can read the folder, even
-# under DDP. Here three do. All gradients were 1, so after one step Adam's first moment must be 1 − 0.9 = 0.1:
+# under DDP. Let three ranks load it. All gradients were 1, so after one step Adam's first moment must be 1 − 0.9 =
+# 0.1:
 
 # %%
 # %%ranks 3
@@ -831,7 +829,7 @@ for folder in ("new", "used"):
 # ### Saving in the background
 #
 # `async_save` copies the state to memory and returns. A thread writes the copy while training continues. Here each
-# write takes half a second longer than usual:
+# write takes half a second longer:
 
 # %%
 # %%ranks 2 --into run
@@ -864,7 +862,7 @@ waited, stalled = run.observed("stall")[0]
 bars({"save": waited, "async_save": stalled}, unit="s", title="how long training stands still")
 
 # %% [markdown]
-# The file holds the values at the time of the call. Their copy takes as much host memory as the state. Until the future
+# The file holds the values at the time of the call. The copy takes as much host memory as the state. Until the future
 # is done, keep the old checkpoint, and don't start another save.
 #
 # The thread calls collectives too. If it shares the group with training, gloo may pair the calls of both, and the job
@@ -916,7 +914,7 @@ for name, after in ways.items():
 #
 # ### The loader is ahead of you
 #
-# Could you ask the sampler how many samples it has handed out? With two workers:
+# Could you ask the sampler how many samples it has handed out? Try two workers:
 
 # %%
 # %%ranks 1
@@ -937,7 +935,7 @@ print("trained on 4 samples; drawn from the sampler:", sampler.drawn)
 
 # %% [markdown]
 # Each worker has fetched two batches in advance. So count the batches that your loop receives, as torchdata's
-# `StatefulDataLoader` does. If the dataset has indices, you can write such a loader yourself:
+# `StatefulDataLoader` does. If you can index the dataset, you can write such a loader yourself:
 
 # %%
 # %%writefile stateful.py
@@ -1037,8 +1035,8 @@ print("iter(DataLoader) with a generator:", moves(iter, own))
 
 # %% [markdown]
 # So restore all generators (Python's, NumPy's, torch's, each GPU's) last, just before the first step. But then the
-# `for` loop creates the loader's iterator, which draws a number. The uninterrupted run did this before the save, so
-# the dropout masks differ. Give the loader its own generator.
+# `for` loop creates the loader's iterator, which draws a number from torch's generator. In the uninterrupted run this
+# happened before the save, so the dropout masks differ. Give the loader its own generator.
 
 # %%
 quiz("05_checkpointing/ahead")
@@ -1114,8 +1112,8 @@ for flag in ("find_unused_parameters=False", "find_unused_parameters=True"):
 
 # %% [markdown]
 # Not by default. After its first step, DDP sorts the gradients into new buckets (chapter 1). A restarted process has
-# the initial buckets again. An element's place in its bucket decides in which order the ranks' values are added. On two
-# ranks this doesn't matter: a + b and b + a have the same bits.
+# the initial buckets again. An element's place in its bucket decides in which order the ranks' values are added. On
+# two ranks this doesn't matter: a + b = b + a.
 #
 # Equal bits matter when you *test* a resume: "nearly equal" can hide a forgotten scheduler. So test on two ranks, or
 # set `find_unused_parameters=True`, which keeps the initial buckets but costs one more all-reduce per step.
@@ -1191,8 +1189,8 @@ contract("exact_resume", "train_step", "train")
 #
 # ## Elastic restarts
 #
-# When a rank dies, torchrun ends **all** ranks and starts the script again, as often as `--max-restarts` allows. The
-# defaults, with the signals that torchrun passes on:
+# When a rank dies, torchrun ends **all** ranks and starts the script again, as often as `--max-restarts` allows. Print
+# the default, and the signals that torchrun passes on:
 
 # %%
 from torch.distributed.run import get_args_parser
@@ -1475,10 +1473,10 @@ os.environ["PYTHON"] = sys.executable  # on your cluster: python, from the envir
 # - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 seconds before the time limit, or up to a minute
 #   earlier. At a preemption, SLURM sends SIGUSR1 only if the cluster sets `preempt_send_user_signal`, as the one below
 #   does.
-# - The `trap` is bash's signal handler. It sends SIGTERM to torchrun, the task of the first `srun` (`.0`), because
-#   torchrun doesn't pass on SIGUSR1 by default. Then it waits until the ranks have saved.
+# - The `trap` is bash's signal handler. By default torchrun doesn't pass on SIGUSR1, so the trap sends SIGTERM,
+#   through the first `srun` (`.0`). Then it waits until the ranks have saved.
 # - `scontrol requeue`, which `--requeue` permits, puts the job back into the queue with the same job id. Don't trap
-#   SIGTERM: `scancel` sends it too, and would requeue the job.
+#   SIGTERM: `scancel` sends it, and the trap would requeue the canceled job.
 #
 # Why does `srun` run in the background (`&`)?
 
