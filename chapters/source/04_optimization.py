@@ -293,7 +293,7 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# A queue of kernels is a **stream**. NCCL has its own, so its collectives overlap with backward.
+# Queues of kernels are **streams**. NCCL has its own, so its collectives overlap with backward.
 #
 # ### Skip the first steps
 #
