@@ -24,8 +24,8 @@
 # - **test** a fix, and test the test.
 #
 # About 275 minutes: 80 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
-# chapter 2, but no GPU: what it says about NCCL and GPUs comes from source code and documentation, and was not run
-# here.
+# chapter 2, but no GPU: what this chapter says about NCCL and GPUs comes from source code and documentation, and was
+# not run here.
 
 # %%
 # %load_ext lockstep
@@ -152,8 +152,8 @@ main()
 # ### 5. Keep a test that fails without the fix
 #
 # `lockstep run` returns 0 only if every rank succeeds, so the test reads its exit status. It must fail on `suspect.py`
-# and pass on `fixed.py`. Are two ranks enough? The bug in this job doesn't show on two, because left and right are then
-# the same rank:
+# and pass on `fixed.py`. Are two ranks enough? On two, the bug in the next job doesn't show, because the left and right
+# neighbors are the same rank:
 
 # %%
 # %%writefile ring.py
@@ -193,7 +193,7 @@ print("ring.py:   ", statuses("ring.py"))
 # After 60 seconds, `timeout` ends torchrun, and torchrun ends its ranks. `subprocess.run(command, timeout=60)` would
 # kill only torchrun; the ranks would continue to hang.
 #
-# Each symptom has its question:
+# The symptom tells you what to ask:
 #
 # | the job | you ask | section |
 # |---|---|---|
@@ -352,7 +352,7 @@ else:
 # %% [markdown]
 # ![Ranks 0 and 1 take one branch and wait in all_reduce; rank 2 takes the other and waits in barrier](pictures/hang.svg)
 #
-# Lockstep read the stack of every rank. You can also read it yourself.
+# Lockstep read the stack of every rank. You can, too.
 #
 # ### A stack of every rank
 #
@@ -574,8 +574,8 @@ with ddp.join():
 
 # %% [markdown]
 # In each step, rank 0 calls four all-reduces: two that `join` adds to DDP's forward, one for the gradients, and the
-# loop's own. Rank 1 leaves the loop's out in step 4, so its calls are one ahead from then on. At #18 the sizes differ:
-# rank 0 is in DDP's forward (line 8), rank 1 brings gradients.
+# loop's own. In step 4, rank 1 skips the loop's all-reduce, so from then on its calls are one ahead. At #18 the sizes
+# differ: rank 0 is in DDP's forward (line 8), rank 1 brings gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
@@ -1051,7 +1051,7 @@ except ranks.NotRun as missing:
 
 # %% [markdown]
 # The rank on the second node can't reach the ranks' store on `node0`, where the other rank waits for it. Neither error
-# says "firewall". Open all ports between the nodes. Fixing the store's port is no way out: this rendezvous ignores
+# says "firewall". Open all ports between the nodes. Choosing the store's port doesn't help: this rendezvous ignores
 # `--master-port`, and the ranks' connections to each other need ports too.
 #
 # **If `init_process_group` fails on a rank, let it raise.** Then the launcher ends the other ranks. This function
@@ -1105,7 +1105,8 @@ quiz("03_debugging/open_port")
 # ### Read this log
 #
 # Four ranks train with DDP. The log is a shortened example in the wording of torch's `ProcessGroupNCCL.cpp`. Ranks 2
-# and 3 print the same as rank 0. `SeqNum` and "work" give a collective's number, and `NumelIn` its elements.
+# and 3 print the same as rank 0. The log calls a collective "work"; `SeqNum` is its number, and `NumelIn` counts its
+# elements.
 #
 # ```
 # [rank0]: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE,
@@ -1138,7 +1139,7 @@ quiz("03_debugging/open_port")
 #
 # Each rank keeps its latest 2000 collectives, with their sizes and stacks, in the **flight recorder**. At a timeout,
 # the watchdog makes every rank write its recorder to a file, and the command `torchfrtrace` compares the files. With
-# gloo, only a private function of torch writes the file:
+# gloo, only a private function of torch reads the recorder:
 
 # %%
 # %%writefile recorder.py
@@ -1386,8 +1387,7 @@ for name, run in (("without", plain), ("with", flagged)):
 
 # %% [markdown]
 # The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the ranks
-# agree on which parameters were used. Its time depends on the model and the network. If all were used, torch itself
-# warns (`--quiet` hides that here).
+# agree on which parameters were used. If every parameter was used, torch itself warns (`--quiet` hides that here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
 # different steps use different layers. It works even if each rank uses a different layer:

@@ -14,7 +14,7 @@
 # In this chapter you speed up one training step of a small GPT on two ranks: measure it, read its trace, calculate how
 # fast it could be, and change one thing at a time.
 #
-# After this chapter you can
+# Afterwards you can
 #
 # - **profile** a step and say how much time its communication adds;
 # - **predict** whether the network or the processor limits a step;
@@ -293,7 +293,7 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# These queues are **streams**. NCCL has its own stream, so its collectives overlap with backward.
+# Queues of kernels are **streams**. NCCL has its own, so its collectives overlap with backward.
 #
 # ### Skip the first steps
 #
@@ -783,7 +783,7 @@ for unscale in (True, False):
 #
 # ### One scaler per rank
 #
-# Each rank has its own scaler. **All decide the same, because their averaged gradients are equal.** Here rank 1
+# Each rank has its own scaler. **All make the same decision, because their averaged gradients are equal.** Here rank 1
 # overflows, so the average is infinite on every rank:
 
 # %%
@@ -1437,8 +1437,8 @@ show(model)
 # %% [markdown]
 # ### A static graph
 #
-# If every step uses the same parameters, promise it with **`static_graph=True`**, instead of `find_unused_parameters`.
-# Below, a number is a gradient that is ready, and brackets are an all-reduce that starts:
+# If every step uses the same parameters, set **`static_graph=True`** instead of `find_unused_parameters`. Below, a
+# number is a ready gradient, and brackets are an all-reduce that starts:
 
 # %%
 # %%ranks 2 --into orders --quiet
@@ -1475,8 +1475,8 @@ show_order(in_order(orders.ranks[0]))
 
 # %% [markdown]
 # With `find_unused_parameters`, buckets leave early and are never rebuilt (chapter 5, "Determinism"), but every step
-# has an extra all-reduce, which counts for each parameter how many ranks used it. `static_graph` sends at the end of
-# the first two steps, while it learns the graph; then it works like plain DDP.
+# has an extra all-reduce, which counts the ranks that used each parameter. In its first two steps, `static_graph`
+# learns the graph and sends after the last gradient; then it works like plain DDP.
 #
 # If a step uses a layer that was unused before, DDP raises an error, as below. If a step skips a layer that was used
 # before, no gradient of that step is averaged, and the error comes only in the next.
@@ -1599,8 +1599,8 @@ except RuntimeError as error:
 # %% [markdown]
 # Only small operations get much faster. `benchmarks/compile_ddp.py` measures your machine.
 #
-# Each rank compiles its own copy, and compiles again for each new input shape. Meanwhile the other ranks wait. So keep
-# shapes constant, and the group's timeout longer than compiling takes.
+# Each rank compiles its own copy, and compiles again when an input dimension first changes. Meanwhile the other ranks
+# wait. So keep shapes constant, and the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
@@ -1723,9 +1723,9 @@ quiz("04_optimization/reentrant")
 # ## What to remember
 #
 # - Find out what limits a step: a change helps only with that.
-# - Tokens per rank decide whether the link or the processor limits it.
-# - Autocast does not shrink what is sent. A hook does.
-# - Ranks skip the same steps, because their averaged gradients are equal. Never let one decide alone.
+# - Tokens per rank decide whether the link or the processor limits a step.
+# - A compression hook shrinks what is sent; autocast doesn't.
+# - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one decide alone.
 # - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
 # In an interview, expect: "Eight GPUs give you four times the speed. Why?" What would you measure first?
