@@ -237,8 +237,8 @@ quiz("01_internals/collectives")
 # ## The mean
 #
 # The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of the
-# ranks' gradients. If their batches have equal size, this mean is the gradient of one large batch. The simplest way:
-# **after backward, one all-reduce for each parameter.**
+# ranks' gradients. With a mean loss and equal batch sizes, it is usually the gradient of one large batch. The simplest
+# way to average: **after backward, one all-reduce for each parameter.**
 #
 # The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for one
 # rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**, before
@@ -329,9 +329,9 @@ for name, share in run.ranks[0].observations.items():
     print(f"{name:<25} differs from DDP in {share:.0%} of the elements")
 
 # %% [markdown]
-# DDP multiplies. The differences are harmless rounding errors. The halves differ because the order in which gloo adds
-# the ranks' values depends on an element's place in the message. On two ranks all variants agree, because halving is
-# exact and a + b = b + a.
+# DDP multiplies by 1/N. The differences are harmless rounding errors. The halves differ because the order in which gloo
+# adds the ranks' values depends on an element's place in the message. On two ranks all variants agree, because halving
+# is exact and a + b = b + a.
 #
 # ### A gradient that only some ranks have
 #
@@ -435,8 +435,8 @@ print("everybody to everybody, recorded:", sent, "bytes from rank 0")
 print("a ring, counted in the picture:  ", bytes_sent(ring(4), 1000)[0], "bytes")
 
 # %% [markdown]
-# Rank 0 sent three times its tensor's size; in a ring, it would send 1.5 times. With N ranks these factors are N − 1
-# and 2(N − 1)/N.
+# Rank 0 sent three times its tensor's size; in a ring, it would send 1.5 times that size. With N ranks, the factors are
+# N − 1 and 2(N − 1)/N.
 
 # %%
 quiz("01_internals/ring")
@@ -461,7 +461,7 @@ contract("ring_all_reduce")
 #
 # > time = 2(N − 1) · latency + 2(N − 1)/N · bytes / bandwidth
 #
-# Count the steps and bytes of the picture's rings:
+# Count the steps and bytes for rings of 2 to 8 ranks:
 
 # %%
 print(" N  steps  bytes sent by a rank / bytes of the tensor")
@@ -501,8 +501,8 @@ quiz("01_internals/cost")
 # %% [markdown]
 # ## Hooks and buckets
 #
-# Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function of yours
-# that PyTorch calls at a certain moment, here when a gradient is ready:
+# Your 24 all-reduces start after backward, but most gradients are ready long before. A **hook** is a function that
+# PyTorch calls at a certain moment, here when a gradient is ready:
 
 # %%
 import torch
@@ -586,8 +586,8 @@ story(with_handles, first=6, last=4)
 timeline(with_handles)
 
 # %% [markdown]
-# All 24 waits now come after backward. In the picture, gradients become ready while all-reduces are running: this is
-# **overlap**. But half of the 24 messages carry only 1 KiB, and each message pays the full latency.
+# All 24 waits now come after backward. Gradients become ready while all-reduces are running: this is **overlap**. But
+# half of the 24 messages carry only 1 KiB, and each message pays the full latency.
 #
 # ### One flat buffer
 #
@@ -618,8 +618,8 @@ measured(one_flat, predicted)
 timeline(one_flat)
 
 # %% [markdown]
-# But one message overlaps nothing. Buckets are the compromise: a few flat buffers, each launched when the last of *its*
-# gradients is ready.
+# But a single message can't overlap with backward. Buckets are the compromise: a few flat buffers, each launched when
+# the last of *its* gradients is ready.
 #
 # ### DDP's buckets
 #
@@ -650,9 +650,8 @@ story(run)
 #   early; later ones are full at 25 MiB.
 #
 # With `find_unused_parameters=True`, meant for models with branches, DDP doesn't learn the order. The next model
-# registers its layers as `last`, `first`, `middle`, and calls them as `first`, `middle`, `last`. A **communication
-# hook** is a function that DDP calls with each full bucket instead of its all-reduce. This one only notes which layers
-# the bucket holds.
+# registers its layers in the order `last`, `first`, `middle`, but calls `first`, `middle`, `last`. A **communication
+# hook** is a function that replaces DDP's all-reduce of a full bucket. This one only notes the bucket's layers.
 
 # %%
 # %%ranks 2 --into run --quiet
@@ -686,9 +685,9 @@ for when, buckets in run.ranks[0].observations.items():
     print(f"{when:<37} {buckets}")
 
 # %% [markdown]
-# By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
-# three buckets from step 0 on, the last registered parameters first. It never rebuilds them, and the DDP that you build
-# won't either.
+# By default, step 1's buckets have backward's order: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP
+# has three buckets from step 0 on, the last registered parameters first. It never rebuilds them, and your own DDP won't
+# either.
 #
 # ### What bucket_cap_mb does
 #
@@ -730,8 +729,8 @@ quiz("01_internals/buckets")
 # %% [markdown]
 # ## Overlap
 #
-# Communication is **hidden** if backward computes meanwhile, and **exposed** if the rank only waits for it. Here is the
-# last step of three runs. Which bucket is never hidden?
+# Communication is **hidden** if backward computes at the same time, and **exposed** if the rank only waits for it. Here
+# is the last step of three runs. Which bucket is never hidden?
 
 # %%
 caps = ("None", "25", "0.5")
@@ -747,8 +746,8 @@ pictures
 #
 # ### How much time overlap saves
 #
-# On one machine, sending is too fast to matter. So the next file simulates a slow computer on a slow network. Each
-# layer's backward sleeps 20 ms. Each all-reduce sleeps as long as a ring would take with 4 ms of latency and 25 MB/s of
+# On one machine, sending is too fast to matter, so the next file simulates a slow computer and network. Each layer's
+# backward sleeps 20 ms. Each all-reduce sleeps as long as a ring would take with 4 ms of latency and 25 MB/s of
 # bandwidth. Hooks, buckets and all-reduces are real.
 
 # %%
@@ -814,10 +813,10 @@ from lockstep.notebook.bars import bars
 bars(run.ranks[0].observations, unit="ms", title="Milliseconds per step, the fastest of three")
 
 # %% [markdown]
-# Without communication, a step takes 12 × 20 ms and a little more. Without overlap, all communication is added: at
-# least 318 ms for 24 messages, 134 ms for one flat buffer. With handles, all-reduces run during backward, but its 240
-# ms are too short for their 318 ms. Buckets do best: only the last is exposed. By the formula, that is 92 ms with DDP's
-# two default buckets, and 29 ms with six.
+# Without communication, a step takes 12 × 20 ms and a little more. Without overlap, communication adds at least 318 ms
+# for 24 messages, 134 ms for one flat buffer. With handles, all-reduces run during backward, but 240 ms of backward
+# can't hide 318 ms. Buckets do best: only the last is exposed. By the formula, that is 92 ms with two buckets, 29 ms
+# with six.
 #
 # ### One order on all ranks
 #
@@ -1009,8 +1008,7 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# From stage 2 on, **predict** and run the next cells after each stage. They draw PyTorch's DDP, and your class under
-# it.
+# After each stage from 2 on, **predict** and run the next cells. They draw your class under PyTorch's DDP.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1082,8 +1080,8 @@ assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
 # The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
-# until the next forward overwrites them with rank 0's. So rank 1's data never enter the statistics that you save. (On
-# one node, the numbers are the same.)
+# until the next forward overwrites them with rank 0's. So rank 1's data never enter the saved statistics. (On one node,
+# the numbers are the same.)
 #
 # ### SyncBatchNorm
 #
@@ -1117,7 +1115,7 @@ print(convert_then_move[1], move_then_convert[1], sep="\n")
 DDP(convert(Sequential(Linear(4, 4), BatchNorm1d(4))))  # BUG: it runs on GPUs only
 
 # %% [markdown]
-# Is it worth it? That depends on how close one batch's mean is to the mean of all data:
+# Is it worth it? That depends on how close a batch's mean is to that of all data:
 
 # %%
 torch.manual_seed(0)
@@ -1126,7 +1124,7 @@ for samples in (4, 16, 64, 256):
     print(f"{samples:>3} samples: the batch's mean is off by {means.std():.2f} standard deviations")
 
 # %% [markdown]
-# There is no threshold: the larger the batch, the less `SyncBatchNorm` changes.
+# The larger the batch, the less `SyncBatchNorm` changes.
 #
 # ### Exactly when buffers are sent
 #
@@ -1253,7 +1251,7 @@ for name, error in run.ranks[0].observations.items():
 # - **A sum loss**: DDP divides by N, so the gradient is 1/N of what it should be.
 # - **BatchNorm**: a sample's output depends on the whole batch, and each rank sees only its part.
 # - **`ignore_index`**: `cross_entropy` ignores targets of −100, such as padding. Each rank's mean is over its *valid*
-#   targets, 4 or 16. Weight by these.
+#   targets, 4 or 16. In the weight, count these instead of samples.
 
 # %%
 quiz("01_internals/joined_batch")
@@ -1410,8 +1408,8 @@ quiz("01_internals/bypass")
 # %% [markdown]
 # ## Two ways to use several GPUs
 #
-# Older code often uses `DataParallel`, **one process with a thread for each GPU**. Here are the four lines of its
-# forward, and what its documentation recommends:
+# Older code often uses `DataParallel`, **one process with a thread for each GPU**. Here are four lines of its forward,
+# and its documentation's advice:
 
 # %%
 calls = ("scatter(", "replicate(", "parallel_apply(", "gather(")
@@ -1471,7 +1469,7 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default, each gradient has its own block, and the bucket is a ninth. As views, all gradients lie in the bucket. So
+# By default, each gradient has its own block, and the bucket is one more. As views, all gradients lie in the bucket. So
 # a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients are views.
 # The *activations*, which forward keeps for backward, come on top.
 #
@@ -1490,8 +1488,8 @@ quiz("01_internals/fsdp_or_ddp")
 # - Every rank must issue the same collectives in the same order.
 # - DDP sends **parameters once**, at construction; **buffers** also in forward; **gradients** in backward, as a mean.
 #   `optimizer.step()` sends nothing.
-# - Many messages pay many latencies; one message overlaps nothing. Buckets are the compromise, and the last bucket is
-#   always exposed.
+# - Many messages pay many latencies; a single one can't overlap with backward. Buckets are the compromise, and the last
+#   bucket is always exposed.
 # - The mean equals the joined batch's gradient if every rank has the same number of samples, the loss is a mean over
 #   them, and no layer mixes samples.
 # - DDP never checks that parameters stay equal. Check it with `spread`.
