@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WARM_UP = 2  # steps of each kind: DDP's first has everything in one bucket, the second rebuilds the buckets
 BYTES = 4  # of a float32
-BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for gradients by inputs and by weights
+BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for the gradients of inputs and of weights
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Measurement:
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that nothing hides: what a step would be shorter without it."""
+        """Seconds of communication that nothing hides: without it, a step would be that much shorter."""
         return self.step - self.alone
 
 

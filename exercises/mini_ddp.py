@@ -62,7 +62,7 @@ class MiniDDP(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums.
 
-        An exception that leaves it changes nothing about that.
+        An exception inside it doesn't change that.
         """
         raise NotImplementedError("mini_ddp: exchange nothing in here")
 

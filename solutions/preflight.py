@@ -33,7 +33,7 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - The variables that torchrun sets, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: set, integers where
       they should be, and possible (rank below world size, port 1 to 65535; with nccl, local rank below the number of
       GPUs). Read them; never change them.
-    - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it there?
+    - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it available?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
       is "True"; otherwise rank 0 does, and the port has to be free. Another program at that port is a problem too.
     - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
