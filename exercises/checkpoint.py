@@ -69,7 +69,7 @@ if __name__ == "__main__":
         save_checkpoint(folder, {"model": {"weight": torch.full((3,), float(step))}, "step": step})
     if rank == 0:
         print(*sorted(file.name for file in folder.iterdir()), sep="\n", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

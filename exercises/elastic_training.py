@@ -116,7 +116,7 @@ if __name__ == "__main__":
     make, dataset = example()
     done = train(place, make, dataset, steps=60, batch_size=12, save_every=5, seed=1)
     print(f"rank {dist.get_rank()}: {done} of 60 steps are done", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -193,7 +193,7 @@ if __name__ == "__main__":
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     drift = max((a - b).abs().max().item() for a, b in pairs)
     print(f"rank {dist.get_rank()}: max |Δw| against the training that ran through: {drift:g}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

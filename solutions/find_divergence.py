@@ -271,7 +271,7 @@ if __name__ == "__main__":
         seen = watch.step()
         if rank == 0:
             print(f"step {step}: {seen or 'all ranks agree'}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

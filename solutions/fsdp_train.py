@@ -166,7 +166,7 @@ if __name__ == "__main__":
     resumed = fresh()
     after = resumed.load(shared[0])
     print(f"rank {rank}: resumed after step {after}: {step(resumed)}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

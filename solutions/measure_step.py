@@ -186,7 +186,7 @@ if __name__ == "__main__":
         count = sum(parameter.numel() for parameter in model.parameters())
         seconds = predict_step(count, dist.get_world_size(), 1.25e8, 1e-4, measured.alone, buckets=4)
         print(f"over a link of 1 Gbit/s for each rank a step would take {seconds * 1e3:.1f} ms", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

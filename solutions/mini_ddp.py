@@ -200,7 +200,7 @@ if __name__ == "__main__":
         optimizer.step()
         total = sum(parameter.sum().item() for parameter in model.parameters())
         print(f"step {step}, rank {rank}: loss {loss.item():.4f}, sum of all parameters {total:.6f}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -337,7 +337,7 @@ if __name__ == "__main__":
         print(f"[rank {rank}] {line}", file=sys.stderr, flush=True)
     if not problems and rank == "0":
         print(f"preflight: all is well on {os.environ['WORLD_SIZE']} ranks", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     os._exit(1 if problems else 0)
 
 # lockstep-canary: 487e3e62f61c25fc
