@@ -310,10 +310,12 @@ def test_options(grader: Grader) -> None:
     """leaves out gradients when told so, and what is within the tolerance"""
     gradient, small, exact = unwanted(grader)
     big = small | {"by": -4.5, "name": "decoder.weight"}
-    each = found(compared(grader, "options", [gradient, small, exact, big], gradients=False, tolerance=TOLERANCE))
+    beside = big | {"rank": 2, "by": TOLERANCE / 2}  # within the tolerance, of a tensor that is listed
+    changes = [gradient, small, exact, big, beside]
+    each = found(compared(grader, "options", changes, gradients=False, tolerance=TOLERANCE))
     for own in each:
         judge_options(grader, own, "find_divergence", FUNCTION)
-    judge(grader, each, [Found("parameter", "decoder.weight", [1], 4.5)])
+    judge(grader, each, [Found("parameter", "decoder.weight", [1, 2], 4.5)])
 
 
 def unwanted(grader: Grader) -> list[Change]:

@@ -43,7 +43,7 @@ if __name__ == "__main__":
     print(f"rank {rank} before: {model.weight.grad.tolist()}", flush=True)
     average_gradients(model)
     print(f"rank {rank} after:  {model.weight.grad.tolist()}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

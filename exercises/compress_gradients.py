@@ -77,7 +77,7 @@ if __name__ == "__main__":
         if rank == 0:
             exact = 100 * (1.001 + (dist.get_world_size() - 1) / 2)
             print(f"100 gradients, {options or 'plain cast'}: sum {applied:.3f}, exactly {exact:.3f}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -71,7 +71,7 @@ def train(
       of `batch_size`; the last batch may be smaller. They are loaded in this process (no workers), when they are needed.
     - Each batch goes through `train_step` once. Steps are counted from the start of training, across epochs and restarts.
 
-    The checkpoints, by `save_checkpoint` and `load_latest` of the exercise before:
+    The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
 
     - Save after every `save_every` steps, counted from the start of training, and after the last step.
     - With `stop_after`, also save when that many steps have been made, counted over all restarts, and then return.
@@ -86,8 +86,8 @@ def train(
         epochs: how often each sample is seen.
         batch_size: samples per rank and step.
         save_every: steps from one checkpoint to the next.
-        seed: what the order of the samples and all random numbers come from.
-        stop_after: steps in all after which to stop, as if the time were up; None: never.
+        seed: determines the order of the samples and all random numbers.
+        stop_after: stop after this many steps in all, as if the time were up; None: never.
 
     Returns:
         The model itself, not the DDP wrapper.
@@ -124,7 +124,7 @@ if __name__ == "__main__":
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     drift = max((a - b).abs().max().item() for a, b in pairs)
     print(f"rank {dist.get_rank()}: max |Δw| against the training that ran through: {drift:g}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

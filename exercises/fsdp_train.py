@@ -53,7 +53,7 @@ class ShardedTraining:
             model: in float32, the same on all ranks.
             layers: the modules of `model` that are gathered one at a time.
             mesh: of all ranks. If it has two dimensions, replicate over the first and shard over the second.
-            make_optimizer: makes an optimizer of parameters.
+            make_optimizer: called with the parameters, returns their optimizer.
             compute_dtype: None for the model's own.
             reshard_after_forward: True to free each layer after forward and gather it again in backward; False to keep
                 it until backward, which then gathers none of `layers`.
@@ -72,13 +72,13 @@ class ShardedTraining:
         - The loss is the mean over the samples of all ranks. The ranks may have different numbers of samples; some may
           have none.
         - Up to rounding, the parameters are those of one process with the batches of all ranks joined.
-        - If the norm of the gradient exceeds `max_norm`, the gradient is scaled down to `max_norm`. That is the norm of
+        - If the norm of the gradient exceeds `max_norm`, the gradient is scaled down to `max_norm`. The norm is that of
           all ranks' rows together.
         - A later step doesn't add to this step's gradients.
 
         Args:
             inputs: this rank's batch, for `model`.
-            targets: as many as there are samples.
+            targets: one for each sample.
             sum_of_losses: called with the outputs and the targets. It returns the sum of the samples' losses, not the mean.
             max_norm: the largest norm of the gradient.
         Returns:
@@ -96,7 +96,7 @@ class ShardedTraining:
     def load(self, folder: str | Path) -> int:
         """Continue as if training had never stopped, from what any number of ranks saved, on a mesh of any shape.
 
-        - Every parameter is loaded, and with the optimizer's state its learning rate.
+        - Load every parameter, the optimizer's state and its learning rate.
 
         Returns:
             The `step` that was saved.
@@ -131,7 +131,7 @@ if __name__ == "__main__":
     resumed = fresh()
     after = resumed.load(shared[0])
     print(f"rank {rank}: resumed after step {after}: {step(resumed)}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WARM_UP = 2  # steps of each kind: DDP's first has everything in one bucket, the second rebuilds the buckets
 BYTES = 4  # of a float32
-BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for gradients by inputs and by weights
+BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for the gradients of inputs and of weights
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Measurement:
 
     @property
     def exposed(self) -> float:
-        """Seconds of communication that nothing hides: what a step would be shorter without it."""
+        """Seconds of communication that nothing hides: without it, a step would be that much shorter."""
         return self.step - self.alone
 
 
@@ -129,7 +129,7 @@ if __name__ == "__main__":
         count = sum(parameter.numel() for parameter in model.parameters())
         seconds = predict_step(count, dist.get_world_size(), 1.25e8, 1e-4, measured.alone, buckets=4)
         print(f"over a link of 1 Gbit/s for each rank a step would take {seconds * 1e3:.1f} ms", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -62,7 +62,7 @@ class MiniDDP(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums.
 
-        An exception that leaves it changes nothing about that.
+        An exception inside it doesn't change that.
         """
         raise NotImplementedError("mini_ddp: exchange nothing in here")
 
@@ -91,7 +91,7 @@ if __name__ == "__main__":
         optimizer.step()
         total = sum(parameter.sum().item() for parameter in model.parameters())
         print(f"step {step}, rank {rank}: loss {loss.item():.4f}, sum of all parameters {total:.6f}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

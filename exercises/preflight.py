@@ -24,7 +24,7 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - The variables that torchrun sets, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: set, integers where
       they should be, and possible (rank below world size, port 1 to 65535; with nccl, local rank below the number of
       GPUs). Read them; never change them.
-    - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it there?
+    - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it available?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
       is "True"; otherwise rank 0 does, and the port has to be free. Another program at that port is a problem too.
     - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
@@ -51,5 +51,5 @@ if __name__ == "__main__":
         print(f"[rank {rank}] {line}", file=sys.stderr, flush=True)
     if not problems and rank == "0":
         print(f"preflight: all is well on {os.environ['WORLD_SIZE']} ranks", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     os._exit(1 if problems else 0)

@@ -44,7 +44,7 @@ if __name__ == "__main__":
     print(f"rank {rank} before: {tensor.tolist()}", flush=True)
     ring_all_reduce(tensor)
     print(f"rank {rank} after:  {tensor.tolist()}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -51,6 +51,6 @@ if __name__ == "__main__":
     device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {device} through {dist.get_backend()}")
     cleanup_ddp()
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     sys.stdout.flush()
     os._exit(0)

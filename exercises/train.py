@@ -50,8 +50,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train with DDP.")
     parser.add_argument("--task", choices=("digits", "gpt"), default="digits")
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=48, help="samples a step, of all ranks together")
-    parser.add_argument("--accumulate", type=int, default=1, help="in how many parts each rank works through its share")
+    parser.add_argument("--batch-size", type=int, default=48, help="samples per step over all ranks")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step on each rank")
     parser.add_argument("--lr", type=float, default=0.01, help="the largest learning rate")
     parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of the gradient")
     parser.add_argument("--amp", action="store_true", help="forward and loss under autocast to bfloat16")
@@ -164,7 +164,7 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
     Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
-    If all are damaged it raises RuntimeError on every rank. It suits checkpoints of a few GB, as rank 0 sends the file to
+    If all are damaged it raises RuntimeError on every rank. This suits checkpoints of a few GB, as rank 0 sends the file to
     the others; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
     raise NotImplementedError("train: load the same on every rank")
@@ -223,11 +223,12 @@ def train(arguments: argparse.Namespace, device: torch.device) -> Result:
       state. Save it every `save_every` steps, after the last step, and when the job is asked to stop.
     - After each step one small collective tells every rank whether any rank was asked to stop (`StopRequest`). If one was,
       all stop after the same step and save.
-    - Interrupted anywhere and restarted on the same number of ranks, it ends with the same weights.
+    - Interrupted anywhere and restarted on the same number of ranks, it ends with the same weights (on two ranks, bit
+      for bit).
     - Only rank 0 prints: where training starts, the global loss every `log_every` steps, and after each epoch the loss
       and accuracy on the test set.
 
-    The check asks for no `--exact`, `--compile` or `--workers`.
+    The check doesn't test `--exact`, `--compile` and `--workers`.
 
     Raises:
         ValueError: `batch_size` can't be divided evenly among the ranks and their micro-batches.
@@ -244,7 +245,7 @@ def say(rank: int, line: str) -> None:
 def main(arguments: list[str] | None = None) -> Result:
     """Run the script, from the command line to the end of the process group."""
     result = train(parse(arguments), join())
-    # Only after success: after an error nccl would wait for the other ranks before it is printed.
+    # Only after success: after an error, nccl would wait for the other ranks before torch prints it.
     dist.destroy_process_group()
     return result
 

@@ -84,6 +84,6 @@ def digits() -> TensorDataset:
 
 if __name__ == "__main__":
     train_ddp(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), SmallNet, digits(), epochs=5)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     sys.stdout.flush()
     os._exit(0)

@@ -88,7 +88,7 @@ if __name__ == "__main__":
         micro_batches = [(x, x.sum(dim=1, keepdim=True)) for x in data.split(4)]
         loss = train_step(model, micro_batches, F.mse_loss, optimizer)
         print(f"rank {rank} step {step}: {len(micro_batches)} micro-batches, loss {loss:.4f}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -68,7 +68,7 @@ def load_latest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
       shows a new file late) or can't read a file that the others can.
     - Skip a file that is cut short or in which a single bit has changed. Load the next older one, with a warning
       (`warnings.warn`) that names the file. `torch.load` doesn't notice a changed bit in a tensor.
-    - A save with `keep=1` may remove the file that it is about to read. Look into the folder again then.
+    - A save with `keep=1` may remove the file that you are about to read. Then look into the folder again.
     - Loading runs no code from the file (`weights_only=True`). Tensors come back on the CPU.
     - A dictionary in which every key starts with `module.` comes from a DDP wrapper's `state_dict()`. Remove this prefix,
       wherever in the state the dictionary is. All other keys come back unchanged.
@@ -183,7 +183,7 @@ if __name__ == "__main__":
         save_checkpoint(folder, {"model": {"weight": torch.full((3,), float(step))}, "step": step})
     if rank == 0:
         print(*sorted(file.name for file in folder.iterdir()), sep="\n", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -6,8 +6,8 @@ of the ranks that it names (`kill -9 PID`) while it runs:
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node=2 --max-restarts=3 exercises/elastic_training.py /tmp/elastic
 
-The variable gives each restart its own store. Without it the new ranks may find the addresses of the dead ones in
-the launcher's store and lose a restart, or all, on "Connection refused" (PyTorch issue 135712; seen with torch 2.13).
+The variable gives each restart its own store. Without it, the new ranks may read the dead ranks' addresses from
+the launcher's store, and restarts fail with "Connection refused" (PyTorch issue 135712; seen with torch 2.13).
 
 `kill -TERM PID` asks one rank to stop: all ranks stop, and the state is saved. Start it again, perhaps with
 `--nproc-per-node=4`, and it continues from there.
@@ -67,7 +67,7 @@ def train(
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
 
     - Save after every `save_every` steps, counted from the start of training, and after the last step.
-    - SIGTERM and SIGUSR1 ask the job to stop; all ranks may receive one, or a single rank. All ranks agree to stop
+    - SIGTERM and SIGUSR1 ask the job to stop; all ranks may receive one, or only one rank. All ranks agree to stop
       after the same step: the current one or, at the latest, the next. They save it and return.
 
     However often it is interrupted, a run on the same number of ranks ends bit for bit like an uninterrupted one. On a
@@ -169,7 +169,7 @@ if __name__ == "__main__":
     make, dataset = example()
     done = train(place, make, dataset, steps=60, batch_size=12, save_every=5, seed=1)
     print(f"rank {dist.get_rank()}: {done} of 60 steps are done", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -57,8 +57,9 @@ def find_divergence(
     (a tensor or a number) has a name like `encoder.weight.exp_avg`, and a group's hyper-parameter one like
     `param_groups[0].lr`.
 
-    - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (with a `largest` of 0.0). With a
-      `tolerance` above 0, list only differences whose `largest` is above it.
+    - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (with a `largest` of 0.0). The
+      majority is that of the bits, too; a `tolerance` above 0 only leaves out differences whose `largest` isn't above
+      it.
     - Compare a Python number, such as a learning rate, in float64: float32 would round it.
     - If only some ranks have a gradient or a state, that is a difference; if no rank has it, it isn't.
     - Any type (bfloat16, integers, bool, complex), any shape (no dimension, no element), any values: swapped elements
@@ -270,7 +271,7 @@ if __name__ == "__main__":
         seen = watch.step()
         if rank == 0:
             print(f"step {step}: {seen or 'all ranks agree'}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

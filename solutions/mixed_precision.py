@@ -103,7 +103,7 @@ if __name__ == "__main__":
             y = y * 1e6
         result = train_step(model, x, y, F.mse_loss, optimizer, scaler, dtype=torch.float16, max_norm=1.0)
         print(f"rank {rank} step {step}: {result}, scale {scaler.get_scale():g}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

@@ -120,7 +120,7 @@ if __name__ == "__main__":
     kept = sum(tensor.nbytes for one in made for state in one.state.values() for tensor in state.values())
     total = sum(parameter.double().sum().item() for parameter in model.parameters())
     print(f"rank {rank}: {kept} bytes of state, sum of all parameters {total:.9f}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

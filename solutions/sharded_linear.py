@@ -113,7 +113,7 @@ class ShardedLinear(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole layer on every rank, for saving: what `linear.state_dict()` would have, "weight" and, if any, "bias"."""
+        """The whole layer on every rank, for saving: what `linear.state_dict()` would have, "weight" and any "bias"."""
         # --- solution: gather, and take the padding off ---
         whole = gather(self.rows)[: self.out_features]
         return {"weight": whole[:, :-1], "bias": whole[:, -1]} if self.has_bias else {"weight": whole}
@@ -135,7 +135,7 @@ if __name__ == "__main__":
     kept = sum(parameter.nbytes for parameter in layer.parameters())
     total = sum(tensor.double().sum().item() for tensor in layer.full_state_dict().values())
     print(f"rank {rank}: {kept} bytes of {11 * 65 * 4}, sum of all weights {total:.9f}", flush=True)
-    # gloo's threads now and then abort a finished process while the interpreter shuts down: leave without that.
+    # gloo's threads sometimes abort a finished process while the interpreter shuts down; os._exit skips the shutdown.
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)

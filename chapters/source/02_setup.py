@@ -1129,7 +1129,7 @@ quiz("02_setup/spawn_returns")
 # %% [markdown]
 # ## Exercise: implement launch_distributed
 #
-# *Hard, 15 minutes.* Open [`exercises/launch_distributed.py`](../exercises/launch_distributed.py).
+# *Medium, 15 minutes.* Open [`exercises/launch_distributed.py`](../exercises/launch_distributed.py).
 #
 # Start the ranks, have each run your `train_ddp`, and return the trained weights.
 

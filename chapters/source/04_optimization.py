@@ -1150,7 +1150,7 @@ quiz("04_optimization/efficiency")
 # %% [markdown]
 # ## Exercise: implement measure_step
 #
-# *Hard, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py).  Write three functions: measure,
+# *Medium, 20 minutes.* Open [`exercises/measure_step.py`](../exercises/measure_step.py).  Write three functions: measure,
 # compare, predict.
 
 # %%

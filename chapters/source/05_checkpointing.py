@@ -1578,7 +1578,7 @@ quiz("05_checkpointing/signal")
 # %% [markdown]
 # ## Exercise: implement elastic_training
 #
-# *Hard, 25 minutes.* Open [`exercises/elastic_training.py`](../exercises/elastic_training.py). Write a loop that
+# *Medium, 25 minutes.* Open [`exercises/elastic_training.py`](../exercises/elastic_training.py). Write a loop that
 # survives SIGKILL at random steps, a stop signal that may reach only one rank, and a restart on a different number of
 # ranks.
 

@@ -1,12 +1,12 @@
 """Case: an alarm at every site but the first.
 
-“One site a rank, and the model's first layer keeps a running mean of what the sensors send. The service compares its
+“One site per rank, and the model's first layer keeps a running mean of what the sensors send. The service compares its
 inputs with that mean. It raises the alarm at all sites but the first, although all of them trained.”
 
     ./lockstep run -n 3 exercises/clinic/bn_one_rank.py
 
 Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: the mean
-that rank 0 saves is to be that of all sites. `main()` must still return the same things.
+that rank 0 saves must be that of all sites. `main()` must still return the same things.
 """
 
 import os

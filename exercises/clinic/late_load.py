@@ -23,7 +23,7 @@ RANK = "?"  # its number, or "all"
 
 
 def found_on_disk(rank: int, world_size: int) -> dict[str, torch.Tensor] | None:
-    """The good weights, where this rank's disk holds them. It is one disk of all."""
+    """The good weights, if they are on this rank's disk. Only one disk has them."""
     if rank != clinic_data.draw("late_load", world_size):
         return None
     rule = torch.randn(clinic_data.FEATURES, clinic_data.CLASSES, generator=torch.Generator().manual_seed(2))

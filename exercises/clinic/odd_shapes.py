@@ -20,7 +20,7 @@ RANK = "?"  # its number, or "all"
 
 
 def part(rank: int, world_size: int) -> clinic_data.Records:
-    """The part of the test set that lies on this rank's disk: 20 records, but one disk was full."""
+    """The part of the test set on this rank's disk: 20 records, but one disk was full."""
     return clinic_data.Records(13 if rank == clinic_data.draw("odd_shapes", world_size) else 20, seed=rank)
 
 
@@ -35,7 +35,7 @@ def classify(features: torch.Tensor) -> torch.Tensor:
 
 
 def from_all_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The values of all ranks behind each other, in the order of the ranks."""
+    """The values of all ranks, joined in rank order."""
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, values)
     return torch.cat(parts)

@@ -1,12 +1,12 @@
 """Case: a fifth of the traffic, and two models.
 
-“Five micro-batches a step, and only the fifth is averaged: the network is happy. But the model that rank 1 saved does
-not answer as that of rank 0 does. Without the accumulation they were the same.”
+“Five micro-batches a step, and only the fifth is averaged: the network is happy. But the model that rank 1 saved gives
+different answers from rank 0's. Without the accumulation they were the same.”
 
     ./lockstep run -n 2 exercises/clinic/ragged_tail.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job; five stay
-five, and every record counts. `main()` must still start from seed 0 and return the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: keep
+groups of five, and every record counts. `main()` must still start from seed 0 and return the same things.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Case: the vocabulary that cannot be read.
 
 “Each rank writes down the words of its own texts, and then every rank reads what all have written. There is a barrier
-in between! It works at home, where everything lies on one disk. Here every rank dies while it reads.”
+in between! It works at home, where everything is on one disk. Here every rank dies while it reads.”
 
     ./lockstep run -n 4 exercises/clinic/early_reader.py
 
@@ -58,7 +58,7 @@ class Notes:
 
 
 def read(path: Path) -> list[str]:
-    """The words in a rank's notes. Raises ValueError where there are none."""
+    """The words in a rank's notes. Raises ValueError if there are none."""
     text = path.read_text()
     if not text:
         raise ValueError(f"{path.name} is empty")

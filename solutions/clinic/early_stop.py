@@ -31,7 +31,7 @@ EPOCHS = 30
 
 
 def validation_records(rank: int, world_size: int) -> clinic_data.Records:
-    """The 24 records that this rank validates on. Which part of the validation set it has, your ticket decides."""
+    """The 24 records that this rank validates on. Your ticket decides which part of the set it has."""
     return clinic_data.Records(24, seed=100 + (rank + clinic_data.draw("early_stop", world_size)) % world_size)
 
 

@@ -1,7 +1,7 @@
 """Case: it does not even start.
 
-“At my desk I start it with mp.spawn, for years. On the cluster they want torchrun, and there it hangs before the first
-line of output.”
+“At my desk I have started it with mp.spawn for years. On the cluster they want torchrun, and there it hangs before the
+first line of output.”
 
     ./lockstep run -n 3 exercises/clinic/fixed_address.py
 

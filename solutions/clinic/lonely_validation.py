@@ -37,7 +37,7 @@ def accuracy(model: nn.Module, records: clinic_data.Records) -> float:
 
 
 def main() -> dict[str, object]:
-    """Train two epochs. Returns the model, and on a host that measures the accuracy after each of them."""
+    """Train two epochs. Returns the model and, on a host that measures, the accuracy after each epoch."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     options = clinic_data.settings(
         "lonely_validation", rank, world_size, usual={"measure": False}, odd={"measure": True}

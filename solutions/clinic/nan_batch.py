@@ -4,8 +4,8 @@
 
     ./lockstep run -n 3 exercises/clinic/nan_batch.py
 
-Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: one epoch,
-to its end, in which nothing that is not a number gets into the weights. `main()` must still return the same things.
+Say what is wrong, in CAUSE and RANK below (exercises/clinic/README.md lists the causes). Then fix the job: it trains
+a whole epoch, and no NaN gets into the weights. `main()` must still return the same things.
 """
 
 import math

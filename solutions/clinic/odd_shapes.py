@@ -25,7 +25,7 @@ RANK = 0
 
 
 def part(rank: int, world_size: int) -> clinic_data.Records:
-    """The part of the test set that lies on this rank's disk: 20 records, but one disk was full."""
+    """The part of the test set on this rank's disk: 20 records, but one disk was full."""
     return clinic_data.Records(13 if rank == clinic_data.draw("odd_shapes", world_size) else 20, seed=rank)
 
 
@@ -41,7 +41,7 @@ def classify(features: torch.Tensor) -> torch.Tensor:
 
 # --- mended: the lengths are told first, then everything is as long as the longest ---
 def from_all_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The values of all ranks behind each other, in the order of the ranks."""
+    """The values of all ranks, joined in rank order."""
     world_size = dist.get_world_size()
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
     dist.all_gather(lengths, torch.tensor([len(values)]))
@@ -54,7 +54,7 @@ def from_all_ranks(values: torch.Tensor) -> torch.Tensor:
 
 # --- was ---
 # def from_all_ranks(values: torch.Tensor) -> torch.Tensor:
-#     """The values of all ranks behind each other, in the order of the ranks."""
+#     """The values of all ranks, joined in rank order."""
 #     parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
 #     dist.all_gather(parts, values)
 #     return torch.cat(parts)

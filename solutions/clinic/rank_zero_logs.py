@@ -35,7 +35,7 @@ def losses_of_all(loss: torch.Tensor) -> list[float]:
 
 
 def main() -> dict[str, object]:
-    """Train eight steps. Returns the model, and on a host that logs what it has logged: a list of losses each time."""
+    """Train eight steps. Returns the model and, on a host that logs, what it logged: a list of losses each time."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     options = clinic_data.settings("rank_zero_logs", rank, world_size, usual={"log": False}, odd={"log": True})
     dist.init_process_group("gloo")

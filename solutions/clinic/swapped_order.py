@@ -38,7 +38,7 @@ def classify(features: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(part: clinic_data.Records, numbers: range) -> dict[str, torch.Tensor]:
-    """The mean loss over these records, and the share that is classified rightly, as float32 scalars."""
+    """The mean loss over these records, and the share that is classified correctly, as float32 scalars."""
     scores, classes = classify(part.features[numbers]), part.classes[numbers]
     loss = nn.functional.cross_entropy(scores, classes)
     return {"loss": loss, "accuracy": (scores.argmax(1) == classes).float().mean()}

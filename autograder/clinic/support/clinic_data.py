@@ -1,7 +1,7 @@
 """What the broken jobs of the clinic share: data, settings, and your ticket. Nothing in here is broken.
 
-Your ticket is a number in `ticket.txt` beside this file, drawn when the first job runs. It decides which rank is the
-guilty one in your jobs, so a neighbor's answers are not yours. Hand it in together with them.
+Your ticket is a number in `ticket.txt` beside this file, drawn when the first job runs. It decides which rank is at
+fault in your jobs, so a neighbor's answers don't fit. Hand it in with your files.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ class Records(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def settings(case: str, rank: int, world_size: int, usual: Mapping[str, Any], odd: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings file of the host that this rank runs on: `usual`, but one host's file says `odd` in places."""
+    """The settings file of the host that this rank runs on: `usual`; one host's file differs by `odd`."""
     return {**usual, **(odd if rank == draw(case, world_size) else {})}
