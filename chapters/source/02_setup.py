@@ -123,8 +123,8 @@ quiz("02_setup/local_rank")
 # %% [markdown]
 # ### Without a launcher
 #
-# Plain `python` sets none of these variables. The *rendezvous*, in which the processes find each other, then fails and
-# names the first one that is missing:
+# Plain `python` sets none of these variables. The *rendezvous*, in which the processes find each other, then fails
+# and names the first missing variable:
 
 # %%
 # %%ranks 2 --expect raised
@@ -286,8 +286,8 @@ os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
 dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
-# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. If rank 0 prepares the
-# data alone for longer than the timeout, lengthen it.
+# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. If rank 0
+# prepares the data first and the others wait longer than the timeout, lengthen it.
 
 # %%
 quiz("02_setup/missing_rank")
@@ -495,7 +495,7 @@ for name in ("without", "with set_epoch"):
 
 # %% [markdown]
 # The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch has
-# the same batches; with `shuffle=True` you had new ones. To notice this, print each epoch's first indices.
+# the same batches; `shuffle=True` made new ones. To notice this, print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -539,13 +539,13 @@ print("sampler    :", [batch.tolist() for batch in loader])
 
 # %% [markdown]
 # With equal seeds, both ranks compute the same gradient. With different seeds, an "epoch" is two passes over the data.
-# Neither raises an error, but `len(loader)` reveals both: on N ranks it should be 1/N of its value on one.
+# Neither raises an error, but `len(loader)` reveals both: on N ranks it should be 1/N of what it is in one process.
 #
 # ### Worker processes
 #
 # With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as a
-# copy of its rank. With NCCL, such workers are likely to hang, says DDP's documentation: use `forkserver`, which
-# starts them from a clean process. This takes longer, so keep the workers for all epochs:
+# copy of its rank. DDP's documentation warns that with NCCL such workers may hang: use `forkserver`, which starts
+# them from a clean process. This takes longer, so keep the workers for all epochs:
 
 # %%
 # %%ranks 2
@@ -678,8 +678,8 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 # ### Move first, wrap last
 #
 # DDP attaches its hooks when you wrap the model. A later change of dtype or device silently removes them (chapter 1,
-# "What DDP never notices"). If you freeze a parameter later, DDP still waits for its gradient, and the next forward
-# raises an error. So wrap last. DDP refuses a model that is only partly moved:
+# "What DDP never notices"). If you freeze a parameter later, DDP still waits for its gradient, and the second forward
+# after that raises an error. So wrap last. DDP refuses a model that is only partly moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -806,8 +806,8 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# The result is worse if the other ranks next all-reduce a tensor of the same size, for example a gradient. **Predict**
-# what rank 1 prints:
+# The result is worse if the next collective of the other ranks reduces a tensor of the same size, such as a gradient.
+# **Predict** what rank 1 prints:
 
 # %%
 # %%ranks 2 --expect hang
@@ -895,8 +895,8 @@ if __name__ == "__main__":
     main()
 
 # %% [markdown]
-# Now start the file with torchrun. `quiet_exit.py` runs the program and avoids a bug of gloo at the process's exit
-# (see the box below):
+# Now start the file with torchrun. `quiet_exit.py` runs the program and avoids a gloo bug at exit (see the box
+# below):
 
 # %%
 def terminal(*arguments):
@@ -1020,7 +1020,7 @@ quiz("02_setup/exit_status")
 # *Medium, 25 minutes.* Open [`exercises/train_ddp.py`](../exercises/train_ddp.py).
 #
 # Write everything from "Sharding" to "Cleanup" in one function, for any model and any data. On GPUs,
-# `torch.cuda.current_device()` is the one that `setup_ddp` selected.
+# `torch.cuda.current_device()` returns the device that `setup_ddp` selected.
 
 # %%
 contract("train_ddp")
@@ -1063,7 +1063,7 @@ if __name__ == "__main__":
 job = terminal("spawn_digits.py")
 
 # %% [markdown]
-# **`mp.spawn` returns `None`.** Results are lost with a rank's process unless it sends them, here through a file.
+# **`mp.spawn` returns `None`.** A rank's results are lost when it ends, unless it sends them, here through a file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
 # to find the function. Without the guard, that import would launch ranks again. Python refuses:
@@ -1140,13 +1140,13 @@ contract("launch_distributed")
 # %check launch_distributed
 
 # %% [markdown]
-# If it sometimes reports exit status −6, see the box in "Cleanup": call `os._exit` on each rank after its result is
-# saved. The solution is `solutions/launch_distributed.py`.
+# If the check sometimes reports exit status −6, call `os._exit` on each rank after saving its result (see the box in
+# "Cleanup"). The solution is `solutions/launch_distributed.py`.
 #
 # ## Several nodes
 #
-# Messages between nodes are slower, so fill one node first. The program doesn't change. You start torchrun, the node's
-# *agent*, once on each node:
+# Messages between nodes are slower, so fill one node first. The program doesn't change. On each node you start
+# torchrun once; this process is the node's *agent*:
 #
 # ![Two nodes, a launcher and two ranks on each, and one store](pictures/two_nodes.svg)
 #
@@ -1156,8 +1156,8 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# Here you number the nodes. With `--rdzv-backend=c10d`, the agents agree on the numbers, and the command is the same
-# on every node:
+# In this command, you number the nodes. With `--rdzv-backend=c10d`, the agents agree on the numbers, and the command
+# is the same on every node:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
@@ -1198,8 +1198,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# If you need the node's number, for example to name a log, read `GROUP_RANK`. A number computed from the GPUs is wrong
-# as soon as a GPU has no rank:
+# If you need the node's number, for example to name a log, read `GROUP_RANK`. A node number computed from the GPUs is
+# wrong if a GPU has no rank:
 
 # %%
 # %%ranks 4 --nodes 2
