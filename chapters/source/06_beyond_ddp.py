@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Chapter 6. When the model does not fit
 #
-# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no room
-# for them, you divide (shard) them among the ranks. For each way to do so, you predict the bytes, then measure them.
+# Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no
+# room for them, you divide (shard) them among the ranks. You predict what each way of sharding costs in bytes, then
+# measure it.
 #
 # After this chapter you can
 #
@@ -21,13 +22,13 @@
 # - **write** a layer whose weights are divided and gathered only while it computes (FSDP);
 # - **train** a model under `fully_shard` with the same result as one process;
 # - **predict** memory and traffic for N ranks, and check both against a run;
-# - **place** sharding, replicas and tensor parallelism within nodes and across nodes;
+# - **decide** what to do within a node and what across nodes: sharding, replicas, tensor parallelism;
 # - **resume** a sharded checkpoint on a different number of ranks.
 #
 # About 160 minutes: 45 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
 #
-# **What a CPU shows here.** Everything below runs over gloo, with the same collectives of the same sizes as under NCCL.
-# One thing needs a GPU and was not run here: to gather the next layer *while* a layer computes.
+# **What a CPU shows here.** Everything below runs over gloo, with the same collectives of the same sizes as under
+# NCCL. One thing needs a GPU and was not run here: gathering the next layer *while* a layer computes.
 
 # %%
 # %load_ext lockstep
@@ -159,8 +160,8 @@ quiz("06_beyond_ddp/kind")
 # ## Shard the optimizer
 #
 # Under DDP, every rank has the same gradients, updates the same moments and computes the same new parameters. **ZeRO
-# stage 1** divides this work: each parameter has an **owner**. Only the owner keeps the parameter's state and updates
-# it. Then it sends the new values to the other ranks.
+# stage 1** divides this work: each parameter has an **owner**. Only the owner keeps the parameter's state. It updates
+# the parameter and sends the new values to the other ranks.
 #
 # Here rank 0 owns the first of two parameters and rank 1 the second:
 
@@ -186,8 +187,8 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 #
 # The broadcasts come on top of DDP's all-reduce, which is a reduce-scatter followed by an all-gather (chapter 1).
 # ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
-# all-gathers the *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do this; your exercise
-# keeps DDP.
+# all-gathers the *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do stage 2; your
+# exercise keeps DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -279,8 +280,8 @@ quiz("06_beyond_ddp/shard_gradient")
 # %% [markdown]
 # ## Exercise: implement sharded_linear
 #
-# *Hard, 40 minutes.* Open [`exercises/sharded_linear.py`](../exercises/sharded_linear.py). A linear layer has a bias,
-# its rows may not divide evenly, and its inputs may have any number of dimensions.
+# *Hard, 40 minutes.* Open [`exercises/sharded_linear.py`](../exercises/sharded_linear.py). Unlike `Scale`, your layer
+# has a bias, any number of rows, and inputs of any number of dimensions.
 
 # %%
 contract("sharded_linear", "ShardedLinear")
@@ -371,10 +372,11 @@ for kind, nbytes in calls_of("FSDP2"):
     print(f"{kind:15}{nbytes / 1e6:6.2f} MB")
 
 # %% [markdown]
-# The first five all-gathers are forward's: the model's own parameters (embeddings and head), then four layers. Backward
-# gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always gathers one
-# layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The embeddings and head are
-# gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which needs the head first.
+# The first five all-gathers belong to forward: the model's own parameters (embeddings and head), then four layers.
+# Backward gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always
+# gathers one layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The embeddings
+# and head are gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which needs the
+# head first.
 #
 # **Predict** the memory on four ranks. Without activations and gathered copies, DDP holds 4P, where P = 3.5 MB is the
 # size of the parameters. (Without `gradient_as_bucket_view`, DDP's buckets take another P.) How much do ZeRO-1 and
@@ -404,9 +406,10 @@ picture
 # With ZeRO-1, rank 0 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
 # activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# The picture shows activations and gathered copies at the end of forward. FSDP2 then has copies of only the embeddings
-# and head; while it computes, also of one or two layers. **`reshard_after_forward=False`** ("FSDP2, kept") keeps all
-# layers gathered until backward: a whole copy of the parameters. What do you gain?
+# The picture shows activations and gathered copies at the end of forward. By then FSDP2 has freed the layers' copies,
+# of which it needs one or two at a time, and keeps only those of the embeddings and head.
+# **`reshard_after_forward=False`** ("FSDP2, kept") keeps all layers gathered until backward: a whole copy of the
+# parameters. What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -504,7 +507,7 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
 # HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per rank.
 # So use HSDP if one node has room for the model, its gradients and its optimizer state.
 #
-# With many nodes, HSDP saves less: a node sends almost 2P, and almost 3P under FSDP2.
+# With many nodes, HSDP saves less: a node sends almost 2P instead of almost 3P.
 
 # %%
 quiz("06_beyond_ddp/hybrid")
@@ -512,14 +515,14 @@ quiz("06_beyond_ddp/hybrid")
 # %% [markdown]
 # ## Divide a layer's computation
 #
-# FSDP2 still gathers one whole layer at a time. If one layer is too large, or one sample's activations, divide the
+# FSDP2 still gathers one whole layer at a time. If one layer or the activations of one sample don't fit, divide the
 # *computation*. In **tensor parallelism**, the ranks get the *same* inputs, and each has a part of the weights. Two
 # linear layers make a pair:
 #
 # - The first is split along its outputs (`ColwiseParallel`): each rank computes some of the hidden features and applies
 #   GELU to them.
-# - The second is split along its inputs (`RowwiseParallel`): each rank multiplies its features by these features'
-#   weights. An all-reduce sums the ranks' results.
+# - The second is split along its inputs (`RowwiseParallel`): each rank multiplies its own features by the weights
+#   that belong to them. An all-reduce sums the ranks' results.
 #
 # (`nn.Linear` stores its weight transposed, so `Colwise` splits its rows.)
 #
@@ -590,14 +593,14 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# Two things go wrong easily. First, `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have
-# different numbers of samples, the samples don't count equally. Second, a rank must clip by the norm of all rows of the
-# gradient, but holds only its own.
+# Two mistakes are easy to make. First, `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have
+# different numbers of samples, the samples don't count equally. Second, a rank must clip by the norm of all rows of
+# the gradient, but holds only its own.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank. A sample's loss is its first output plus twice its second, so the first row's gradient should be the mean of the
-# four samples, and the second row's twice that. **Predict** both rows' gradients if each rank takes the mean of its own
-# losses:
+# rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the mean of
+# the four samples; the gradient of the second row should be twice as large. **Predict** both rows' gradients if each
+# rank takes the mean of its own losses:
 
 # %%
 # %%ranks 2
@@ -623,9 +626,9 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 # divides by it.
 #
 # The rows' norms are 3 and 6, the whole gradient's 3·√5 = 6.71. The gradients are **DTensors**: tensors that know how
-# they are divided. `clip_grad_norm_` adds up the squares of all ranks, and `full_tensor()` turns the result into a
-# plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own row's norm, rank
-# 0's row would be divided by 3 and rank 1's by 6, without an error.
+# they are divided. `clip_grad_norm_` adds up the squared norms of all ranks' rows, and `full_tensor()` turns the
+# result into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own
+# row's norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -673,7 +676,8 @@ print("losses:", *before, " saved ", *[train(model, optimizer) for step in range
 # %% [markdown]
 # Until now, every rank first built the whole model. A model that doesn't fit has to be built on the **meta device**,
 # which knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's rows, and the
-# checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four have saved:
+# checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four ranks
+# saved:
 
 # %%
 # %%ranks 2
@@ -699,7 +703,8 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
 # thread writes them while the next steps run. These threads call collectives too. In the default group, gloo may pair
-# these with training's collectives, and the job hangs or crashes. So give the threads a **process group of their own**:
+# a thread's collective with one of training's, and the job hangs or crashes. So give the threads a **process group of
+# their own**:
 
 # %%
 # %%ranks 4
@@ -756,7 +761,7 @@ contract("fsdp_train", "ShardedTraining")
 # %% [markdown]
 # ## Which way
 #
-# For larger models on 8 ranks, with float32 and AdamW:
+# This is what larger models need on 8 ranks, with float32 and AdamW:
 
 # %%
 for parameters in (125e6, 1.5e9, 13e9):
@@ -768,9 +773,10 @@ for parameters in (125e6, 1.5e9, 13e9):
 # Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
 # ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is the simplest way, and in float32 no way of sharding sends fewer bytes in all.
-# - **ZeRO-1** if only the optimizer's state is too large, and you want to keep DDP and plain tensors, or an optimizer
-#   that looks at whole parameters. Otherwise FSDP2 needs less memory, and no more traffic.
+# - **DDP** while it fits. It is the simplest way, and in float32 every way of sharding sends at least as many bytes
+#   in all.
+# - **ZeRO-1** if only the optimizer's state is too large and you want to keep DDP, or your optimizer looks at whole
+#   parameters. If neither matters, FSDP2 needs less memory and no more traffic.
 # - **FSDP2** if parameters or gradients are too large. If a rank has room for one whole copy of the parameters, set
 #   `reshard_after_forward=False`: it sends no more than DDP.
 # - **HSDP** if one node has room for all shards of the model and the network between nodes is slow.
@@ -801,7 +807,7 @@ quiz("06_beyond_ddp/which")
 # - Keep a collective within a node if computing has to wait for it.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
-# what fills the memory, and say what your choice sends.
+# what fills the memory, and say how much traffic your choice costs.
 #
 # ## What to read next
 #
