@@ -1387,7 +1387,8 @@ for name, run in (("without", plain), ("with", flagged)):
 
 # %% [markdown]
 # The flag adds one all-reduce to every backward, with **4 bytes for each parameter tensor** (32 here). In it, the ranks
-# agree on which parameters were used. If every parameter was used, torch itself warns (`--quiet` hides that here).
+# agree on which parameters were used. How long it takes depends on the model and the network. If every parameter was
+# used, torch itself warns (`--quiet` hides that here).
 #
 # The flag also hides mistakes: without it, a layer that is never used raises an error. So set the flag only if
 # different steps use different layers. It works even if each rank uses a different layer:
