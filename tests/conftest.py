@@ -9,7 +9,9 @@ leaves out the tests marked `slow` and draws a sample from the bank, with the se
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,14 +43,19 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book of this course; no test changes it."""
+    """The book of this course, which no test changes. The processes of pytest-xdist share one."""
     from support import ROOT  # here, as above
 
     from lockstep.authoring.book import write_book
     from lockstep.course import Course
 
-    out = tmp_path_factory.mktemp("site") / "book"
-    write_book(Course(ROOT), out)
+    own = tmp_path_factory.getbasetemp()
+    out = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "site" / "book"
+    out.parent.mkdir(exist_ok=True)
+    with (out.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            write_book(Course(ROOT), out)
     return out
 
 

@@ -4,6 +4,7 @@ Rank 1 is the one that misbehaves, unless a case says otherwise. A case's text r
 """
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -152,6 +153,18 @@ def test_every_end_is_told(case: Case, size: int, monkeypatch: pytest.MonkeyPatc
     if case.line:
         assert run.cause.frame is not None, told
         assert run.cause.frame.text.endswith(case.line), told
+
+
+def test_two_calls_that_meet_by_chance_are_told_apart() -> None:
+    """A skipped call is the usual reason when a loss meets gradients; the sizes alone would mislead."""
+    loop = "m = DDP(torch.nn.Linear(4, 4))\nfor step in range(5):\n    m(t).sum().backward()\n"
+    run = ranks.run(
+        ranks.Source(PRELUDE + loop + "    if rank == 0 or step != 3:\n        dist.all_reduce(t[:1])", "skips"), 2
+    )
+    assert run.cause is not None
+    (note,) = (note for note in run.cause.notes if "has skipped one before" in note)
+    assert re.search(r"Rank \d called it at .*, rank \d at ", note)
+    assert note.count("(in backward, for DDP's gradients)") == 1, note
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -306,7 +306,10 @@ class _Source:
 
 def _first_line(statement: ast.stmt) -> int:
     """The number of its first line; its decorators are above it."""
-    return min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
+    lines = [statement.lineno]
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        lines += [one.lineno for one in statement.decorator_list]
+    return min(lines)
 
 
 def _conditions(node: ast.AST) -> list[ast.expr]:

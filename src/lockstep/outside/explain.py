@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from ..ranks.explain import ECHO, TIMEOUT
-from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rule, say_mismatch
+from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rules, say_mismatch
 from ..ranks.places import said_of
 from ..ranks.report import Cause, Collective, Frame, Kind, RankReport, Waiting
 from ..ranks.text import TITLES, place, table
@@ -130,7 +130,7 @@ def _mismatch(group: Group, found: Leftovers) -> Cause | None:
             break
     differ = odd_ones(met)
     frame = met[(differ or sorted(met))[0]].frame
-    notes = (rule(met), *_no_dump(group, found))
+    notes = (*rules(met), *_no_dump(group, found))
     rows = mismatch_rows(met, differ)
     return Cause(Kind.MISMATCH, f"{say_mismatch(met)}{group.of}.", tuple(differ), frame, rows, notes)
 

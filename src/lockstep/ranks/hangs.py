@@ -12,7 +12,7 @@ from typing import Any
 
 from .divergence import Divergence, first_divergence, reached, say
 from .job import Job
-from .mismatch import first_mismatch, kinds_of, rule, say_mismatch
+from .mismatch import first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
@@ -90,7 +90,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
         if any(operation in mismatch.values() for operation in operations.values()):
             at_fault = (parted.odd if parted else []) or sorted(mismatch)
             where = {rank: one.frame for rank, one in mismatch.items()}
-            return Finding(f"{say_mismatch(mismatch)}.", at_fault, [rule(mismatch)], where, topic=Topic.MISMATCHES)
+            return Finding(f"{say_mismatch(mismatch)}.", at_fault, rules(mismatch), where, topic=Topic.MISMATCHES)
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
     if any(operation and operation.is_point_to_point for operation in operations.values()):
         return _point_to_point(waiting, finished, operations)

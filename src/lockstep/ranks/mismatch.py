@@ -88,10 +88,24 @@ def say_mismatch(found: dict[int, Collective]) -> str:
     return f"in {mine.title}, rank {mine.rank} passed {mine.tensor}, rank {theirs.rank} {theirs.tensor}"
 
 
-def rule(found: dict[int, Collective]) -> str:
-    """What the ranks have to keep to, and did not."""
+def rules(found: dict[int, Collective]) -> list[str]:
+    """What the ranks have to keep to, and did not; where they called from different lines, why these calls met."""
     mine, theirs = two_sides(found)
-    return SAME_ROOT if mine.kind == theirs.kind and mine.kind in ROOTED and mine.peer != theirs.peer else SAME_TENSORS
+    other_root = mine.kind == theirs.kind and mine.kind in ROOTED and mine.peer != theirs.peer
+    said = [SAME_ROOT if other_root else SAME_TENSORS]
+    if mine.frame is not None and theirs.frame is not None and mine.frame.short != theirs.frame.short:
+        said.append(
+            f"Rank {mine.rank} called it at {_place(mine)}, rank {theirs.rank} at {_place(theirs)}. Calls meet in the "
+            "order in which each rank makes them. If these two don't belong together, a rank has skipped one before, "
+            "or made one too many."
+        )
+    return said
+
+
+def _place(call: Collective) -> str:
+    """`train.py:15 (in backward, for DDP's gradients)`."""
+    assert call.frame is not None
+    return call.frame.short + (" (in backward, for DDP's gradients)" if call.inside == "backward" else "")
 
 
 def _root(call: Collective) -> int | None:
@@ -109,7 +123,7 @@ def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple
 
 def mismatch_cause(found: dict[int, Collective], ranks: Sequence[RankReport], odd: Sequence[int]) -> Cause:
     """For a run that failed by it; `odd` are those that differ from most."""
-    notes = [rule(found)]
+    notes = rules(found)
     if any(report.outcome is Outcome.CRASHED for report in ranks):
         notes.append("gloo cannot match them and ends the process: no Python error, exit by SIGABRT.")
     rows, frame = mismatch_rows(found, odd), found[odd[0]].frame if odd else two_sides(found)[0].frame

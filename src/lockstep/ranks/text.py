@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from .hangs import groups_apart
-from .mismatch import kinds_of, mismatch_rows, odd_ones, rule, say_mismatch, two_sides
+from .mismatch import kinds_of, mismatch_rows, odd_ones, rules, say_mismatch, two_sides
 from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
 from .result import Run
 from .words import MANY, at, names, spans
@@ -92,7 +92,9 @@ def silent_mismatch(run: Run) -> str:
     if not met or (run.device != "cpu" and kinds_of(met) <= UNEVEN):
         return ""
     said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
-    return "\n\n".join([_wrapped(said, WIDTH), table(mismatch_rows(met, odd_ones(met))), rule(met)])
+    return "\n\n".join(
+        [_wrapped(said, WIDTH), table(mismatch_rows(met, odd_ones(met))), *(_wrapped(one, WIDTH) for one in rules(met))]
+    )
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:
