@@ -182,7 +182,7 @@ def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_o
 # The slides in a browser ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width, height", [(1280, 720), (1024, 768)])
+@pytest.mark.parametrize("width, height", [pytest.param(1280, 720, marks=pytest.mark.slow), (1024, 768)])
 @each_chapter
 def test_nothing_is_cut_and_all_can_be_read_from_the_back(
     book: Path, browser: Any, name: str, width: int, height: int

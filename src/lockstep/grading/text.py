@@ -124,14 +124,14 @@ def _beside(parts: list[str], width: int) -> list[str]:
 
 
 def _not_run(check: CheckResult, width: int) -> str:
-    """One line, as wide as the others. What it needs is named above it, so a few words are enough."""
-    head = f"  {MARKS[check.outcome]} {check.name}".ljust(60 if width >= WIDTH else 0) + "  not run"
-    room = width - len(head) - 2
-    if len(check.reason) <= room:
-        return f"{head}: {check.reason}"
-    if room < 20 or not check.reason.startswith("needs “"):
-        return "\n".join([fit(head, width), *_wrapped(check.reason, width)])
-    return f"{head}: {check.reason[: room - 2].rstrip()}…”"
+    """One line, as wide as the others: the check that it waits for is above it, and named only where there is room."""
+    head = f"  {MARKS[check.outcome]} {check.name}"
+    short = "needs a check above" if check.reason.startswith("needs “") else check.reason
+    for reason in (check.reason, short):
+        line = f"{head.ljust(60 if width >= WIDTH else 0)}  not run: {reason}"
+        if len(line) <= width:
+            return line
+    return "\n".join([fit(head, width), *_wrapped(f"not run: {check.reason}", width)])
 
 
 def visible(text: str, keep: str = "") -> str:
