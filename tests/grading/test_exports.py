@@ -13,7 +13,7 @@ from support.hostile_texts import HOSTILE
 from lockstep.grading.exports.csv_grades import Row, cell, grades_csv
 from lockstep.grading.exports.junit import junit
 from lockstep.grading.exports.summary_md import MOST_BYTES, plain, summary_md
-from lockstep.grading.text import WIDTH, check_text
+from lockstep.grading.text import check_text
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 
 
