@@ -12,8 +12,8 @@
 # # Chapter 6. When the model does not fit
 #
 # Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no
-# room for them, you divide (shard) them among the ranks. You predict what each way of sharding costs in bytes, then
-# measure it.
+# room for them, you divide (shard) them among the ranks. You predict the bytes of each way of sharding, then measure
+# them.
 #
 # After this chapter you can
 #
@@ -22,7 +22,7 @@
 # - **write** a layer whose weights are divided and gathered only while it computes (FSDP);
 # - **train** a model under `fully_shard` with the same result as one process;
 # - **predict** memory and traffic for N ranks, and check both against a run;
-# - **decide** what to do within a node and what across nodes: sharding, replicas, tensor parallelism;
+# - **choose** between sharding, replicas and tensor parallelism, within a node and across nodes;
 # - **resume** a sharded checkpoint on a different number of ranks.
 #
 # About 160 minutes: 45 to read and run, 115 for three exercises. You need chapters 1 and 4, and no GPU.
@@ -74,8 +74,8 @@ def loss_of(model, batch):
 
 # %% [markdown]
 # A training step needs four kinds of memory: the parameters, their gradients, the optimizer's state, and the
-# **activations**, which forward keeps for backward. PyTorch has no list of activations, but `saved_tensors_hooks` calls
-# a function of yours with each tensor that forward keeps. The function below adds up their sizes:
+# **activations**, which forward keeps for backward. PyTorch has no list of activations, but `saved_tensors_hooks`
+# calls a function of yours with each tensor that forward keeps. This function adds up their sizes:
 
 # %%
 # %%writefile kinds.py
@@ -185,10 +185,9 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # %% [markdown]
 # Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# The broadcasts come on top of DDP's all-reduce, which is a reduce-scatter followed by an all-gather (chapter 1).
-# ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
-# all-gathers the *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do stage 2; your
-# exercise keeps DDP.
+# The broadcasts come on top of DDP's all-reduce: a reduce-scatter, then an all-gather (chapter 1). ZeRO's **stage 2**
+# needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update, all-gathers the
+# *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do stage 2; your exercise keeps DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -218,9 +217,9 @@ contract("shard_optimizer", "ShardedOptimizer")
 #
 # ## Shard the parameters
 #
-# **FSDP** (fully sharded data parallel, ZeRO's stage 3) also divides the parameters: each rank keeps its **shard**, some
-# rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks **all-gather** a layer's
-# weight just before the layer computes, and free the gathered copy right afterwards. For backward, they gather it again.
+# **FSDP** (fully sharded data parallel, ZeRO's stage 3) also divides the parameters: each rank keeps its **shard**,
+# some rows of each weight. But to compute a layer's output, a rank needs every row. So the ranks **all-gather** a
+# layer's weight just before the layer computes, and free the copy afterwards. For backward, they gather it again.
 #
 # Try it on a layer that multiplies each of four features by a weight. Rank 0 keeps the first two weights, rank 1 the
 # others. A `torch.autograd.Function` says what is saved for backward and what backward computes:
@@ -270,8 +269,8 @@ print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist(
 
 # %% [markdown]
 # Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
-# Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would keep
-# every layer's whole weight until backward. And the shard would get no gradient, because autograd doesn't follow
+# Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would
+# keep every layer's whole weight until backward. And the shard would get no gradient: autograd doesn't follow
 # collectives.
 
 # %%
@@ -406,10 +405,9 @@ picture
 # With ZeRO-1, rank 0 holds 0.09 MB more than predicted: an owner gets whole parameters, so the shares aren't equal. The
 # activations do not shrink, because every rank still has its own batch. In bfloat16 they are about half as large.
 #
-# The picture shows activations and gathered copies at the end of forward. By then FSDP2 has freed the layers' copies,
-# of which it needs one or two at a time, and keeps only those of the embeddings and head.
-# **`reshard_after_forward=False`** ("FSDP2, kept") keeps all layers gathered until backward: a whole copy of the
-# parameters. What do you gain?
+# The picture shows activations and gathered copies at the end of forward. By then FSDP2 keeps only the copies of
+# embeddings and head; during a step it also has one or two layers' copies. **`reshard_after_forward=False`** ("FSDP2,
+# kept") keeps all layers gathered until backward: a whole copy of the parameters. What do you gain?
 
 # %%
 quiz("06_beyond_ddp/reshard")
@@ -417,9 +415,9 @@ quiz("06_beyond_ddp/reshard")
 # %% [markdown]
 # ## Count the traffic
 #
-# In an all-gather or a reduce-scatter on N ranks, each rank sends (N−1)/N of the whole tensor. A broadcast costs the
-# same, averaged over the ranks; an all-reduce costs twice as much. **Predict** what four ranks send for parameters of
-# size P:
+# In an all-gather or reduce-scatter on N ranks, each sends (N−1)/N of the whole tensor. A broadcast costs the same,
+# averaged over the ranks; an all-reduce costs twice as much. **Predict** what four ranks send for parameters of size
+# P:
 #
 # - DDP: an all-reduce, 2·¾·P. ZeRO-1 adds broadcasts, ¾·P.
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
@@ -504,8 +502,8 @@ for way, here, between in (("FSDP2", 4 * P / 4, 3 * P * 3 / 4), ("HSDP", 4 * P /
     print(f"within {sent(way, False):5.2f} MB")
 
 # %% [markdown]
-# HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per rank.
-# So use HSDP if one node has room for the model, its gradients and its optimizer state.
+# HSDP sends less than half as much between nodes, but a third more within a node, and needs twice the memory per
+# rank. So use it if one node has room for the model, gradients and optimizer state.
 #
 # With many nodes, HSDP saves less: a node sends almost 2P instead of almost 3P.
 
@@ -521,8 +519,8 @@ quiz("06_beyond_ddp/hybrid")
 #
 # - The first is split along its outputs (`ColwiseParallel`): each rank computes some of the hidden features and applies
 #   GELU to them.
-# - The second is split along its inputs (`RowwiseParallel`): each rank multiplies its own features by the weights
-#   that belong to them. An all-reduce sums the ranks' results.
+# - The second is split along its inputs (`RowwiseParallel`): each rank multiplies its features by the matching
+#   weights. An all-reduce sums the ranks' results.
 #
 # (`nn.Linear` stores its weight transposed, so `Colwise` splits its rows.)
 #
@@ -563,9 +561,9 @@ for call in run.collectives[0]:
 # Forward's all-reduce sums the pair's *outputs*; backward's sums the gradient of its *inputs*. The weights are never
 # sent. Between the two layers, each rank holds only half of the 512 values.
 #
-# The next layer needs the sum, so it waits for the all-reduce. A transformer layer has two such pairs (attention and
-# MLP), so it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink.
-# Across nodes, combine it with FSDP2 on the mesh's other dimension:
+# The next layer waits for this sum. A transformer layer has two such pairs (attention and MLP), so it needs four
+# all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink. Across nodes, combine it
+# with FSDP2 on the mesh's other dimension:
 
 # %%
 # %%ranks 4
@@ -593,14 +591,14 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# Two mistakes are easy to make. First, `fully_shard` averages the ranks' gradients, as DDP does. If the ranks have
-# different numbers of samples, the samples don't count equally. Second, a rank must clip by the norm of all rows of
-# the gradient, but holds only its own.
+# Two mistakes are easy to make. First, `fully_shard` averages the ranks' gradients, as DDP does: if the ranks have
+# different numbers of samples, the samples don't count equally. Second, a rank must clip by the norm of all rows, but
+# holds only its own.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the mean of
-# the four samples; the gradient of the second row should be twice as large. **Predict** both rows' gradients if each
-# rank takes the mean of its own losses:
+# rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples'
+# mean, and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the mean of
+# its own losses:
 
 # %%
 # %%ranks 2
@@ -626,9 +624,9 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 # divides by it.
 #
 # The rows' norms are 3 and 6, the whole gradient's 3·√5 = 6.71. The gradients are **DTensors**: tensors that know how
-# they are divided. `clip_grad_norm_` adds up the squared norms of all ranks' rows, and `full_tensor()` turns the
-# result into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own
-# row's norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
+# they are divided. `clip_grad_norm_` adds up the squares of the rows' norms, and `full_tensor()` turns the result
+# into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own row's
+# norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -674,8 +672,8 @@ dcp.save(state_of(model, optimizer), checkpoint_id="saved/beyond")
 print("losses:", *before, " saved ", *[train(model, optimizer) for step in range(3)])
 
 # %% [markdown]
-# Until now, every rank first built the whole model. A model that doesn't fit has to be built on the **meta device**,
-# which knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's rows, and the
+# So far, every rank built the whole model. A model that doesn't fit has to be built on the **meta device**, which
+# knows shapes and holds no values. Shard it there; then `to_empty` allocates only this rank's rows, and the
 # checkpoint fills them. (Without a checkpoint, initialize the rows yourself.) Here two ranks load what four ranks
 # saved:
 
@@ -703,8 +701,7 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
 # thread writes them while the next steps run. These threads call collectives too. In the default group, gloo may pair
-# a thread's collective with one of training's, and the job hangs or crashes. So give the threads a **process group of
-# their own**:
+# their calls with training's, and the job hangs or crashes. So give the threads a **process group of their own**:
 
 # %%
 # %%ranks 4
@@ -761,7 +758,7 @@ contract("fsdp_train", "ShardedTraining")
 # %% [markdown]
 # ## Which way
 #
-# This is what larger models need on 8 ranks, with float32 and AdamW:
+# Larger models on 8 ranks, with float32 and AdamW, need:
 
 # %%
 for parameters in (125e6, 1.5e9, 13e9):
@@ -773,8 +770,7 @@ for parameters in (125e6, 1.5e9, 13e9):
 # Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
 # ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is the simplest way, and in float32 every way of sharding sends at least as many bytes
-#   in all.
+# - **DDP** while it fits. It is simplest, and in float32 all ways of sharding send at least as many bytes in all.
 # - **ZeRO-1** if only the optimizer's state is too large and you want to keep DDP, or your optimizer looks at whole
 #   parameters. If neither matters, FSDP2 needs less memory and no more traffic.
 # - **FSDP2** if parameters or gradients are too large. If a rank has room for one whole copy of the parameters, set
@@ -807,7 +803,7 @@ quiz("06_beyond_ddp/which")
 # - Keep a collective within a node if computing has to wait for it.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask
-# what fills the memory, and say how much traffic your choice costs.
+# what fills the memory, and name the traffic that your choice costs.
 #
 # ## What to read next
 #
