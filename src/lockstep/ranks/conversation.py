@@ -99,7 +99,7 @@ class Conversation:
         while time.monotonic() < give_up and not all(map(speechless, silent())):
             self.hear(0.02)
         for member in silent() if insist else ():
-            if member.node is None and not speechless(member):
+            if member.node is None and not processes.is_stopped(member.pid):
                 _ask_without_lock(member)
         if any(member.sample is None for member in members):
             return None
