@@ -39,7 +39,7 @@ from typing import Any
 
 from lockstep.authoring.bank import Entry, entries
 from lockstep.course import Course
-from lockstep.grading import bulk, isolation
+from lockstep.grading import bulk, isolation, pool
 from lockstep.grading.classroom import Learner
 from lockstep.grading.request import GradeRequest
 from lockstep.grading.side_by_side import grade_side_by_side
@@ -233,12 +233,12 @@ def measure_memory(course: Course, folder: Path, number: int) -> dict[str, Any]:
         workers.append(now or workers[-1])  # the last one's worker may be gone already
 
     order = bulk.ClassRequest(seed=1, allow_unisolated=True)
-    life, bulk.LIFE = bulk.LIFE, number + 1  # never a new worker: whatever grows would show
+    life, pool.LIFE = pool.LIFE, number + 1  # never a new worker: whatever grows would show
     try:
         with bulk.opened(course, folder / "many", folder / "many-graded", order) as grading:
             bulk.carry_out(grading, grading.pending(), 1, look)
     finally:
-        bulk.LIFE = life
+        pool.LIFE = life
     tenth = max(1, number // 10)
     steps = range(0, number, tenth)
     return {

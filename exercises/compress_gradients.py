@@ -5,7 +5,7 @@ Chapter 4, "Compression". To see it at work on two ranks:
     torchrun --nproc-per-node=2 exercises/compress_gradients.py
 
 It works with any model in DDP, on gloo and on nccl. Take it to your own projects. torch's own `bf16_compress_hook`
-refuses to run without nccl, and both of torch's hooks cast before they divide.
+refuses to run without nccl, and both it and `fp16_compress_hook` cast before they divide.
 """
 
 import os
@@ -22,8 +22,8 @@ def compress_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[t
     """Start the all-reduce of one bucket in the smaller dtype, and return at once.
 
     DDP calls this during backward, whenever all gradients of a bucket are ready, in the same order on all ranks. This
-    all-reduce replaces DDP's own: DDP neither divides before it nor adds anything after it. DDP prescribes the names of
-    the two arguments and, if there are any, their annotations.
+    all-reduce replaces DDP's own: DDP neither divides before it nor adds anything after it. Keep the names
+    of the two arguments and, if you annotate, the annotations: DDP checks those of `bucket` and of the result.
 
     Args:
         state: what `register` gave to DDP.
@@ -48,9 +48,9 @@ def register(
     - Backward doesn't wait for them: it computes the next bucket's gradients while this one travels.
     - Each rank divides before it casts, so no sum is larger than the largest gradient. A value too large for `dtype`
       becomes inf or NaN, which a gradient scaler looks for.
-    - With `error_feedback`, each rank keeps what the cast loses of its gradient and adds it in the next step, parameter
-      by parameter, even across the first step, after which DDP rebuilds its buckets. The error of many steps together
-      is then no larger than that of one step. Keep no residual of a gradient that is inf or NaN.
+    - With `error_feedback`, each rank keeps what the cast loses of its gradient and adds it in the next step,
+      separately for each parameter, even though DDP rebuilds its buckets after the first step. The error of many steps
+      together is then no larger than that of one step. Keep no residual of a gradient that is inf or NaN.
     - Several models in one process don't affect each other.
 
     Args:

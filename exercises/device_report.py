@@ -36,7 +36,7 @@ class DeviceReport:
 
     @property
     def misplaced(self) -> list[Placed]:
-        """The tensors that are on another device. "cuda" without an index stands for any GPU."""
+        """The tensors that are not on `self.device`. "cuda" without an index stands for any GPU."""
         return [
             one
             for one in self.tensors
@@ -67,8 +67,8 @@ def device_report(
     1. The model's parameters, frozen ones too, and then its buffers, including those that are not in its `state_dict`.
        Their paths are the names from `named_parameters()` and `named_buffers()`, with the prefix `model.`. If DDP wraps
        the model, look inside the wrapper: no name contains `module.`.
-    2. The model's attributes: tensors that a module holds without having registered them, directly or in lists, tuples
-       and dictionaries, and the tensors of modules in a plain list. `model.to(device)` moves none of these. Don't list
+    2. The model's attributes: unregistered tensors that a module holds, directly or in lists, tuples and dictionaries,
+       and the tensors of modules in a plain list. `model.to(device)` moves none of these. Don't list
        a parameter or buffer again as an attribute, even if a module keeps a second list of them, as `nn.LSTM` does.
     3. The same for `loss`, with the prefix `loss.`, if it is a module. `nn.CrossEntropyLoss(weight=…)` holds a tensor;
        a plain loss holds none, and is not mentioned.

@@ -1,4 +1,4 @@
-"""Exercise exact_resume: a training that was interrupted ends with the same bits as one that never was.
+"""Exercise exact_resume: an interrupted run ends with the same bits as one that was never interrupted.
 
 Chapter 5, "Resuming mid-epoch". To see it at work on two ranks, interrupted after 7 steps and then resumed:
 
@@ -58,9 +58,9 @@ def train(
 ) -> nn.Module:
     """Train with DDP, starting from the newest checkpoint in `folder` if there is one. Called on every rank, in a group.
 
-    However often and wherever it was interrupted, training ends bit for bit like an uninterrupted one: the same weights
+    However often and wherever a run is interrupted, it ends bit for bit like an uninterrupted one: the same weights
     and, on rank 0, the same buffers, from the same samples in the same batches, with the same random numbers. That
-    holds for a restart on as many ranks as before, even if there are more than two.
+    holds for a restart on the same number of ranks, even with more than two.
 
     The training:
 
@@ -75,8 +75,8 @@ def train(
 
     - Save after every `save_every` steps, counted from the start of training, and after the last step.
     - With `stop_after`, also save when that many steps have been made, counted over all restarts, and then return.
-    - Called again with the same folder, it continues after the last step that was saved. A training that is complete
-      makes no further step; nor does one that has already done `stop_after` steps or more.
+    - Called again with the same folder, it continues after the last step that was saved. A complete run takes no
+      further step; nor does one that has already taken `stop_after` steps or more.
 
     Args:
         folder: where the checkpoints are.
@@ -96,7 +96,7 @@ def train(
 
 
 def example() -> tuple[Callable[[], Parts], Dataset[Any]]:
-    """A small training with all that has a state: dropout, batch norm, momentum, a schedule, a scaler."""
+    """A small example with everything that has state: dropout, batch norm, momentum, a schedule, a scaler."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(48, 8, generator=generator)
     dataset = TensorDataset(inputs, (inputs.sum(1) > 0).long())

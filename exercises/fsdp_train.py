@@ -94,7 +94,7 @@ class ShardedTraining:
         raise NotImplementedError("fsdp_train: the state under the names of the parameters, and the step")
 
     def load(self, folder: str | Path) -> int:
-        """Continue as if training had never stopped, from what any number of ranks saved, on a mesh of any shape.
+        """Continue as if training had never stopped, whatever the number of ranks that saved and the shape of either mesh.
 
         - Load every parameter, the optimizer's state and its learning rate.
 

@@ -1,4 +1,4 @@
-"""Exercise measure_step: what communication costs, how well it scales, and how long the next run will take.
+"""Exercise measure_step: what communication costs, how well training scales, and how long the next run will take.
 
 Chapter 4, "Scaling". Three functions: measure a step with and without its communication, compare runs on different
 numbers of ranks, and predict a run before you start it. To see the first at work on two ranks:
@@ -18,9 +18,9 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 
-WARM_UP = 2  # steps of each kind: DDP's first has everything in one bucket, the second rebuilds the buckets
+WARM_UP = 2  # steps of each kind: DDP's first step has everything in one bucket, its second rebuilds the buckets
 BYTES = 4  # of a float32
-BACKWARD = 2 / 3  # of the computing: twice forward's multiplications, for the gradients of inputs and of weights
+BACKWARD = 2 / 3  # share of the computing: twice forward's multiplications, for the gradients of inputs and weights
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ def scaling_efficiency(seconds: Mapping[int, float], mode: str) -> dict[int, flo
 def predict_step(
     parameters: int, ranks: int, bandwidth: float, latency: float, compute: float, buckets: int = 1
 ) -> float:
-    """Predict the seconds of a step of data-parallel training, with a model simple enough for paper.
+    """Predict the seconds of a step of data-parallel training, with a formula simple enough to work out on paper.
 
     - A parameter's gradient is a float32. Gradients travel in `buckets` buckets of equal size, one after the other.
     - A ring all-reduce of S bytes takes 2(N-1) rounds. In each round every rank sends S/N bytes over its own link and
-      waits for one latency.
+      waits one latency.
     - Forward takes one third of the computing time, then backward takes two thirds. The i-th of B buckets is complete
       when i/B of backward is done. It leaves then, or when the bucket before it has arrived, if that is later.
     - The step is over when the last bucket has arrived. With one bucket, nothing is hidden.

@@ -21,8 +21,7 @@ def setup_ddp(rank: int, world_size: int) -> None:
 
     Select the device first: on a node with GPUs it is GPU number LOCAL_RANK (or `rank`, if LOCAL_RANK isn't set). The
     backend is "nccl" when every rank of this node has its own GPU. Otherwise it is "gloo": on a machine without GPUs,
-    and when ranks have to share GPUs. Ranks that share GPUs take them in turn: local rank r takes GPU r modulo the
-    number of GPUs.
+    and when ranks have to share GPUs. If they do, local rank r takes GPU r modulo the number of GPUs.
 
     Args:
         rank: the global rank, 0 to world_size - 1.

@@ -58,7 +58,7 @@ class ShardedLinear(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole layer on every rank, for saving: what `linear.state_dict()` would have, "weight" and any "bias"."""
+        """The whole layer on every rank, for saving: what `linear.state_dict()` holds, "weight" and, if any, "bias"."""
         raise NotImplementedError("sharded_linear: gather, and take the padding off")
 
 

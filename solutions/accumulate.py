@@ -30,7 +30,7 @@ def train_step(
     different numbers of micro-batches and samples. DDP's mean gives every *rank* the same weight; correct for that.
 
     - The gradients cross the network once per step, however many micro-batches there are. Collectives of up to 64
-      bytes, such as a sample count, are free; every rank calls the same number of them, whatever data it holds.
+      bytes, such as a sample count, are exempt; every rank calls the same number of them, whatever data it holds.
     - Run forward and backward for one micro-batch at a time, so that only one micro-batch's activations are in memory.
     - Ignore whatever the parameters' `grad` holds before the call.
 
@@ -82,7 +82,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)  # the same weights everywhere
     model = DDP(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(1 + rank)  # other data on every rank
+    torch.manual_seed(1 + rank)  # different data on every rank
     data = torch.randn(10 - 3 * (rank % 2), 3)  # rank 0 has 10 samples, rank 1 has 7
     for step in range(5):
         micro_batches = [(x, x.sum(dim=1, keepdim=True)) for x in data.split(4)]

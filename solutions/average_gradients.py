@@ -1,4 +1,4 @@
-"""Exercise average_gradients: what DDP does for you during backward, by hand, in one go.
+"""Exercise average_gradients: do by hand, all at once, what DDP does for you during backward.
 
 Chapter 1, "The mean". To see it at work on two ranks:
 
@@ -24,7 +24,7 @@ def average_gradients(model: nn.Module) -> None:
       it.)
     - A frozen parameter (`requires_grad` is False) is left alone, even if its `grad` holds something.
     - A parameter used in two places (tied weights) is averaged once.
-    - Every rank calls the same collectives, whatever its own gradients are, in the same order.
+    - Every rank calls the same collectives in the same order, whatever its own gradients are.
     - A single rank works too; its gradients don't change.
 
     Args:

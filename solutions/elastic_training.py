@@ -67,7 +67,7 @@ def train(
     The checkpoints, by `save_checkpoint` and `load_latest` of the exercise `checkpoint`:
 
     - Save after every `save_every` steps, counted from the start of training, and after the last step.
-    - SIGTERM and SIGUSR1 ask the job to stop; all ranks may receive one, or only one rank. All ranks agree to stop
+    - SIGTERM and SIGUSR1 ask the job to stop; every rank may receive the signal, or only one. All ranks agree to stop
       after the same step: the current one or, at the latest, the next. They save it and return.
 
     However often it is interrupted, a run on the same number of ranks ends bit for bit like an uninterrupted one. On a
@@ -141,7 +141,7 @@ def samples_of(step: int, length: int, batch_size: int, seed: int) -> list[int]:
 
 # --- end ---
 class Slow(TensorDataset):
-    """Takes its time, so that you can kill a rank meanwhile."""
+    """A slow dataset, so that you have time to kill a rank."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         time.sleep(float(os.environ.get("SECONDS_A_SAMPLE", "0.05")))
@@ -149,7 +149,7 @@ class Slow(TensorDataset):
 
 
 def example() -> tuple[Callable[[], tuple[nn.Module, Optimizer]], Dataset[tuple[torch.Tensor, torch.Tensor]]]:
-    """A small model, and 96 points of which one half lies above a line."""
+    """A small model, and 96 points in two classes, divided by a plane."""
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
 
     def make() -> tuple[nn.Module, Optimizer]:

@@ -58,12 +58,12 @@ def find_divergence(
     `param_groups[0].lr`.
 
     - Compare bits: a NaN equals a NaN of the same bits, and 0.0 differs from -0.0 (with a `largest` of 0.0). The
-      majority is that of the bits, too; a `tolerance` above 0 only leaves out differences whose `largest` isn't above
+      majority is decided by bits, too. A `tolerance` above 0 only leaves out differences whose `largest` doesn't exceed
       it.
     - Compare a Python number, such as a learning rate, in float64: float32 would round it.
     - If only some ranks have a gradient or a state, that is a difference; if no rank has it, it isn't.
-    - Any type (bfloat16, integers, bool, complex), any shape (no dimension, no element), any values: swapped elements
-      and changes that cancel out in the sum are found too.
+    - It works with any dtype (bfloat16, integers, bool, complex), any shape (no dimensions or no elements, too) and any
+      values: swapped elements and changes that cancel out in the sum are found.
     - Change nothing: no parameter, gradient or state, and draw no random numbers. Don't repair anything either.
     - If all ranks agree, it takes at most two collectives, in which each rank sends at most 64 bytes plus 16 per
       tensor.
@@ -267,7 +267,7 @@ if __name__ == "__main__":
     for step in range(1, 7):
         if step == 3 and rank == 1:
             with torch.no_grad():
-                net[0].weight[0, 0] += 0.25  # as a step would that one rank makes alone
+                net[0].weight[0, 0] += 0.25  # as if rank 1 alone had taken a step
         seen = watch.step()
         if rank == 0:
             print(f"step {step}: {seen or 'all ranks agree'}", flush=True)

@@ -32,7 +32,7 @@ def launch_distributed(
 
     Args:
         world_size: the number of ranks, at least 1.
-        model_class: as for train_ddp. The new processes import it, so it is defined at the top level of a module.
+        model_class: as for train_ddp. The new processes import it, so it must be defined at the top level of a module.
         data: as for train_ddp.
         epochs: as for train_ddp.
 

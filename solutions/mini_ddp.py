@@ -93,15 +93,16 @@ class MiniDDP(nn.Module):
     A rank without a gradient for a parameter contributes zeros and receives the mean; a parameter that has no gradient
     on any rank keeps None. Each gradient is multiplied by 1 / world size before the sum, as in DDP.
 
-    If you want more: make `parameter.grad` a view into its bucket (DDP's `gradient_as_bucket_view`). Then no gradient
-    is copied into a bucket or out of it, or kept twice. But `zero_grad(set_to_none=True)` removes the views.
+    If you want more: make `parameter.grad` a view into its bucket (DDP's `gradient_as_bucket_view`). Then each gradient
+    is stored once, and none is copied into a bucket or out of it. But `zero_grad(set_to_none=True)` removes the
+    views.
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25) -> None:
         """Wrap a module. Every rank of the process group calls it, with a module of the same shape.
 
         Args:
-            module: the model, already on its device, of its final type. Keep it as `self.module`.
+            module: the model, already on its device and in its final dtype. Keep it as `self.module`.
             bucket_cap_mb: the most MiB (2**20 bytes) of gradients that a bucket holds. A larger parameter gets its own
                 bucket.
         """
@@ -159,9 +160,9 @@ class MiniDDP(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside it, backward adds to the gradients and exchanges nothing. The next one outside exchanges the sums.
+        """Inside it, backward adds to the gradients and exchanges nothing.
 
-        An exception inside it doesn't change that.
+        The next backward outside exchanges the sums, even if an exception ended the block.
         """
         # --- solution: exchange nothing in here ---
         before, self._synchronize = self._synchronize, False
@@ -188,7 +189,7 @@ if __name__ == "__main__":
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo", **alone)
     rank = dist.get_rank()
-    torch.manual_seed(rank)  # other weights on every rank, until MiniDDP makes them alike
+    torch.manual_seed(rank)  # different weights on every rank, until MiniDDP makes them equal
     model = MiniDDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     for step in range(3):

@@ -95,7 +95,7 @@ if __name__ == "__main__":
     model = DDP(nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    torch.manual_seed(1 + rank)  # other data on every rank
+    torch.manual_seed(1 + rank)  # different data on every rank
     for step in range(5):
         x = torch.randn(4, 3)
         y = x.sum(dim=1, keepdim=True)

@@ -1,6 +1,6 @@
-"""Exercise preflight: is this job able to start? Asked on every rank, before anything expensive happens.
+"""Exercise preflight: can this job start? Every rank asks, before anything expensive happens.
 
-Chapter 3, “Preflight”. It is a program as well, and leaves with status 1 when there is a problem:
+Chapter 3, “Preflight”. It is also a program, and exits with status 1 if there is a problem:
 
     torchrun --nproc-per-node=2 exercises/preflight.py
 """
@@ -39,12 +39,12 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
     - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
       `init_process_group` would only say that it timed out. So let each rank write its number into the store first, and
       see which numbers are missing. WORLD_SIZE, torch's version and the backend are the same on every rank.
-    - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group beside it.)
+    - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group as well.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 
     preflight leaves no process group behind. If a group exists already, it tries that one and keeps it. RANK and
-    the other variables may then be missing; if RANK is set, this rank adds that number to the sum. If rank 0 hosts the
-    store, the store outlives the call, and the job that starts next can use it at the same port.
+    the other variables may then be missing; if RANK is set, this rank contributes it to the all-reduce. If rank 0 hosts
+    the store, the store outlives the call, and the training that follows can use it at the same port.
 
     Args:
         timeout: seconds for all of it.

@@ -24,7 +24,7 @@ class ShardedOptimizer:
         optimizer.zero_grad()
 
     Every rank passes the same parameters in the same order. All ranks call its methods together.
-    After backward DDP has left the same gradients on all ranks, so that each rank can update its own part.
+    After backward, DDP has left the same gradients on all ranks, so each rank can update its own part.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ShardedOptimizer:
     def step(self) -> None:
         """Update the parameters. Afterwards all ranks have all of them, bit for bit the same.
 
-        - They are what one `optimizer_class` for all parameters would make of them.
+        - They get the values that one `optimizer_class` for all parameters would give them.
         - A parameter whose gradient is None stays as it is.
         - Each parameter is sent once, by its owner. Neither gradients nor state are sent.
         """
@@ -103,7 +103,7 @@ if __name__ == "__main__":
     made: list[torch.optim.Optimizer] = []
 
     class Counted(torch.optim.AdamW):
-        """An AdamW that can be found again."""
+        """An AdamW that adds itself to `made`."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             """As AdamW."""

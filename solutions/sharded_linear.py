@@ -113,7 +113,7 @@ class ShardedLinear(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole layer on every rank, for saving: what `linear.state_dict()` would have, "weight" and any "bias"."""
+        """The whole layer on every rank, for saving: what `linear.state_dict()` holds, "weight" and, if any, "bias"."""
         # --- solution: gather, and take the padding off ---
         whole = gather(self.rows)[: self.out_features]
         return {"weight": whole[:, :-1], "bias": whole[:, -1]} if self.has_bias else {"weight": whole}

@@ -132,8 +132,8 @@ def join() -> torch.device:
     """Join the process group that torchrun describes in the environment (address, port, ranks).
 
     Returns:
-        This rank's device. On a node with GPUs it is the GPU with the rank's number *on that node*, made the current
-        device before the group is created, and the backend is nccl; otherwise the CPU, with gloo.
+        This rank's device. On a node with GPUs it is the GPU with the rank's number *on that node*. It becomes the
+        current device before the group is created, and the backend is nccl. Otherwise it is the CPU, with gloo.
     """
     # --- solution: join the process group ---
     timeout = timedelta(minutes=5)  # longer than any step; `patient_group` is for saving
@@ -251,8 +251,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
     Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
-    If all are damaged it raises RuntimeError on every rank. This suits checkpoints of a few GB, as rank 0 sends the file to
-    the others; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
+    If all are damaged it raises RuntimeError on every rank. Rank 0 sends the file to the others. That suits checkpoints of
+    a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
     # --- solution: load the same on every rank ---
     damaged: list[str] = []
@@ -311,12 +311,12 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, amp: bool) -> tup
 
 
 def train_step(model: DDP, optimizer: Optimizer, micro_batches: list[Any], clip: float, amp: bool) -> Tensor:
-    """One step of the optimizer, on the gradient of the mean over all ranks' micro-batches.
+    """One step of the optimizer, on the gradient of the mean loss over all ranks' micro-batches.
 
     Average the gradients over the ranks once, with the last micro-batch, and clip them after that.
 
     Returns:
-        This rank's mean loss before the step, a tensor without gradient on its device.
+        This rank's mean loss before the step: a tensor without a gradient, on its device.
     """
     # --- solution: accumulate, average once, clip, step ---
     device = next(model.parameters()).device
@@ -507,7 +507,7 @@ def main(arguments: list[str] | None = None) -> Result:
 
 
 if __name__ == "__main__":
-    record(main)()  # an exception goes into a file, from which torchrun says which rank failed first, and why
+    record(main)()  # writes an exception to a file; torchrun reads it and says which rank failed first, and why
     if not torch.cuda.is_available():
         # gloo's threads sometimes abort a finished process while the interpreter shuts down; nccl needs no such exit.
         sys.stdout.flush()

@@ -12,15 +12,15 @@
 # # Chapter 6. When the model does not fit
 #
 # Under DDP, every rank holds the whole model, all its gradients and the whole optimizer state. When a rank has no
-# room for them, you divide (shard) them among the ranks. You predict the bytes of each way of sharding, then measure
-# them.
+# room for them, you divide (shard) them among the ranks. For each way of sharding, you predict the bytes that a rank
+# holds and sends, then measure them.
 #
 # After this chapter you can
 #
 # - **measure** a training step's memory by kind: parameters, gradients, optimizer state, activations;
 # - **write** an optimizer whose state is divided among the ranks (ZeRO, the *zero redundancy optimizer*, stage 1);
 # - **write** a layer whose weights are divided and gathered only while it computes (FSDP);
-# - **train** a model under `fully_shard` with the same result as one process;
+# - **train** a model under PyTorch's `fully_shard` (FSDP2) with the same result as one process;
 # - **predict** memory and traffic for N ranks, and check both against a run;
 # - **choose** between sharding, replicas and tensor parallelism, within a node and across nodes;
 # - **resume** a sharded checkpoint on a different number of ranks.
@@ -39,7 +39,7 @@ from lockstep.notebook.bars import stacked
 from lockstep.notebook.contract import contract
 from lockstep.notebook.quiz import quiz
 
-shutil.rmtree("saved/beyond", ignore_errors=True)  # of an earlier run
+shutil.rmtree("saved/beyond", ignore_errors=True)  # left by an earlier run
 
 # %% [markdown]
 # ## What fills the memory
@@ -98,7 +98,7 @@ def forward(model, batch):
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of(model, batch)
-    # Once FSDP2 has gathered a parameter, `parameters()` gives the whole copy not this rank's rows.
+    # Once FSDP2 has gathered a parameter, `parameters()` gives the whole copy, not this rank's rows.
     copies = sum(p.nbytes for p in model.parameters() if local(p).data_ptr() not in own)
     return loss, sum(kept.values()) / 1e6, copies / 1e6
 
@@ -118,7 +118,7 @@ def step_by_kind(model, optimizer, batch):
     gradients = megabytes(p.grad for p in model.parameters())
     optimizer.step()
     optimizer.zero_grad()
-    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has one inside
+    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer (below) wraps the optimizer
     return {
         "parameters": megabytes(model.parameters()), "gradients": gradients,
         "optimizer state": megabytes(t for one in state.values() for t in one.values()),
@@ -185,9 +185,10 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 # %% [markdown]
 # Both ranks call both broadcasts: the owner sends, the other receives.
 #
-# The broadcasts come on top of DDP's all-reduce: a reduce-scatter, then an all-gather (chapter 1). ZeRO's **stage 2**
-# needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update, all-gathers the
-# *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do stage 2; your exercise keeps DDP.
+# The broadcasts come on top of DDP's all-reduce, which is itself a reduce-scatter, then an all-gather (chapter 1).
+# ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
+# all-gathers the *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do stage 2. Your
+# exercise does stage 1, with DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -305,10 +306,10 @@ contract("sharded_linear", "ShardedLinear")
 #
 # ## Shard everything: FSDP2
 #
-# PyTorch's `fully_shard` shards any module in this way. It divides each parameter by rows, and the optimizer sees only
-# this rank's rows. Each call forms one unit, whose parameters are gathered together. A single call on the model would
-# gather the whole model at once, so call `fully_shard` on every layer first. The last call, on the model, forms a unit
-# of the other parameters: embeddings and head.
+# FSDP2 is PyTorch's `fully_shard`: it shards any module in this way. It divides each parameter by rows, and the
+# optimizer sees only this rank's rows. Each call forms one unit, whose parameters are gathered together. A single
+# call on the model would gather the whole model at once, so call `fully_shard` on every layer first. The last call,
+# on the model, forms a unit of the other parameters: embeddings and head.
 
 # %%
 # %%writefile ways.py
@@ -416,14 +417,14 @@ quiz("06_beyond_ddp/reshard")
 # ## Count the traffic
 #
 # In an all-gather or reduce-scatter on N ranks, each sends (N−1)/N of the whole tensor. A broadcast costs the same,
-# averaged over the ranks; an all-reduce costs twice as much. **Predict** what four ranks send for parameters of size
-# P:
+# averaged over the ranks; an all-reduce costs twice as much. **Predict** what each of four ranks sends for parameters
+# of size P:
 #
 # - DDP: an all-reduce, 2·¾·P. ZeRO-1 adds broadcasts, ¾·P.
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
 
 # %%
-FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # a rank puts in ¼
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # an all-gather's input is ¼
 ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
 
 for way in WAYS:
@@ -559,11 +560,11 @@ for call in run.collectives[0]:
 
 # %% [markdown]
 # Forward's all-reduce sums the pair's *outputs*; backward's sums the gradient of its *inputs*. The weights are never
-# sent. Between the two layers, each rank holds only half of the 512 values.
+# sent. Between the two layers, each rank holds only half of a token's 512 hidden features.
 #
-# The next layer waits for this sum. A transformer layer has two such pairs (attention and MLP), so it needs four
-# all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink. Across nodes, combine it
-# with FSDP2 on the mesh's other dimension:
+# The next layer has to wait for forward's all-reduce. A transformer layer has two such pairs (attention and MLP), so
+# it needs four all-reduces per step. That is why tensor parallelism stays **within a node**, over NVLink. Across
+# nodes, combine it with FSDP2 on the mesh's other dimension:
 
 # %%
 # %%ranks 4
@@ -591,9 +592,9 @@ quiz("06_beyond_ddp/tensor")
 # %% [markdown]
 # ## Train with FSDP2
 #
-# Two mistakes are easy to make. First, `fully_shard` averages the ranks' gradients, as DDP does: if the ranks have
-# different numbers of samples, the samples don't count equally. Second, a rank must clip by the norm of all rows, but
-# holds only its own.
+# Two mistakes are easy to make. The first is that each rank takes the mean of its own losses. `fully_shard` averages
+# the ranks' gradients, as DDP does: if the ranks have different numbers of samples, the samples don't count equally.
+# The second is that each rank clips by the norm of its own rows instead of all rows.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
 # rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples'
@@ -624,9 +625,9 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 # divides by it.
 #
 # The rows' norms are 3 and 6, the whole gradient's 3·√5 = 6.71. The gradients are **DTensors**: tensors that know how
-# they are divided. `clip_grad_norm_` adds up the squares of the rows' norms, and `full_tensor()` turns the result
-# into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own row's
-# norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
+# they are divided. `clip_grad_norm_` adds up the squares of the rows' norms and takes the root. `full_tensor()` turns
+# the result into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its
+# own row's norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -711,7 +712,7 @@ from resumable import *
 model, optimizer = start()
 before = [train(model, optimizer) for step in range(2)]
 if dist.get_rank() == 0:
-    shutil.rmtree("saved/beside", ignore_errors=True)  # of an earlier run
+    shutil.rmtree("saved/beside", ignore_errors=True)  # left by an earlier run
 own = dist.new_group(backend="gloo")  # +
 saving = dcp.async_save(state_of(model, optimizer), checkpoint_id="saved/beside", process_group=own)  # +
 after = [train(model, optimizer) for step in range(3)]  # while the slices are written
@@ -758,7 +759,7 @@ contract("fsdp_train", "ShardedTraining")
 # %% [markdown]
 # ## Which way
 #
-# Larger models on 8 ranks, with float32 and AdamW, need:
+# For larger models in float32 with AdamW, each of 8 ranks needs:
 
 # %%
 for parameters in (125e6, 1.5e9, 13e9):
@@ -770,9 +771,9 @@ for parameters in (125e6, 1.5e9, 13e9):
 # Add the activations, and for FSDP2 the gathered layers. A GPU of 80 GB holds the first two models in any of the three
 # ways, and the last one only with FSDP2. So use:
 #
-# - **DDP** while it fits. It is simplest, and in float32 all ways of sharding send at least as many bytes in all.
-# - **ZeRO-1** if only the optimizer's state is too large and you want to keep DDP, or your optimizer looks at whole
-#   parameters. If neither matters, FSDP2 needs less memory and no more traffic.
+# - **DDP** while it fits. It is simplest, and in float32 no way of sharding sends fewer bytes in total.
+# - **ZeRO-1** if only the optimizer's state is too large, and either you want to keep DDP or your optimizer looks at
+#   whole parameters. Otherwise use FSDP2: it needs less memory and no more traffic.
 # - **FSDP2** if parameters or gradients are too large. If a rank has room for one whole copy of the parameters, set
 #   `reshard_after_forward=False`: it sends no more than DDP.
 # - **HSDP** if one node has room for all shards of the model and the network between nodes is slow.
@@ -789,17 +790,18 @@ quiz("06_beyond_ddp/which")
 # - **Measure by kind** before you shard.
 # - **Predict** 16 bytes per parameter in float32 with AdamW, each kind divided by N if it is sharded.
 # - **Shard the layers first, then the model**, and make the optimizer afterwards.
-# - **Divide by the samples of all ranks**, and clip by the norm of all ranks' rows.
+# - **Divide the sum of the losses by the number of samples on all ranks**, and clip by the norm of all ranks' rows.
 # - **Call forward, step and save on every rank.**
 # - **Save with DCP**, and test once that a different number of ranks can load it.
 #
 # ## What to remember
 #
-# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides them inside a pair of
-#   layers, for two all-reduces per pair and step.
+# - Activations grow with the batch, and sharding does not divide them. Tensor parallelism divides them inside a pair
+#   of layers, at the cost of two all-reduces per pair and step.
 # - ZeRO-1: the owner updates a parameter and sends it to the others.
 # - FSDP gathers a layer when needed, frees it, and reduce-scatters its gradient.
-# - An all-reduce is a reduce-scatter and an all-gather, so you can shard gradients and state without extra traffic.
+# - An all-reduce is a reduce-scatter and an all-gather. ZeRO's stage 2 updates between the two, so it shards
+#   gradients and state without extra traffic.
 # - Keep a collective within a node if computing has to wait for it.
 #
 # In an interview, expect: "Your model needs 100 GB to train and your eight GPUs have 80 GB each. What do you do?" Ask

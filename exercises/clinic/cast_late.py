@@ -1,7 +1,7 @@
 """Case: the reference run learns like one rank.
 
-“The float32 runs were fine. The reference run in float64 is done now: no error, no warning, and the model is as good as
-one rank's share of the records makes it.”
+“The float32 runs were fine. The reference run in float64 is done now: no error, no warning, and the model is only as
+good as if it had seen one rank's share of the records.”
 
     ./lockstep run -n 2 exercises/clinic/cast_late.py
 

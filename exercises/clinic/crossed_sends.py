@@ -1,7 +1,7 @@
 """Case: neighbors who do not speak.
 
-“A rod in pieces, one a rank, and each piece needs the edges of its neighbors. It ran until a host was replaced; its
-settings came from the host beside it.”
+“A rod in pieces, one per rank; each piece needs the edges of its neighbors. It ran until a host was replaced; the new
+host's settings came from the host beside it.”
 
     ./lockstep run -n 4 exercises/clinic/crossed_sends.py
 

@@ -25,7 +25,7 @@ COUNT = 48
 
 
 def lines(world_size: int) -> list[str]:
-    """The file: a measurement a line, its 8 features and its class separated by semicolons. Three laboratories sent it."""
+    """The file: one measurement per line, 8 features and a class separated by semicolons. Three laboratories sent it."""
     records = clinic_data.Records(COUNT)
     text = [";".join(f"{value:.3f}" for value in [*records.features[i], records.classes[i]]) for i in range(COUNT)]
     number = clinic_data.draw("failing_rank", world_size) + 6 * world_size

@@ -1,6 +1,6 @@
 """Case: the tracker and the auditor disagree.
 
-“The tracker shows one accuracy for the test set. An auditor takes the saved model and the same 50 records and counts
+“The tracker shows one accuracy for the test set. An auditor takes the saved model and the same 50 records and gets
 another. Neither of them rounds.”
 
     ./lockstep run -n 3 exercises/clinic/rank_metric.py

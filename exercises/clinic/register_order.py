@@ -1,7 +1,7 @@
 """Case: left ear, right ear.
 
 “Two towers of one shape, one for each microphone. The order in which they are built comes from a list in the host's
-settings, and doesn't matter. Since we train on three hosts, one host's model hears left with the right ear.”
+settings, and doesn't matter. Since we moved to three hosts, one host's model hears left with the right ear.”
 
     ./lockstep run -n 3 exercises/clinic/register_order.py
 

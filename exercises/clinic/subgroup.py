@@ -1,6 +1,6 @@
 """Case: two teams, no result.
 
-“An ensemble: two teams, each of neighboring ranks, train a model each. Half of the ranks finish. The others don't.”
+“An ensemble: two teams of neighboring ranks, and each team trains a model. Half of the ranks finish. The others don't.”
 
     ./lockstep run -n 4 exercises/clinic/subgroup.py
 

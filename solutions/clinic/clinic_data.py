@@ -21,7 +21,7 @@ FEATURES, CLASSES = 8, 3
 
 
 def ticket() -> int:
-    """Your number. CLINIC_TICKET in the environment takes its place; without either it is drawn and kept."""
+    """Your number: CLINIC_TICKET in the environment, otherwise the one in `ticket.txt`, drawn once and kept."""
     given = os.environ.get("CLINIC_TICKET")
     if given:
         return int(given)

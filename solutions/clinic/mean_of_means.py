@@ -1,6 +1,6 @@
 """Case: the site with two labels.
 
-“One site a rank, batches of 8. One site had labels for 2 records of each batch only. Its few records pull at the model
+“One site per rank, batches of 8. One site had labels for only 2 records of each batch. Its few records pull at the model
 as hard as all those of another site. One process that takes the same batches together gets a different model.”
 
     ./lockstep run -n 2 exercises/clinic/mean_of_means.py

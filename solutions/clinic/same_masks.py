@@ -1,7 +1,7 @@
 """Case: more ranks do not make it smoother.
 
 “With dropout, a larger global batch should average more masks and give a smoother curve. It does not, on two ranks or
-on eight. The run has to stay repeatable, so please leave it a seed.”
+on eight. The run has to stay repeatable, so please keep a seed.”
 
     ./lockstep run -n 2 exercises/clinic/same_masks.py
 

@@ -1,6 +1,6 @@
 """Case: it trains, and then never ends.
 
-“One shard a rank, as they came from the labeller. The loss goes down nicely. Then nothing, until you kill it.”
+“One shard per rank, as it came from the labeller. The loss goes down nicely. Then nothing, until you kill it.”
 
     ./lockstep run -n 3 exercises/clinic/short_shard.py
 

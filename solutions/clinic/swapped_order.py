@@ -1,6 +1,6 @@
 """Case: two numbers that can't be reproduced.
 
-“The evaluation reports a loss and an accuracy over all ranks. It runs through, and it looks like a result. With the same
+“The evaluation reports a loss and an accuracy over all ranks. It finishes, and the numbers look plausible. With the same
 model and the same records, one process computes something else.”
 
     ./lockstep run -n 3 exercises/clinic/swapped_order.py

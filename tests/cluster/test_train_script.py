@@ -19,6 +19,17 @@ pytestmark = [pytest.mark.slow, needs("slurm")]
 SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
 SECONDS = 240
 EPOCHS = 6
+SLOW = """
+import os, time, train
+
+def train_step(*given, step=train.train_step):
+    time.sleep(0.5 * ("SLURM_RESTART_COUNT" not in os.environ))
+    return step(*given)
+
+train.train_step = train_step
+train.record(train.main)()
+"""
+"""train.py, at two steps a second in a job's first start: whoever interrupts it has time to do so."""
 AN_EPOCH = 1437 // 48
 
 
@@ -36,6 +47,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "train.sbatch"):
         shutil.copy(SOLUTIONS / name, tmp_path / name)
+    (tmp_path / "slow.py").write_text(SLOW)
 
 
 def final(folder: str) -> dict[str, torch.Tensor]:
@@ -74,8 +86,10 @@ def test_two_nodes_an_array_and_a_preemption(slurm: cluster.Slurm) -> None:
     assert not all(torch.equal(first[key], second[key]) for key in first)  # other seeds
 
     # The job with seed 0 again, but a more urgent one comes in between.
-    again = slurm.run("sbatch", "--parsable", "--exclusive", "--export=ALL,RANKS_PER_NODE=1", *script).strip()
-    wait_for(again, slurm, r"step 10/")
+    again = slurm.run(
+        "sbatch", "--parsable", "--exclusive", "--export=ALL,RANKS_PER_NODE=1,SCRIPT=slow.py", *script
+    ).strip()
+    wait_for(again, slurm, r"step 5/")
     urgent = slurm.sbatch("#!/bin/bash\ntrue", "--partition=urgent", "--nodes=2", "--exclusive")
     assert slurm.wait(urgent, SECONDS).state == "COMPLETED"
     done = slurm.wait(again, SECONDS, until=["COMPLETED"])
@@ -91,8 +105,10 @@ def test_two_nodes_an_array_and_a_preemption(slurm: cluster.Slurm) -> None:
 def test_the_signal_before_the_time_is_up(slurm: cluster.Slurm) -> None:
     """`--signal=B:USR1@60` is what scancel sends here: the batch script gets it, the ranks save, and the job requeues."""
     script = ("train.sbatch", "--epochs", "4", "--log-every", "1")
-    job = slurm.run("sbatch", "--parsable", "--nodes=1", "--export=ALL,RANKS_PER_NODE=2", *script).strip()
-    wait_for(job, slurm, r"step 5/")
+    job = slurm.run(
+        "sbatch", "--parsable", "--nodes=1", "--export=ALL,RANKS_PER_NODE=2,SCRIPT=slow.py", *script
+    ).strip()
+    wait_for(job, slurm, r"step 2/")
     slurm.scancel(job, "--batch", "--signal=USR1")
     done = slurm.wait(job, SECONDS, until=["COMPLETED"])
     assert done.restarts == 1, done.output
