@@ -242,8 +242,15 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     assert lines[3].split() == ["average_gradients"]
     cases = sum("/" in name for name in course.names)
     assert f"clinic: {cases} not tried yet" in [line.strip() for line in lines], "not a line for each"
-    assert lines[-1] == "Next exercise: setup_ddp · ./lockstep check setup_ddp", "it goes on from that chapter"
+    joined = " ".join(lines[-2:]).strip()
+    assert joined.startswith('Next: chapter 2, "Where we start"'), "it goes on from that chapter"
+    assert joined.endswith("then setup_ddp: ./lockstep check setup_ddp")
     assert hints.next_hint(course, "average_gradients")[2].startswith("**Where to start**"), "it is no heading"
+
+
+def test_a_terminal_says_how_to_start(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
+    show_status(course)
+    assert capsys.readouterr().out.splitlines()[-1] == "Start with ./lockstep lab: it opens the first chapter."
 
 
 def test_a_broken_chapter_is_named(course: Course) -> None:

@@ -1156,7 +1156,7 @@ def write_buffer():
         pickle.dump(trace, file)
     last = trace["entries"][-1]
     said = f"rank {dist.get_rank()}: last was #{last['collective_seq_id']}, {last['profiling_name']}"
-    print(said, flush=True)
+    print(f"{said}\n", end="", flush=True)  # in one piece: the ranks' lines stay apart
 
 # %%
 # %%writefile recorded.py

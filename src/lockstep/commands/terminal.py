@@ -91,12 +91,10 @@ def show_status(course: Course) -> None:
         for group, count in left.items():
             rows.add_row("   ", "", f"{group}: {count} not tried yet", "", "")
         console().print(rows)
-    names = [chapter.name for chapter in course.chapters]
-    first = names.index(now.here[0]) if now.here else 0
-    order = [name for chapter in course.chapters[first:] for name in chapter.exercises if name in course.names]
-    undone = [name for name in order if not progress.of(course, name).passed]
-    if undone:
-        console().print(painted(fit(f"\nNext exercise: {undone[0]} · ./lockstep check {undone[0]}", width())))
+    if now.here is None and not any(one.complete for one in now.chapters):
+        console().print(painted(fit("\nStart with ./lockstep lab: it opens the first chapter.", width())))
+    elif (coming := next_up(course)) is not None:
+        console().print(painted("\n" + next_text(coming, width())))
 
 
 def _show_chapter(number: int, chapter: Chapter, one: ChapterStanding | None) -> None:

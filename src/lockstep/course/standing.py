@@ -84,35 +84,42 @@ class NextUp:
         return f"Next: {'the question in ' if self.here else ''}{place}{then}"
 
 
-def next_up(course: Course, exercise: str) -> NextUp | None:
+def next_up(course: Course, exercise: str = "") -> NextUp | None:
     """The first thing after this exercise, in reading order, that is not done; after the last one, from the beginning.
 
-    None when all is done, and when no chapter has this exercise or one cannot be read.
+    Without an exercise it is where the learner goes on. None when all is done, and when no chapter has this exercise or
+    one cannot be read.
     """
     known = progress.load(course)
     try:
-        chapters = outlines(course)
+        now = standing(course, known)
     except CourseError:
         return None
     things = [
-        (chapter, section, name)
-        for chapter in chapters
-        for section in chapter.sections
-        for name in (*section.exercises, *section.quizzes)
+        (chapter.outline, part.section, name)
+        for chapter in now.chapters
+        for part in chapter.sections
+        for name in (*part.section.exercises, *part.section.quizzes)
     ]
-    at = next((n for n, (_, _, name) in enumerate(things) if name == exercise), None)
-    if at is None:
+    places = [
+        number
+        for number, (chapter, section, name) in enumerate(things)
+        if (name == exercise if exercise else (chapter.name, section.title) == now.here)
+    ]
+    if exercise and not places:
         return None
+    at = places[0] if places else 0
     done = {name for name, one in known.exercises.items() if one.passed}
     done |= {key for key, answer in known.quizzes.items() if answer == progress.RIGHT}
-    behind = {name for name, state in known.chapters.items() if state == progress.COMPLETE}
-    left = [one for one in things[at + 1 :] + things[:at] if one[2] not in done and one[0].name not in behind]
+    behind = {chapter.outline.name for chapter in now.chapters if chapter.complete}
+    order = things[at:] + things[:at]
+    left = [one for one in order if one[2] not in {exercise, *done} and one[0].name not in behind]
     if not left:
         return None
     chapter, section, _ = left[0]
     upcoming = next((name for _, section, name in left if name in section.exercises), "")
-    is_there, here = upcoming in section.exercises, section is things[at][1]
-    return NextUp(chapter.number, section.plain, upcoming, is_there, here)
+    here = bool(exercise) and section is things[at][1]
+    return NextUp(chapter.number, section.plain, upcoming, upcoming in section.exercises, here)
 
 
 def standing(course: Course, known: progress.Progress | None = None) -> CourseStanding:
