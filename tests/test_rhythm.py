@@ -47,6 +47,7 @@ def source(tmp_path: Path) -> Path:
         ("# %% [markdown]\n# ## Cleanup", '# %% tags=["nbval-skip"]\n7\n\n# %% [markdown]\n# ## Cleanup', "does not say why"),
         ("# %%\n", '# %% tags=["nbval-skip"]\n', "which is more than 5 %"),
         ("# %%\n", '# %% tags=["whole-program"]\n', "and one may be"),
+        ("You need ", "You need 2(N -\n# 1) ", "“1) "),
     ],
 )  # fmt: skip
 def test_what_departs_from_it_is_named(source: Path, before: str, after: str, said: str) -> None:

@@ -88,6 +88,20 @@ def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path) -> None:
     assert "\x1b[1;31mHANG after" in shown and re.search(r"\x1b\[33m *(rank )?2 ←", shown), "what matters is colored"
 
 
+def test_a_run_that_ends_well_says_so_to_a_person_only(tmp_path: Path) -> None:
+    (tmp_path / "fine.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    shown = screen(at_terminal(80, "run", "-n", "2", "fine.py", cwd=tmp_path))
+    assert re.search(r"^All 2 ranks ended well after \d+\.\d s\.$", shown, re.MULTILINE)
+    piped = call("run", "-n", "2", "fine.py", cwd=tmp_path)
+    assert piped.returncode == 0 and "ended well" not in piped.stdout + piped.stderr
+    (tmp_path / "mixed.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1, dtype=[torch.int32, torch.float32][dist.get_rank()]))\n"
+    )
+    shown = screen(at_terminal(80, "run", "-n", "2", "mixed.py", cwd=tmp_path))
+    assert "MIXED UP" in shown and "ended well" not in shown
+
+
 def test_a_check_is_as_wide_as_the_terminal() -> None:
     words = set(call("check", "--submission", "setup_ddp/waits_on_rank_0").stdout.split())
     shown = screen(at_terminal(60, "check", "--submission", "setup_ddp/waits_on_rank_0"))

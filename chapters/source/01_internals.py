@@ -456,8 +456,8 @@ contract("ring_all_reduce")
 # %% [markdown]
 # ## What it costs
 #
-# A message takes a fixed time, the **latency**, plus its size divided by the **bandwidth**. In each of a ring's 2(N −
-# 1) steps, a rank sends 1/N of its tensor:
+# A message takes a fixed time, the **latency**, plus its size divided by the **bandwidth**. A ring takes 2(N − 1)
+# steps. In each, a rank sends 1/N of its tensor:
 #
 # > time = 2(N − 1) · latency + 2(N − 1)/N · bytes / bandwidth
 #

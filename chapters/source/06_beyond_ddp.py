@@ -118,7 +118,7 @@ def step_by_kind(model, optimizer, batch):
     gradients = megabytes(p.grad for p in model.parameters())
     optimizer.step()
     optimizer.zero_grad()
-    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer (below) wraps the optimizer
+    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer (below) wraps one
     return {
         "parameters": megabytes(model.parameters()), "gradients": gradients,
         "optimizer state": megabytes(t for one in state.values() for t in one.values()),
@@ -424,7 +424,7 @@ quiz("06_beyond_ddp/reshard")
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
 
 # %%
-FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # an all-gather's input is ¼
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # all-gather puts in ¼
 ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
 
 for way in WAYS:

@@ -246,6 +246,38 @@ SKIPS = {
 }  # fmt: skip
 
 
+ONLY = {
+    "and": ("for step in range(3):\n    if step == 1 and rank == 1:\n        continue\n    dist.all_reduce(t)\n"
+            "dist.barrier()", "Only rank 1 can take the branch at line {}.", 2),
+    "and finished": ("for step in range(3):\n    if rank == 1 and step == 1:\n        continue\n    dist.all_reduce(t)",
+                     "Only rank 1 can take the branch at line {}.", 2),
+    "finished": ("def work():\n    if rank == 1:\n        return\n    dist.all_reduce(t)\n\nwork()",
+                 "Rank 1 took the branch at line {}; rank 0 did not.", 2),
+    "not both": ("for step in range(3 - rank):\n    if not (step == 1 and rank == 1):\n        t += 1\n"
+                 "    dist.all_reduce(t)", "", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_a_branch_on_the_rank_and_something_else_says_who_can_have_taken_it(name: str) -> None:
+    text, says, line = ONLY[name]
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None and run.cause.kind == "hang"
+    at = PRELUDE.count("\n") + line
+    said = " ".join(run.cause.notes)
+    assert says.format(at) in said and ("branch at" in said) == bool(says), said
+    assert run.cause.branch == (at if says else run.cause.branch)
+
+
+def test_a_crash_by_a_mismatch_names_the_branch_too() -> None:
+    text = "if rank == 1:\n    dist.all_reduce(torch.ones(3))\ndist.broadcast(torch.ones(70000), 0)"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None
+    at = PRELUDE.count("\n") + 1
+    assert f"Rank 1 took the branch at line {at}; rank 0 did not." in " ".join(run.cause.notes), run.cause
+    assert run.cause.branch == at
+
+
 @pytest.mark.parametrize("name", SKIPS)
 def test_a_branch_that_skips_the_call_is_named_only_if_its_condition_says_who_took_it(name: str) -> None:
     text, line = SKIPS[name]

@@ -6,6 +6,7 @@ with their check, what to keep, what to read next. And cells that can be seen wh
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ EXEMPT_SHARE = 0.05
 def problems(name: str, root: Path = ROOT) -> list[str]:
     """What is missing in this chapter's source, in reading order of the rules."""
     notebook = read_source(name, root)
-    return [*_opening(notebook), *_sections(name, notebook, root), *_cells(notebook)]
+    return [*_opening(notebook), *_sections(name, notebook, root), *_paragraphs(notebook), *_cells(notebook)]
 
 
 def _opening(notebook: NotebookNode) -> Iterator[str]:
@@ -79,6 +80,15 @@ def _sections(name: str, notebook: NotebookNode, root: Path) -> Iterator[str]:
         yield f"“What to remember” needs {KEPT} points or more, and what to expect “In an interview”"
     if "pytorch.org" not in sections["What to read next"]:
         yield "“What to read next” does not lead to PyTorch's own pages"
+
+
+def _paragraphs(notebook: NotebookNode) -> Iterator[str]:
+    """Markdown takes a line that begins like an item for the start of a list, also in a wrapped `2(N - 1)`."""
+    marker = re.compile(r"\d+[.)] |[-+*] ")
+    for cell in notebook.cells:
+        for above, line in itertools.pairwise(cell.source.splitlines() if cell.cell_type == "markdown" else ()):
+            if marker.match(line) and re.match(r"\S", above) and not marker.match(above):
+                yield f"“{line[:40]}” looks like an item of a list: leave a line free above it, or wrap elsewhere"
 
 
 def _cells(notebook: NotebookNode) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
+from ..ranks.result import latest
 from . import run_report, run_slurm
 from .console import console, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
@@ -83,16 +84,23 @@ def _runs(options: argparse.Namespace, once: Callable[[int], ranks.Run], read_on
         result = once(restart)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
-        if result.cause is None and not result.node and (mixed := text.silent_mismatch(result)):
+        mixed = "" if result.cause or result.node else text.silent_mismatch(result)
+        if mixed:
             show_text("\n" + mixed, stderr=True)
         if result.node:
             result.replicas = None  # node 0 has them
         sys.stdout.flush()
         if options.watch_replicas and not result.node:
             show_text("\n" + text.replicas(result, min(width(stderr=True), text.WIDTH)), stderr=True)
+        at_terminal = console(stderr=True).is_terminal
         if result.cause is None:
-            return result, 1 if result.replicas and (result.replicas.drift or result.replicas.blowup) else 0
-        room = width(stderr=True) if console(stderr=True).is_terminal else None
+            differ = bool(result.replicas and (result.replicas.drift or result.replicas.blowup))
+            if at_terminal and not (mixed or differ or result.node):
+                count = len(latest(result.workers) or result.ranks)
+                who = "The rank" if count == 1 else f"All {count} ranks"
+                show_text(f"\n{who} ended well after {result.seconds:.1f} s.", stderr=True)
+            return result, int(differ)
+        room = width(stderr=True) if at_terminal else None
         show_text("\n" + text.describe(result, read_on, room), stderr=True)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
             return result, 128 + (result.signal or signal.SIGINT)

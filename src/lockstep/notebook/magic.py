@@ -124,7 +124,7 @@ class RanksMagic(Magics):
         environment = dict(os.environ) | dict(pair.partition("=")[::2] for pair in options.env)
         try:
             result = ranks.run(
-                ranks.Source(cell),
+                ranks.Source("\n" + cell),  # so that lines count as in the editor, from the magic on
                 options.ranks,
                 device=options.device,
                 nodes=options.nodes,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .divergence import Divergence, first_divergence, reached, say
-from .hangs import SAME_ORDER, groups_apart, hang
+from .hangs import SAME_ORDER, branch, groups_apart, hang
 from .job import Job, TargetKind
 from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import call, is_users, place, rows, said_of, what
@@ -114,10 +114,12 @@ def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
 def _parted(parted: Divergence, found: Cause) -> Cause:
     """The cause of a mismatch, told from where the ranks' code parted."""
     at_fault = parted.odd or sorted(parted.calls)
-    notes = tuple(SAME_ORDER if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
+    parting, line = branch(parted.places)
+    order = f"{SAME_ORDER} {parting}".rstrip()
+    notes = tuple(order if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
     return replace(
         found, headline=say(parted), ranks=tuple(at_fault), frame=parted.places[at_fault[0]],
-        rows=mismatch_rows(parted.calls, parted.odd), notes=notes,
+        rows=mismatch_rows(parted.calls, parted.odd), notes=notes, branch=line,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import ast
 import linecache
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,8 +48,9 @@ def hang(run: Run, job: Job) -> Cause:
     parted = first_divergence(members)
     found = _find(members, waiting, parted)
     at_fault, notes = found.at_fault, found.notes
-    branch, line = _branch(found.where or _stood(waiting))
-    said = [f"{note} {branch}" if branch and note == SAME_ORDER else note for note in notes]
+    finished = [report.rank for report in members if report not in waiting]
+    parting, line = branch(found.where) if found.where else branch(_stood(waiting), finished)
+    said = [f"{note} {parting}" if parting and note == SAME_ORDER else note for note in notes]
     said += reached(found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None})
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
@@ -325,12 +326,13 @@ COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-def _skipped(tree: ast.Module, frames: dict[int, Frame]) -> tuple[ast.If, list[int]] | None:
+def _skipped(tree: ast.Module, frames: dict[int, Frame], finished: Collection[int]) -> tuple[ast.If, list[int]] | None:
     """A branch that leaves the rest of its block, such as `if rank == 1: continue`, and the ranks that took it.
 
     Whether a rank took it cannot be seen from where it is now. So only a condition on the rank counts, and only when
     the ranks for which it holds are those that are not in the rest.
     """
+    ranks = sorted({*frames, *finished})
     for node in ast.walk(tree):
         blocks: list[Any] = [getattr(node, "body", None), getattr(node, "orelse", None)]
         for block in blocks:
@@ -339,10 +341,17 @@ def _skipped(tree: ast.Module, frames: dict[int, Frame]) -> tuple[ast.If, list[i
                     continue
                 after = block[number + 1 :]
                 end = (after[-1].end_lineno or after[-1].lineno) if after else 0
-                left = [rank for rank, frame in frames.items() if not (one.lineno < frame.line <= end)]
-                if 0 < len(left) < len(frames) and left == [rank for rank in frames if _holds(one.test, rank)]:
+                left = [rank for rank in ranks if rank in finished or not (one.lineno < frames[rank].line <= end)]
+                if 0 < len(left) < len(ranks) and left == [rank for rank in ranks if _can_hold(one.test, rank)]:
                     return one, left
     return None
+
+
+def _can_hold(test: ast.expr, rank: int) -> bool:
+    """Of `step == 1 and rank == 2`, what is known decides."""
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    known = [_holds(part, rank) for part in parts]
+    return True in known and False not in known
 
 
 def _holds(test: ast.expr, rank: int) -> bool | None:
@@ -364,11 +373,11 @@ def _stood(waiting: list[RankReport]) -> dict[int, Frame | None]:
     return {report.rank: report.stack.frame for report in waiting if report.stack}
 
 
-def _branch(stood: Mapping[int, Frame | None]) -> tuple[str, int | None]:
+def branch(stood: Mapping[int, Frame | None], finished: Collection[int] = ()) -> tuple[str, int | None]:
     """Name the statement that some ranks are inside of and others are not, when one separates their lines; its line."""
     frames = {rank: frame for rank, frame in stood.items() if frame is not None}
     files = {frame.file for frame in frames.values()}
-    if len(files) != 1 or len({frame.line for frame in frames.values()}) < 2:
+    if len(files) != 1:
         return "", None
     try:
         tree = ast.parse("".join(linecache.getlines(files.pop())))
@@ -389,11 +398,14 @@ def _branch(stood: Mapping[int, Frame | None]) -> tuple[str, int | None]:
             within = [rank for rank, frame in frames.items() if node.body[0].lineno <= frame.line <= end]
             if within and len(within) < len(frames):
                 best, inside = node, within
-    best, inside = _skipped(tree, frames) or (best, inside)
+    skipped = _skipped(tree, frames, finished)
+    best, inside = skipped or (best, inside)
     if best is None:
         return "", None
-    outside = [rank for rank in frames if rank not in inside]
+    outside = [rank for rank in sorted({*frames, *(finished if skipped else ())}) if rank not in inside]
     if isinstance(best, ast.If):
+        if skipped and isinstance(best.test, ast.BoolOp):
+            return f"Only {names(inside)} can take the branch at line {best.lineno}.", best.lineno
         said = f"{names(inside).capitalize()} took the branch at line {best.lineno}; {names(outside)} did not."
         return said, best.lineno
     said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the block at line {best.lineno}; "
