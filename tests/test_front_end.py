@@ -281,8 +281,8 @@ def test_a_hang_explains_itself(bench: Any) -> None:
     notebook = bench(HANG)
     cell = notebook.cell("%%ranks 4")
     said = notebook.run(cell)
-    assert re.search(r"HANG after [\d.]+ s at cell line 9: rank 2 never joined all_reduce #2", said)
-    assert "Traceback" not in said and "cell line 8" in said
+    assert re.search(r"HANG after [\d.]+ s at cell line 10: rank 2 never joined all_reduce #2", said)
+    assert "Traceback" not in said and "cell line 9" in said
     picture(cell, "hang")
 
 
