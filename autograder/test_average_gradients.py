@@ -27,7 +27,7 @@ COMMON = ["encoder.weight", "scale"]  # what every rank has a gradient for when 
 LEFT, RIGHT = ["left.weight", "left.bias"], ["right.weight", "right.bias"]
 
 FUNCTION = r"def average_gradients"
-REDUCE = r"all_reduce\( || reduce\( || all_gather || " + FUNCTION
+REDUCE = r"all_reduce\(.*grad || all_reduce\( || reduce\( || all_gather || " + FUNCTION
 DIVIDE = r"/ || div || AVG || " + REDUCE
 MISSING = r"grad is None || is not None || " + REDUCE
 WALK = r"parameters\( || state_dict || " + FUNCTION
@@ -154,7 +154,7 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
             "never-divides",
             f"{what} It is the sum, {WORLD} times too large.",
             of=wrong,
-            at=r"all_reduce\( || " + REDUCE,
+            at=REDUCE,
         )
     if close(got, wanted / WORLD):
         ones = name == "encoder.weight" and close(seen[rank]["left.weight"], mean_of(gradients, "left.weight"))
