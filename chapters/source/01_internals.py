@@ -25,11 +25,11 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. During its dark part, the rank computes nothing.
+# all ranks. Where the bar is dark, the rank computes nothing.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
 # after the last gradient. Step 1 has two buckets, the first launched while backward is still running. What does PyTorch
-# know in step 1 that it didn't know in step 0? Here is the program:
+# know in step 1 that it didn't know in step 0? "DDP's buckets" answers this. Here is the program:
 
 # %%
 from pathlib import Path
@@ -237,8 +237,8 @@ quiz("01_internals/collectives")
 # ## The mean
 #
 # The ranks' weights stay equal if they start equal and every rank applies the same gradient. DDP uses the mean of the
-# ranks' gradients. With a mean loss and equal batch sizes, it is usually the gradient of one large batch. The simplest
-# way to average: **after backward, one all-reduce for each parameter.**
+# ranks' gradients. With a mean loss and equal batch sizes, this average usually equals the gradient of one large batch.
+# The simplest way to average: **after backward, one all-reduce for each parameter.**
 #
 # The network has 12 layers, each with 256 × 256 weights and 256 biases; every number takes 4 bytes. **Predict** for one
 # rank and one step: how many all-reduces, how many bytes in total, and how many all-reduces launched **early**, before
@@ -315,7 +315,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
 mine = torch.rand(1, 100_000)
 ddp = DDP(torch.nn.Linear(100_000, 1, bias=False))
-ddp(mine).sum().backward()  # w's gradient is `mine`; DDP makes it the mean of all ranks'
+ddp(mine).sum().backward()  # the weight's gradient is `mine`; DDP averages it over the ranks
 ways = {"mine * (1 / 3)": mine * (1 / 3), "mine / 3": mine / 3, "ReduceOp.AVG": mine.clone()}
 ways["mine * (1 / 3), in halves"] = mine * (1 / 3)
 for name, mean in ways.items():
@@ -336,7 +336,7 @@ for name, share in run.ranks[0].observations.items():
 # ### A gradient that only some ranks have
 #
 # A parameter that a batch doesn't use has `grad = None`. In a model with branches, rank 0 may use a parameter that rank
-# 1 doesn't. Can rank 1 skip its all-reduce?
+# 1 doesn't. Can rank 1 skip this parameter's all-reduce?
 
 # %%
 # %%ranks 2 --expect hang
@@ -404,8 +404,8 @@ Stepper(ranks=4, length=8)
 # **The ring.** The ranks form a circle, and each cuts its tensor into N chunks. In every step, each rank sends *one
 # chunk* to its right neighbor.
 #
-# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own. At the end each rank holds one chunk of
-#    the sum.
+# 1. **Reduce-scatter, N − 1 steps.** The receiver adds the chunk to its own, and passes the result on in the next step.
+#    At the end each rank holds one chunk of the sum.
 # 2. **All-gather, N − 1 steps.** The chunks of the sum travel around the ring until every rank has all of them.
 #
 # Now choose "everybody sends everything" above the picture. The next cell does the same with 4000 bytes on each rank.
@@ -591,7 +591,8 @@ timeline(with_handles)
 #
 # ### One flat buffer
 #
-# To pay the latency only once, copy all gradients into one flat tensor and reduce that. **Predict** the three numbers.
+# To pay the latency only once, copy all gradients into one flat tensor and all-reduce that. **Predict** the three
+# numbers.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -685,14 +686,13 @@ for when, buckets in run.ranks[0].observations.items():
     print(f"{when:<37} {buckets}")
 
 # %% [markdown]
-# By default, step 1's buckets have backward's order: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP
-# has three buckets from step 0 on, the last registered parameters first. It never rebuilds them, and your own DDP won't
-# either.
+# By default, step 1's buckets follow backward: `last`, `middle`, `first`. With `find_unused_parameters=True`, DDP has
+# three buckets from step 0 on, in reverse order of registration. It never rebuilds them, and your own DDP won't either.
 #
 # ### What bucket_cap_mb does
 #
-# `DDP(model, bucket_cap_mb=...)` sets the size of a bucket, in MiB. The gradients of one layer take 263168 bytes, those
-# of all twelve 3158016. **Predict** how many buckets the third step has with each of these values:
+# `DDP(model, bucket_cap_mb=...)` sets the size, in MiB, at which a bucket is full. The gradients of one layer take
+# 263168 bytes, those of all twelve 3158016. **Predict** how many buckets the third step has with each of these values:
 
 # %%
 predicted = {"None": None, "25": None, "1": None, "0.5": None}  # buckets in the third step
@@ -777,8 +777,8 @@ def hook(state, bucket):
     return done
 
 # %% [markdown]
-# Send the gradients one by one after backward, one by one with handles, in one flat buffer, in two buckets, or in six.
-# **Predict** the fastest and the slowest.
+# The next cell sends the gradients in five ways: one by one after backward, one by one with handles, in one flat
+# buffer, in two buckets, and in six. **Predict** the fastest and the slowest.
 
 # %%
 # %%ranks 2 --into run
@@ -906,8 +906,9 @@ story(run)
 #
 # ### no_sync: accumulate first, exchange once
 #
-# To train on two batches in one optimizer step, exchange gradients only in the second backward. Below, the two batches'
-# gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does `grad` hold after each backward?
+# To train on two batches in one optimizer step, run the first inside `no_sync()`: only the second backward exchanges
+# gradients. Below, the two batches' gradients are 1 and 10 on rank 0, 2 and 20 on rank 1. What does `grad` hold after
+# each backward?
 
 # %%
 # %%ranks 2 --into accumulated
@@ -963,7 +964,7 @@ for name, parameter in ddp.module.named_parameters():
 # ### The names in a checkpoint
 #
 # The wrapper holds your model as `module`, so every name in its `state_dict` starts with `module.`. Save the model's
-# own `state_dict`, which loads anywhere:
+# own `state_dict`, which loads with or without DDP:
 
 # %%
 # %%ranks 1
@@ -1008,7 +1009,8 @@ contract("mini_ddp", "MiniDDP")
 # %check mini_ddp
 
 # %% [markdown]
-# After each stage from 2 on, **predict** and run the next cells. They draw your class under PyTorch's DDP.
+# After each stage from 2 on, **predict** and run the next cells. They draw your class's step below that of PyTorch's
+# DDP.
 
 # %%
 predicted = [None, None, None]  # all-reduces, bytes in total, launched early
@@ -1021,7 +1023,7 @@ sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))  # whe
 from mini_ddp import MiniDDP
 
 dist.init_process_group("gloo")
-ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers fit; DDP's buckets may exceed the cap
+ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers need 0.502 MiB; DDP's buckets may exceed 0.5
 for _ in range(3):
     train_step(ddp, ddp.finish_gradient_synchronization)
 
@@ -1080,8 +1082,8 @@ assert 0 == apart["running mean, one forward later"] < apart["running mean"]
 
 # %% [markdown]
 # The parameters agree exactly, because all ranks apply the same mean gradient. Only the running statistics differ,
-# until the next forward overwrites them with rank 0's. So rank 1's data never enter the saved statistics. (On one node,
-# the numbers are the same.)
+# until the next forward overwrites them with rank 0's. So rank 1's data never enter the statistics that rank 0 saves.
+# (On one node, the numbers are the same.)
 #
 # ### SyncBatchNorm
 #
@@ -1211,7 +1213,7 @@ quiz("01_internals/buffers")
 #
 # N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
 # *global batch*. Do they? `relative_error` compares DDP's gradient with the joined batch's: |DDP − joined| / |joined|.
-# Rank r has `sizes[r]` samples, and multiplies its loss by `weight`. **Predict** which of seven cases give 0.
+# Rank r has `sizes[r]` samples, and multiplies its loss by `weight`. **Predict** which of the seven cases below give 0.
 
 # %%
 # %%ranks 2 --into run
@@ -1276,7 +1278,7 @@ ddp = DDP(torch.nn.Linear(10, 3))
 ddp(x).square().sum().backward()
 observe("ddp(x), as it should be", spread(p.grad for p in ddp.parameters()))
 ddp = DDP(torch.nn.Linear(10, 3))
-ddp.module(x).square().sum().backward()  # BUG: past the wrapper
+ddp.module(x).square().sum().backward()  # BUG: bypasses the wrapper
 observe("ddp.module(x)", spread(p.grad for p in ddp.parameters()))
 ddp = DDP(torch.nn.Linear(10, 3))
 gradients = torch.autograd.grad(ddp(x).square().sum(), list(ddp.parameters()))  # BUG: no hook runs
@@ -1387,7 +1389,7 @@ ddp = DDP(torch.nn.Linear(10, 3))
 observe("forward, forward, backward", spread(p.grad for p in ddp.parameters()))
 ddp = DDP(torch.nn.Linear(10, 3))
 for loss in [ddp(x).square().sum(), ddp(x + 1).square().sum()]:
-    loss.backward()  # BUG: DDP prepared one backward
+    loss.backward()  # BUG: DDP is prepared for only one backward
 observe("forward, forward, backward, backward", spread(p.grad for p in ddp.parameters()))
 torch.optim.SGD(ddp.parameters(), lr=0.1).step()
 observe("its parameters after optimizer.step", spread(ddp.parameters()))
@@ -1397,10 +1399,10 @@ verdict(run)
 assert run.observed("forward, forward, backward") == [0, 0]
 
 # %% [markdown]
-# A forward prepares DDP for *one* backward. The second backward adds each rank's own gradients to the averaged ones,
-# and the optimizer carries the difference into the parameters. All silent mistakes of this section make the parameters
-# differ, so one test finds them: every hundred steps, call `spread(model.parameters())` on every rank, and stop if it
-# isn't 0.
+# Two forwards in a row prepare DDP for only *one* backward. The second backward adds each rank's own gradients to the
+# averaged ones, and the optimizer carries the difference into the parameters. All silent mistakes of this section make
+# the parameters differ, so one test finds them: every hundred steps, call `spread(model.parameters())` on every rank,
+# and stop if it isn't 0.
 
 # %%
 quiz("01_internals/bypass")
@@ -1435,9 +1437,9 @@ quiz("01_internals/dp_or_ddp")
 # %% [markdown]
 # ### Memory
 #
-# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts bytes,
-# and the blocks of memory that hold the gradients of eight parameters. `gradient_as_bucket_view=True` makes each
-# gradient a view into its bucket.
+# Under DDP every rank holds everything: parameters, gradients, optimizer state, buckets. The next cell counts the
+# bytes of the first three, and how many blocks of memory hold the gradients of eight parameters.
+# `gradient_as_bucket_view=True` makes each gradient a view into its bucket.
 
 # %%
 # %%ranks 2 --into run
@@ -1469,9 +1471,9 @@ for name, (parameters, gradients, state, blocks) in run.ranks[0].observations.it
     print(f"{name:<30} parameters {parameters}, gradients {gradients}, Adam {state}, blocks {blocks}")
 
 # %% [markdown]
-# By default, each gradient has its own block, and the bucket is one more. As views, all gradients lie in the bucket. So
-# a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients are views.
-# The *activations*, which forward keeps for backward, come on top.
+# By default, each gradient has its own block, and the bucket is one more. If gradients are views, they all lie in the
+# bucket. So a float32 parameter needs 4 bytes, its gradient 4, Adam's state 8, and the bucket 4 more unless gradients
+# are views. The *activations*, which forward keeps for backward, come on top.
 #
 # More ranks don't shrink any of this: DDP makes training *faster*; it doesn't make a model *fit*. *FSDP* (fully sharded
 # data parallel) cuts parameters, gradients and optimizer state into N parts (chapter 6).

@@ -12,7 +12,7 @@
 # # Chapter 2. Setting up: from one process to many
 #
 # You start with a program that trains a small network in one process, and change it line by line until it trains on
-# four ranks. You also see most of the mistakes that these changes prevent. After this chapter you can
+# four ranks. You also make the usual mistakes, to see what each one does. After this chapter you can
 #
 # - **start** a program on N ranks, and tell which rank is which;
 # - **connect** the ranks with the right backend;
@@ -132,7 +132,7 @@ import os
 import torch.distributed as dist
 
 for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-    del os.environ[name]  # as it is when the program is started with plain python
+    del os.environ[name]  # as when plain python starts the program
 dist.init_process_group("gloo")
 
 # %% [markdown]
@@ -286,8 +286,8 @@ os.environ["WORLD_SIZE"] = "3"  # BUG: two were started
 dist.init_process_group("gloo", timeout=timedelta(milliseconds=300))
 
 # %% [markdown]
-# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. If rank 0
-# prepares the data first and the others wait longer than the timeout, lengthen it.
+# The key in the error ends in `/2`: the ranks waited for the address that rank 2 never wrote. If rank 0 prepares the
+# data while the others wait, make the timeout longer than the preparation.
 
 # %%
 quiz("02_setup/missing_rank")
@@ -329,8 +329,8 @@ for epoch in range(2):
 # | `nccl` | no | yes, from GPU to GPU |
 # | `cpu:gloo,cuda:nccl` | yes, by gloo | yes, by nccl |
 #
-# `dist.get_backend()` names a group's backend. A PyTorch built without GPU support has no nccl, and
-# `dist.is_nccl_available()` is false:
+# `dist.get_backend()` names a group's backend, and `dist.is_nccl_available()` says whether your PyTorch has nccl. A
+# PyTorch built without GPU support has none:
 
 # %% ignored_because="the message depends on whether this torch was built with CUDA" tags=["nbval-ignore-output"]
 # %%ranks 1 --expect raised --quiet
@@ -374,9 +374,9 @@ print("with two GPUs per node:", *local_device())
 # - **`set_device` first, then `init_process_group`.** Before `set_device`, everything that says just `"cuda"` goes to
 #   GPU 0, on every rank. The reverse order often works, since nccl connects only at the first collective; don't rely
 #   on it.
-# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then nccl
-#   connects here and waits for all ranks; otherwise you notice a missing rank only at the first collective. Calls
-#   without a tensor, such as `barrier`, use this device too. You need `set_device` as well.
+# - **Tell the group its device**: `init_process_group("nccl", device_id=torch.device("cuda", local_rank))`. Then
+#   nccl connects in this call and waits for all ranks; otherwise you notice a missing rank only at the first
+#   collective. Calls without a tensor, such as `barrier`, use this device too. You need `set_device` as well.
 # - **Move inputs and targets too**, as `train_epoch` does.
 
 # %%
@@ -404,8 +404,8 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 #
 # ## Sharding
 #
-# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. Given rank and
-# size, it needs no process group:
+# Each rank should see its own part of the data. `DistributedSampler` deals the indices like cards. Given the number
+# of ranks and the rank, it needs no process group:
 
 # %%
 from torch.utils.data import DistributedSampler
@@ -436,7 +436,8 @@ print("drop_last: ", deal(10, 4, shuffle=False, drop_last=True))
 print("3 samples: ", deal(3, 4, shuffle=False), deal(3, 4, shuffle=False, drop_last=True))
 
 # %% [markdown]
-# 1000 samples divide evenly. The *loader* has a `drop_last` too, which discards a rank's last batch if it is short:
+# 1000 samples divide evenly among 4 ranks. The *loader* has a `drop_last` too, which discards a rank's last batch if
+# it is short:
 
 # %%
 from torch.utils.data import DataLoader
@@ -494,8 +495,9 @@ for name in ("without", "with set_epoch"):
     assert losses == sorted(losses, reverse=True)  # it improves in every epoch, with and without
 
 # %% [markdown]
-# The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch has
-# the same batches; `shuffle=True` made new ones. To notice this, print each epoch's first indices.
+# The losses are the same to two decimals, so they don't reveal a missing `set_epoch`. Yet without it, every epoch
+# has the same batches; in one process, the loader's `shuffle=True` made new batches in every epoch. To notice this,
+# print each epoch's first indices.
 
 # %%
 quiz("02_setup/set_epoch")
@@ -543,9 +545,10 @@ print("sampler    :", [batch.tolist() for batch in loader])
 #
 # ### Worker processes
 #
-# With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as a
-# copy of its rank. DDP's documentation warns that with NCCL such workers may hang: use `forkserver`, which starts
-# them from a clean process. This takes longer, so keep the workers for all epochs:
+# With `num_workers=4`, four ranks start 16 workers. On Linux, Python up to 3.13 *forks* them: each worker starts as
+# a copy of its rank. DDP's documentation warns that with NCCL such workers may hang: use `forkserver`, which starts
+# them from a clean process. Starting them this way takes longer, so keep the workers for all epochs
+# (`persistent_workers=True`):
 
 # %%
 # %%ranks 2
@@ -678,8 +681,8 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 # ### Move first, wrap last
 #
 # DDP attaches its hooks when you wrap the model. A later change of dtype or device silently removes them (chapter 1,
-# "What DDP never notices"). If you freeze a parameter later, DDP still waits for its gradient, and the second forward
-# after that raises an error. So wrap last. DDP refuses a model that is only partly moved:
+# "What DDP never notices"). If you freeze a parameter after wrapping, DDP still waits for its gradient: one more
+# step runs, and the next forward raises an error. So wrap last. DDP refuses a model that is only partly moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -770,8 +773,8 @@ torch.testing.assert_close(total / count, cross_entropy(model(x), y).detach())
 # Rank 0 saw only zeros. The mean of the four means is wrong too: it gives 10 samples the weight of 267. So **reduce
 # the sum and the count, and divide at the end.**
 #
-# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Let every rank take every N-th
-# sample:
+# Don't evaluate with `DistributedSampler`: it pads, so some samples count twice. Instead, let rank r of N take
+# samples r, r + N, r + 2N and so on:
 
 # %%
 # %%ranks 4
@@ -781,14 +784,15 @@ from digits import load
 
 dist.init_process_group("gloo")
 test = load()[1]
-mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # goes into DataLoader
+mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # for a DataLoader
 counts = torch.tensor([len(mine), len(DistributedSampler(test))])
 dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
 
 # %% [markdown]
-# If the model has buffers, each forward through `ddp` is a collective (chapter 1), so evaluate `ddp.module`. Then the
-# ranks may have different numbers of samples: their only collective is at the end.
+# If the model has buffers, a forward through the DDP wrapper may be a collective (chapter 1), so evaluate its
+# `.module`. Then the ranks may have different numbers of samples, because their only collective is the all-reduce at
+# the end.
 #
 # ### Every rank calls, rank 0 prints
 #
@@ -851,11 +855,11 @@ dist.barrier()  # BUG: after the end
 # %% [markdown]
 # ### The whole program
 #
-# Three things are new:
+# Besides the device and the cleanup, three things are new:
 #
 # - All ranks reduce the loss; rank 0 prints it.
-# - A step now learns from 4 × 32 samples, so the learning rate is multiplied by the number of ranks (a rule of thumb
-#   that chapter 4 measures).
+# - A step learns from 4 × 32 samples, so the learning rate is multiplied by the number of ranks (a rule of thumb
+#   that chapter 4 tests).
 # - Rank 0 alone saves the weights, which are equal everywhere; several writers could corrupt the file. It saves
 #   `model.module`, because the wrapper's state dict puts `module.` before every name.
 #
@@ -1033,8 +1037,8 @@ contract("train_ddp")
 #
 # ## Launching from Python
 #
-# A library or a test may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then address,
-# port and results are your job:
+# A library or a test may have to start its own ranks, with `torch.multiprocessing.spawn` (`mp.spawn`). Then you
+# supply the address and the port, and collect the results:
 
 # %%
 # %%writefile spawn_digits.py
@@ -1063,7 +1067,8 @@ if __name__ == "__main__":
 job = terminal("spawn_digits.py")
 
 # %% [markdown]
-# **`mp.spawn` returns `None`.** A rank's results are lost when it ends, unless it sends them, here through a file.
+# **`mp.spawn` returns `None`.** A rank's results are lost when it ends, unless it passes them on. Here rank 0 writes
+# its result to a file.
 #
 # **The function is in a file, and the launch is under `if __name__ == "__main__"`.** Each new process imports the file
 # to find the function. Without the guard, that import would launch ranks again. Python refuses:
@@ -1100,9 +1105,9 @@ except dist.DistNetworkError as error:
 # The parent keeps its store open, so no other program can take the port. `TORCHELASTIC_USE_AGENT_STORE` tells rank 0
 # to use that store. In `work`, you can call your `setup_ddp` instead of `init_process_group`.
 #
-# **A rank that raises an error ends the launch.** The parent's exception contains the rank's traceback. (For a rank
-# that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0 sleeps for ten minutes,
-# but the parent doesn't wait for it:
+# **If one rank raises an error, `mp.spawn` ends the others.** The parent's exception contains that rank's traceback.
+# (For a rank that is killed, `mp.spawn` raises `ProcessExitedException`, without a traceback.) Here rank 0 sleeps
+# for ten minutes, but the parent doesn't wait for it:
 
 # %%
 # %%writefile spawn_error.py
@@ -1156,8 +1161,8 @@ contract("launch_distributed")
 #     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
-# In this command, you number the nodes. With `--rdzv-backend=c10d`, the agents agree on the numbers, and the command
-# is the same on every node:
+# Here you number the nodes, with `--node-rank`. With `--rdzv-backend=c10d`, the agents agree on the numbers, and the
+# command is the same on every node:
 #
 # ```
 # torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
@@ -1181,7 +1186,7 @@ dist.destroy_process_group()
 # %%
 import socket
 
-with socket.socket() as probe:  # free now: enough for a trial; on a cluster, one the firewall allows
+with socket.socket() as probe:  # free now; on a cluster, choose one that the firewall allows
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
 agents = []
@@ -1198,8 +1203,8 @@ finally:
 print(*sorted("".join(said).splitlines()), sep="\n")
 
 # %% [markdown]
-# If you need the node's number, for example to name a log, read `GROUP_RANK`. A node number computed from the GPUs is
-# wrong if a GPU has no rank:
+# If you need the node's number, for example to name a log, read `GROUP_RANK`. If you compute it from `RANK` and the
+# number of GPUs, it is wrong when a GPU has no rank:
 
 # %%
 # %%ranks 4 --nodes 2
@@ -1260,7 +1265,8 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 #
 # - **Before the group.** Prepare the data. Start even a single process with torchrun.
 # - **The group.** Call `set_device` with `LOCAL_RANK`, then `init_process_group`. Check the sum of the ranks once.
-# - **The model.** Build, load, convert (`SyncBatchNorm`), cast, move; wrap last. Pass `device_ids` only on a GPU.
+# - **The model.** Build it, load its weights, convert BatchNorm (`SyncBatchNorm`, chapter 1), set the dtype, move
+#   it; wrap it last. Pass `device_ids` only on a GPU.
 # - **Seeds.** Use `seed + rank` for training, and one seed for all samplers.
 # - **The data.** Use `DistributedSampler`, no `shuffle` in the loader, and `set_epoch`. Move inputs and targets.
 # - **The loop.** Call the wrapper, not its `.module`. Call no collective under `if rank == 0`.
@@ -1274,7 +1280,8 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 # - If one rank is missing, the others wait.
 # - The *local* rank selects the device, the *global* rank the shard.
 # - DDP attaches its hooks once, so wrap last.
-# - Some mistakes are silent: compare `len(loader)` with one process, and the weights of all ranks.
+# - Some mistakes are silent. Check that `len(loader)` is 1/N of its value in one process, and that all ranks have
+#   equal weights.
 #
 # In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" (Nothing: chapter 1.)
 #

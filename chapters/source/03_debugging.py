@@ -21,7 +21,7 @@
 # - **locate** a hang: which call each rank is in, and which rank is missing;
 # - **find** the step and the tensor at which the ranks' models silently diverge;
 # - **check** devices, environment and network before a long run;
-# - **test** a fix, and test the test.
+# - **test** a fix, and check that the test fails without it.
 #
 # About 275 minutes: 80 to read and run, 195 for three exercises and your first broken jobs in the clinic. You need
 # chapter 2, but no GPU: what this chapter says about NCCL and GPUs comes from source code and documentation, and was
@@ -53,7 +53,7 @@ def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = DDP(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(0)  # the same nine records on every rank
+    torch.manual_seed(0)  # every rank draws the same nine records
     records = torch.randn(9, 4)[rank::world_size]
     for batch in records.split(2):
         optimizer.zero_grad()
@@ -67,8 +67,8 @@ main()
 # %% [markdown]
 # ### 1. Make it small
 #
-# Cut down your own job while it still fails: fewer steps, random tensors instead of the loader's batches, one layer
-# instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
+# Cut down your own job as long as it still fails: fewer steps, random tensors instead of the loader's batches, one
+# layer instead of the model, fewer ranks. `./lockstep run` takes torchrun's options and explains what goes wrong. The
 # function below calls it in the notebook. Start with one rank:
 
 # %%
@@ -94,8 +94,8 @@ lockstep_run("-n", "2", "suspect.py")
 # %% [markdown]
 # ### 2. Ask every rank where it is
 #
-# The table shows where each rank waits, and for how long (`since`). Rank 0 is still in the loop; rank 1 has left it.
-# When no rank can continue, Lockstep stops the job.
+# The table shows where each rank waits, and for how long. Rank 0 is still in the loop; rank 1 has left it. When no rank
+# can continue, Lockstep stops the job.
 #
 # ### 3. Test a hypothesis with a number
 #
@@ -275,9 +275,9 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
-# torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is listed above it: rank
-# 1 could not make a tensor of `None`. torchrun blames the rank with the earliest error, but compares only whole
-# seconds. Here both errors have the same second, so it blames rank 0, which exited first. Read all entries, and look
+# torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is listed above it:
+# rank 1 could not make a tensor from `None`. torchrun blames the rank with the earliest error, but compares only whole
+# seconds. Here both errors fall in the same second, so it blames rank 0, which exited first. Read all entries, and look
 # for an error that is not about a connection.
 #
 # Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
@@ -286,7 +286,7 @@ torchrun("--nproc-per-node=2", "bad_record.py")
 # | exit code | meaning |
 # |---|---|
 # | 1 | The rank raised an exception. |
-# | −15 | SIGTERM: torchrun ended the rank after a different rank had exited. If the scheduler ends torchrun itself, there is no summary; the log ends with `SignalException`. |
+# | −15 | SIGTERM: torchrun ended the rank after another rank had failed. If the scheduler ends torchrun itself, there is no summary; the log ends with `SignalException`. |
 # | −9 | SIGKILL: usually from the kernel, because memory ran out. |
 # | −11 | SIGSEGV: compiled code crashed. |
 # | −6 | SIGABRT: with NCCL, usually a timeout ("NCCL on a cluster"). With gloo, tensors of different sizes ("Mismatches"), or an abort after the job's last line (chapter 2). |
@@ -344,7 +344,7 @@ def train():
 
 dist.init_process_group("gloo")
 best = [0.7, 0.7, 0.9][dist.get_rank()]  # every rank's own validation score
-if best > 0.8:  # BUG: a decision that only one rank takes
+if best > 0.8:  # BUG: only one rank takes this branch
     validate()
 else:
     train()
@@ -376,7 +376,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=6))  # so that this ex
 rank = dist.get_rank()
 stack_file = open(f"stack_{rank}.txt", "w")  # opened once, before the loop
 for step in range(3):
-    faulthandler.dump_traceback_later(2, file=stack_file)  # +  in your own job: 600 seconds
+    faulthandler.dump_traceback_later(2, file=stack_file)  # +  must be shorter than the group's timeout
     if step == 2 and rank == 1:
         validate()
     else:
@@ -422,12 +422,12 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=2))
 if dist.get_rank() == 1:
-    time.sleep(6)  # elsewhere
+    time.sleep(6)  # busy elsewhere
 dist.all_reduce(torch.ones(1))
 
 # %% [markdown]
-# No, only Lockstep does. A short timeout ends the wait but doesn't explain it, and must be longer than anything that
-# one rank does alone, such as writing a checkpoint.
+# No, only Lockstep does. A short timeout ends the wait but doesn't explain it. It must still be longer than anything
+# that one rank does alone, such as writing a checkpoint.
 #
 # ### Who is missing: a monitored barrier
 #
@@ -443,7 +443,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 if dist.get_rank() in (1, 2):
-    time.sleep(6)  # elsewhere
+    time.sleep(6)  # busy elsewhere
 dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
 # %% [markdown]
@@ -496,8 +496,8 @@ DDP(torch.nn.Linear(2, 2))
 # 5. The ranks never connected ("The network").
 # 6. One rank caught an exception and continued with other code.
 #
-# All fixes follow one rule: **whether a rank calls a collective must not depend on anything that differs between
-# ranks.** Let all ranks agree first, with one small all-reduce:
+# Except for causes 4 and 5, all fixes follow one rule: **whether a rank calls a collective must not depend on anything
+# that differs between ranks.** Let all ranks agree first, with one small all-reduce:
 
 # %%
 # %%ranks 3
@@ -575,7 +575,7 @@ with ddp.join():
 # %% [markdown]
 # In each step, rank 0 calls four all-reduces: two that `join` adds to DDP's forward, one for the gradients, and the
 # loop's own. In step 4, rank 1 skips the loop's all-reduce, so from then on its calls are one ahead. At #18 the sizes
-# differ: rank 0 is in DDP's forward (line 9), rank 1 brings gradients.
+# differ: rank 0 is in DDP's forward (line 9), and rank 1 passes gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 
@@ -639,9 +639,9 @@ quiz("03_debugging/never_joined")
 # %% [markdown]
 # ## Mismatches
 #
-# In a mismatch, all ranks call a collective, but with different tensors. What happens depends on the sizes. gloo sends
-# a tensor in pieces. If a piece is larger than the receiver expects, gloo ends the process with exit code −6, without a
-# Python error:
+# In a mismatch, all ranks call a collective, but their tensors don't belong together. What happens depends on the
+# sizes. gloo sends a tensor in pieces. If a piece is larger than the receiver expects, gloo ends the process with exit
+# code −6, without a Python error:
 
 # %%
 # %%ranks 2 --expect mismatch --quiet
@@ -734,7 +734,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 def verdict(model):
-    """Do all ranks have the same checksum, the sum of all parameters as double?"""
+    """Compare the ranks' checksums: the sum of all parameters, in float64."""
     own = sum(parameter.detach().double().sum() for parameter in model.parameters()).reshape(1)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)
@@ -748,7 +748,7 @@ def start(wrap=DDP):
 
 def step(model, optimizer, x):
     optimizer.zero_grad()
-    x = x.to(next(model.parameters()).dtype)  # for the model below that is cast to double
+    x = x.to(next(model.parameters()).dtype)  # a model below is cast to double
     model(x).square().mean().backward()
     optimizer.step()
 
@@ -777,7 +777,8 @@ for number in range(2):
     print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
-# `--into cast` keeps the collectives that Lockstep recorded. How many gradient all-reduces did rank 0 call?
+# `--into cast` puts Lockstep's record of the run into the variable `cast`. How many gradient all-reduces did rank 0
+# call?
 
 # %%
 print("all-reduces:", [call.kind for call in cast.collectives[0]].count("all_reduce"))
@@ -824,11 +825,11 @@ from drift import *
 model, optimizer, x = start()
 for number in range(6):
     if number == 3 and dist.get_rank() == 1:
-        optimizer.param_groups[0]["lr"] = 0.2  # BUG: a schedule that counts its own batches
+        optimizer.param_groups[0]["lr"] = 0.2  # BUG: a schedule that counts only this rank's batches
     step(model, optimizer, x)
 
 # %% [markdown]
-# ### Lies that keep the parameters equal
+# ### Wrong results with equal parameters
 #
 # Even if all parameters are equal, a job can be wrong:
 #
@@ -951,7 +952,7 @@ def verify_device(model, wanted):
 
 forgotten = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 half = nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3))
-print("never moved:", diagnose(forgotten))  # BUG: one device, with everything forgotten on the CPU
+print("never moved:", diagnose(forgotten))  # BUG: all on one device, but on the wrong one
 print("half moved: ", verify_device(half, "meta"))
 
 # %%
@@ -989,7 +990,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 try:
-    # Nobody listens at port 1.
+    # Nothing listens on port 1.
     dist.TCPStore("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=800))
 except dist.DistError as error:  # the errors of the store and the network
     print(type(error).__name__, "-", str(error).partition(".\n")[0])
@@ -1138,8 +1139,8 @@ quiz("03_debugging/open_port")
 # ### The flight recorder
 #
 # Each rank keeps its latest 2000 collectives, with their sizes and stacks, in the **flight recorder**. At a timeout,
-# the watchdog makes every rank write its recorder to a file, and the command `torchfrtrace` compares the files. With
-# gloo, only a private function of torch reads the recorder:
+# the watchdog makes every rank write its recorder to a file, and the command `torchfrtrace` compares the files. gloo's
+# collectives are recorded, too, but only a private function of torch reads them:
 
 # %%
 # %%writefile recorder.py
@@ -1148,7 +1149,7 @@ import torch
 import torch.distributed as dist
 
 def write_buffer():
-    """Write this rank's buffer to a file, as the watchdog does with NCCL."""
+    """Write this rank's flight recorder to a file, as the watchdog does with NCCL."""
     trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
     ranks = str(list(range(dist.get_world_size())))
     trace["pg_config"] = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}  # empty with gloo
@@ -1156,7 +1157,7 @@ def write_buffer():
         pickle.dump(trace, file)
     last = trace["entries"][-1]
     said = f"rank {dist.get_rank()}: last was #{last['collective_seq_id']}, {last['profiling_name']}"
-    print(f"{said}\n", end="", flush=True)  # in one piece: the ranks' lines stay apart
+    print(f"{said}\n", end="", flush=True)  # one write, so that the ranks' lines don't mix
 
 # %%
 # %%writefile recorded.py
@@ -1172,7 +1173,7 @@ if dist.get_rank() == 1:
 else:
     dist.all_reduce(torch.ones(1), async_op=True)
 write_buffer()
-os._exit(0)  # do not wait for the hang
+os._exit(0)  # exit instead of hanging
 
 # %%
 command = [*TORCHRUN, "--nproc-per-node=3", "recorded.py"]
@@ -1214,7 +1215,7 @@ explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as
 # | `NCCL_DEBUG=INFO` | writes a log: versions, interfaces, connections. `WARN` is enough for errors |
 # | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | limits the log to these parts: naming some hides the others. `BOOTSTRAP` and `NET` show the network |
 # | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host (`%h`) and process (`%p`). There is no code for the rank: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
-# | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` is exact (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes interfaces |
+# | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` means exactly `eth0` (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes the interfaces whose names start with `docker` |
 # | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The default is 0, so setting 0 changes nothing |
 # | `NCCL_P2P_DISABLE=1` | allows no direct traffic between GPUs. This is slow; use it only to test whether that traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
@@ -1331,10 +1332,10 @@ dist.barrier()
 import torch
 
 def test_nccl():
-    return torch.cuda.nccl.is_available()  # BUG: takes tensors; dist.is_nccl_available() needs none
+    return torch.cuda.nccl.is_available()  # BUG: this one needs tensors; call dist.is_nccl_available()
 
 def test_communication():
-    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}")  # BUG: nobody imported os
+    return torch.device(f"cuda:{os.environ['LOCAL_RANK']}")  # BUG: os is not imported
 
 for test in (test_nccl, test_communication):
     try:
@@ -1424,8 +1425,8 @@ for name, parameter in ddp.module.named_parameters():
 
 # %% [markdown]
 # `left` has a gradient of 1 on rank 0 only, so the mean is 0.5. Without the flag, the first backward leaves DDP waiting
-# for gradients, and the next forward raises the error. `TORCH_DISTRIBUTED_DEBUG=INFO` adds the parameters' names to
-# their numbers:
+# for gradients, and the next forward raises the error. It gives the numbers of the parameters without a gradient; with
+# `TORCH_DISTRIBUTED_DEBUG=INFO`, it gives their names, too:
 
 # %%
 # %%ranks 2 --expect raised --quiet --env TORCH_DISTRIBUTED_DEBUG=INFO
@@ -1440,8 +1441,8 @@ for step in range(2):
 # others, the batch size is not the cause. Look for ranks that put tensors on GPU 0 because they never selected their
 # own (chapter 2).
 #
-# **"It works on one node, so it works on two."** Two nodes mean new addresses, new interfaces and a firewall, and
-# `LOCAL_RANK` no longer equals `RANK`. Run the preflight first.
+# **"It works on one node, so it works on two."** Two nodes mean new addresses, new interfaces and a firewall, and on
+# the second node `LOCAL_RANK` no longer equals `RANK`. Run the preflight first.
 #
 # **"It scales badly, so it must be the network."** A slow loader, a small batch or one slow rank has the same effect.
 # Measure (chapter 4) before you tune NCCL.
@@ -1462,10 +1463,10 @@ for name, case in cases.items():
     print(f"{name:18} {case['ranks']} ranks   {case['title']}")
 
 # %% [markdown]
-# **Run** a job and **look** at what Lockstep reports; if the result is wrong, add `--watch-replicas`. **Answer** in the
-# file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`. **Fix** the job, and run `./lockstep check
-# clinic/NAME`. Both are graded. A fix that only hides the symptom, such as a longer timeout, is rejected, and the check
-# says why.
+# **Run** a job and **look** at what Lockstep reports; if the job finishes with a wrong result, add `--watch-replicas`.
+# **Answer** in the file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`. **Fix** the job, and run
+# `./lockstep check clinic/NAME`. The check grades the answer and the fix. A fix that only hides the symptom, such as a
+# longer timeout, is rejected, and the check says why.
 #
 # The first run draws your **ticket**, a random number. It decides which rank is at fault, so that answers can't be
 # copied. Below, `short_shard` runs with ticket 1:

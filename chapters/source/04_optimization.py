@@ -26,7 +26,7 @@
 # About 170 minutes: 95 to read and run, 75 for four exercises. You need chapters 1 and 2, and no GPU.
 #
 # **What a CPU cannot show.** Passages marked *GPU* come from documentation and were not run here. Your times will
-# differ from the pictures.
+# differ from those in the stored pictures.
 
 # %%
 # %load_ext lockstep
@@ -47,7 +47,7 @@ if missing:
 # ## One step
 #
 # The model is a GPT with four transformer layers and 0.9 million parameters. At each of 128 positions, it predicts the
-# next character of a text. The data is random.
+# next character of a text. The text is random, because only the time matters here.
 
 # %%
 # %%writefile gpt.py
@@ -84,7 +84,7 @@ from gpt import GPT
 from lockstep.ranks import mark
 
 def start(recompute=False, **options):
-    """A model, an optimizer, and a batch: two sequences of 128 characters and the one that follows."""
+    """A model, an optimizer, and a batch: two sequences, each of 128 characters and the next."""
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = DDP(GPT(recompute), **options)
@@ -103,9 +103,9 @@ def plain_step(model, optimizer, batch):
 # Four numbers describe a step:
 #
 # - **tokens/s**, over all ranks; here a token is one character;
-# - **MFU**, *model FLOPs utilization*: the operations per second that the model needs, divided by the hardware's peak.
-#   A transformer needs about 6 operations per parameter and token: 2 in forward, 4 in backward. Large GPU runs report
-#   about 0.4;
+# - **MFU**, *model FLOPs utilization*: the operations that the model needs, divided by the step's time and by the
+#   hardware's peak. A transformer needs about 6 operations per parameter and token: 2 in forward, 4 in backward. Large
+#   GPU runs report about 0.4;
 # - **memory**: the most bytes that a rank holds at once;
 # - **exposed communication**: the time that communication adds to the step. To find it, subtract the time of the step
 #   under `no_sync()`, which turns DDP's communication off. Communication that runs while backward computes is
@@ -180,7 +180,8 @@ table = StepTable()
 table.add("DDP's defaults", run)
 
 # %% [markdown]
-# Each rank sends 3.5 MB of gradients in two all-reduces. The last column shows how much longer they make the step.
+# Each rank sends 3.5 MB of gradients in two all-reduces. The column "exposed" shows how much longer they make the
+# step.
 
 # %%
 quiz("04_optimization/one_step")
@@ -288,12 +289,12 @@ print(f"all-reduce of 4 bytes: about {round(2 * waited) / 2} s")
 #
 # before = torch.cuda.Event(enable_timing=True)
 # after = torch.cuda.Event(enable_timing=True)
-# before.record(); step(); after.record()   # the CPU runs on
+# before.record(); step(); after.record()   # the CPU doesn't wait
 # after.synchronize()
 # milliseconds = before.elapsed_time(after)
 # ```
 #
-# Queues of kernels are **streams**. NCCL has its own, so its collectives overlap with backward.
+# A queue of kernels is a **stream**. NCCL has its own, so its collectives overlap with backward.
 #
 # ### Skip the first steps
 #
@@ -346,8 +347,8 @@ print(f"a convolution, per image:  {operations(torch.nn.Conv2d(64, 64, 3, paddin
 
 # %% [markdown]
 # The GPT needs more than 6, because attention also multiplies activations with each other. A convolution uses each
-# weight at every position of the image, here 56 × 56. So 6 holds only for transformers; count other networks'
-# operations.
+# weight at every position of the image, here 56 × 56. So 6 holds only if each token uses each weight once, as
+# in a transformer. Count other networks' operations.
 #
 # Links differ by a factor of thousands. These bytes per second, in one direction, come from data sheets; real links are
 # slower:
@@ -410,8 +411,8 @@ for count in (8, 32, 128):
 # The last column is sending divided by computing. Only backward, which is two thirds of the computing, can hide
 # sending. If the ratio is below 0.67, nearly all of it can be hidden. Above that, you have to send less, or less often.
 #
-# - **Tokens per rank decide.** A smaller model shrinks both times equally.
-# - **With a fixed global batch, more ranks make it worse.** Each of 128 ranks sends about as much as each of 8, but
+# - **Tokens per rank decide the ratio.** A smaller model shrinks both times equally.
+# - **With a fixed global batch, more ranks raise the ratio.** Each of 128 ranks sends about as much as each of 8, but
 #   computes 1/16 as much.
 #
 # In our step, each rank needs 6 · 875,264 · 256 = 1.3 billion operations. Together, the ranks send 7 MB at 125 MB/s,
@@ -477,8 +478,8 @@ table.add("buckets of 0.5 MiB", run)
 #
 # ### The default
 #
-# By default, the first bucket holds only 1 MiB, so that it leaves early, and each later one 25 MiB. If you pass 25
-# yourself, the first bucket is large, too:
+# By default, the first bucket holds only 1 MiB, so that it leaves early. Each later one holds 25 MiB. If you
+# pass 25 yourself, the first bucket is large, too:
 
 # %%
 # %%ranks 2
@@ -621,7 +622,7 @@ micro_batches = torch.randn(10, 4).split(1)
 for i, x in enumerate(micro_batches):
     with nullcontext() if (i + 1) % 4 == 0 else model.no_sync():
         (model(x).square().mean() / 4).backward()
-    if (i + 1) % 4 == 0 or i == 9:  # BUG: the last group has two, and was never synchronized
+    if (i + 1) % 4 == 0 or i == 9:  # BUG: the last two micro-batches were never synchronized
         optimizer.step()
         optimizer.zero_grad()
 
@@ -744,7 +745,8 @@ table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
 # The step needs less memory, but some CPUs compute bfloat16 slowly. So the changes below return to float32. *GPU.*
-# **Tensor cores** multiply 16-bit matrices many times faster.
+# **Tensor cores**, a GPU's units for matrix products, multiply 16-bit matrices many times faster than its other units
+# multiply float32.
 #
 # ### Scaling and clipping
 #
@@ -760,8 +762,8 @@ table.add("0.5 MiB, autocast", run)
 # scaler.update()
 # ```
 #
-# Without `unscale_`, the gradients are 65536 times too large when you clip them to `max_norm`. Then `scaler.step`
-# divides the clipped gradients by 65536:
+# By default, the scale starts at 65536. Without `unscale_`, the gradients are that many times too large when you clip
+# them to `max_norm`. Then `scaler.step` divides the clipped gradients by the scale:
 
 # %%
 # %%ranks 1
@@ -796,7 +798,7 @@ model = DDP(torch.nn.Linear(1, 1, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 before = model.module.weight.item()
-x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # too much on rank 1
+x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # overflows on rank 1
 scaler.scale(model(x).sum()).backward()
 scaler.step(optimizer)
 scaler.update()
@@ -815,8 +817,8 @@ dist.init_process_group("gloo")
 model = DDP(torch.nn.Linear(1, 1, bias=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # too much on rank 1
-with model.no_sync():  # BUG: and no backward that averages before the step
+x = torch.full((1, 1), 1e38 if dist.get_rank() == 1 else 1.0)  # overflows on rank 1
+with model.no_sync():  # BUG: no backward averages the gradients before the step
     scaler.scale(model(x).sum()).backward()
 scaler.step(optimizer)
 scaler.update()
@@ -943,7 +945,7 @@ dist.init_process_group("gloo")
 DDP(torch.nn.Linear(2, 2)).register_comm_hook(None, hook)
 
 # %% [markdown]
-# PyTorch's bfloat16 hook refuses gloo, so you write one in the exercise:
+# In the exercise you write a bfloat16 hook, because PyTorch's own refuses gloo:
 
 # %%
 # %%ranks 1 --expect raised
@@ -1046,7 +1048,8 @@ quiz("04_optimization/memory")
 # %% [markdown]
 # ## Predict, then measure
 #
-# You can predict a step from its time without communication, its bytes and its buckets. Two things can limit it:
+# You can predict a step's time from its bytes, its buckets, and its time without communication. Two things can
+# limit it:
 #
 # - **the processor**: all buckets but the last are hidden. The step takes its computing time, plus the time to send the
 #   last bucket;
@@ -1106,7 +1109,10 @@ print(f"the benchmark: {seconds[1] / seconds[4] / 4:.0%}", end="   ")
 print(f"samples per second per rank: {rate[4] / 4 / rate[1]:.0%}")
 
 # %% [markdown]
-# The samples: four ranks trained on four times as many.
+# It leaves out the samples: four ranks trained on four times as many.
+#
+# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration": they name no model,
+# batch or network.
 #
 # ### Unequal machines
 #
@@ -1250,8 +1256,9 @@ quiz("04_optimization/fewer_steps")
 # %% [markdown]
 # ## Beyond DDP
 #
-# If a whole copy doesn't fit on a GPU, each rank keeps only a part, a **shard**. ZeRO (*zero redundancy optimizer*)
-# defines three stages. PyTorch offers the first as an optimizer, and the other two as `fully_shard` (FSDP2):
+# If a whole copy of the model doesn't fit on a GPU, each rank keeps only a part, a **shard**. ZeRO (*zero redundancy
+# optimizer*) defines three stages. PyTorch offers the first as an optimizer, and the other two as `fully_shard`
+# (FSDP2):
 #
 # | stage | parameters | gradients | optimizer state | in PyTorch |
 # |---|---|---|---|---|
@@ -1340,9 +1347,9 @@ for parameters in (1e8, 1e9, 7e9):
     print(f"{parameters:.0e} parameters on 8 ranks:", sizes)
 
 # %% [markdown]
-# **DDP while it fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs (tensor
-# parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6 measures all
-# but pipelines.
+# **Use DDP while the model fits, then FSDP2.** If one layer is too large for a GPU, split its matrices over GPUs
+# (tensor parallelism). To span nodes with slow links, give each node some layers (pipeline parallelism). Chapter 6
+# measures all but pipelines.
 
 # %%
 quiz("04_optimization/zero")
@@ -1354,8 +1361,9 @@ quiz("04_optimization/zero")
 #
 # ### Reentrant checkpointing
 #
-# `use_reentrant=True`, the old form of checkpointing, is still the default. If a checkpointed layer's input needs no
-# gradient, the layer's parameters get none, and DDP raises an error in the next step. First the new form:
+# `use_reentrant=True`, the old form of checkpointing, is still the default. With it, if a checkpointed layer's
+# input needs no gradient, the layer's parameters get none, and DDP raises an error in the next step. First the new
+# form:
 
 # %%
 # %%writefile checkpointed.py
@@ -1423,7 +1431,7 @@ model, x = start(reentrant=True, find_unused_parameters=True)  # BUG: the flag d
 model(x.requires_grad_()).sum().backward()
 
 # %% [markdown]
-# If you must use the old form, give the layer an input that needs a gradient, and no flag:
+# If you must use the old form, leave out the flag, and give the layer an input that needs a gradient:
 
 # %%
 # %%ranks 1
@@ -1502,8 +1510,8 @@ for both in (False, True):
 # %% [markdown]
 # ### Compiling
 #
-# With DDP, `torch.compile` cuts the model's graph at bucket boundaries, so that buckets still leave early. This cell's
-# backend only counts the graphs:
+# With DDP, `torch.compile` cuts the model's graph at bucket boundaries, so that buckets still leave early. It passes
+# each graph to a *backend*; the one below only counts the graphs:
 
 # %%
 # %%writefile four_layers.py
@@ -1597,10 +1605,10 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Only small operations get much faster. `benchmarks/compile_ddp.py` measures your machine.
+# Only small operations get much faster. `benchmarks/compile_ddp.py` measures the gain on your machine.
 #
 # Each rank compiles its own copy, and compiles again when an input dimension first changes. Meanwhile the other ranks
-# wait. So keep shapes constant, and the group's timeout longer than compiling takes.
+# wait. So keep shapes constant, and set the group's timeout longer than compiling takes.
 #
 # ### Other hooks
 #
@@ -1689,9 +1697,6 @@ for event in in_order(skipped.ranks[0]):
 # | `nvprof`, which refuses every GPU since Ampere | `nsys profile` |
 # | FairScale's `OSS` | `ZeroRedundancyOptimizer` |
 # | FairScale's `ShardedDDP`, which shards gradients and not parameters (ZeRO-2) | `fully_shard(reshard_after_forward=False)` |
-#
-# Distrust figures such as "7.5 times faster on 8 GPUs" or "99 % of bad scaling is configuration": they name no model,
-# batch or network.
 
 # %%
 import warnings
@@ -1718,17 +1723,17 @@ quiz("04_optimization/reentrant")
 # - **Send less**: a hook that divides, casts and keeps the residual.
 # - **Compute less**: bfloat16 autocast; float16 with `unscale_` before clipping; fused optimizer.
 # - **Fit**: activation checkpointing, `gradient_as_bucket_view`, then ZeRO-1 or FSDP2.
-# - **Keep learning**: scale the learning rate with the global batch, and warm up.
+# - **Adapt the learning rate**: scale it with the global batch, and warm up.
 #
 # ## What to remember
 #
-# - Find out what limits a step: a change helps only with that.
+# - Find out what limits a step: only a change to that helps.
 # - Tokens per rank decide whether the link or the processor limits a step.
 # - A compression hook shrinks what is sent; autocast doesn't.
 # - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one decide alone.
 # - Efficiency is samples per second per rank, relative to the run on the fewest ranks.
 #
-# In an interview, expect: "Eight GPUs give you four times the speed. Why?" What would you measure first?
+# In an interview, expect: "Eight GPUs give you only four times the speed. Why?" What would you measure first?
 #
 # ## What to read next
 #

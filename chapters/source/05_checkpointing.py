@@ -25,7 +25,7 @@
 #
 # About 245 minutes: 95 to read and run, 150 for three exercises and the capstone. You need chapters 2 and 3, and
 # chapter 4 for the capstone, but no GPU. GPUs, NCCL, power failures and network file systems are described, but were
-# not run here.
+# not tried here.
 
 # %%
 # %load_ext lockstep
@@ -130,8 +130,8 @@ for mistake in ("none", "no optimizer", "no scheduler", "no set_epoch", "no rand
 # Without a mistake, the weights are the same, bit for bit. Each mistake moves them by 0.1 to 0.2. The training loss
 # gives no warning: with most mistakes it is even lower.
 #
-# Without `set_epoch`, every epoch has the order of epoch 0. If you don't save the number of *finished* epochs, one is
-# trained twice.
+# Without `set_epoch`, every epoch has the order of epoch 0. If you save the current epoch's number instead of the
+# number of *finished* epochs, that epoch is trained twice.
 #
 # | part | where it is | if you forget it |
 # |---|---|---|
@@ -222,7 +222,7 @@ for turn in range(dist.get_world_size()):  # one rank after the other
 
 # %% [markdown]
 # Rank 0 renamed the file first, so rank 1 found nothing to rename. Now both write to the final name. A save starts by
-# opening its file; rank 1 does this when rank 0 has finished:
+# opening its file; here rank 1 opens it after rank 0 has finished:
 
 # %%
 # %%ranks 2 --expect raised
@@ -330,7 +330,7 @@ print("rank 0 could not save:", problem[0])
 # ### Which file is the newest?
 #
 # Checkpoints 9 and 10 were copied from a different disk, 10 first. Rank 1's node does not see checkpoint 10 yet, as can
-# happen on a network file system. Which way of choosing finds checkpoint 10?
+# happen on a network file system. Which finds checkpoint 10: the greatest name, the latest time or the greatest number?
 
 # %%
 # %%ranks 2
@@ -528,8 +528,8 @@ for way in ("in_place", "replace"):
 
 # %% [markdown]
 # `replace` always leaves a complete checkpoint, because `os.replace` is **atomic**: at every instant, the name refers
-# either to the old file or to the new one. That holds only within one file system, so put the temporary file in the
-# same folder, not in `/tmp`. Delete older checkpoints last.
+# either to the old file or to the new one. `os.replace` works only within one file system, so put the temporary
+# file in the same folder, not in `/tmp`. Delete older checkpoints only after the rename.
 #
 # ![A save killed at ten instants: in place, nothing can be loaded; with replace, always checkpoint 1](pictures/kill.svg)
 
@@ -541,8 +541,8 @@ quiz("05_checkpointing/two_files")
 #
 # What a killed process has written is safe: the kernel holds the bytes and writes them to the disk later. In a power
 # failure the kernel stops too, and the disk may have the new name without the contents. `os.fsync` returns once the
-# contents are on the disk. Call it twice: before the rename for the file, and after it for the folder, where names are
-# stored:
+# contents are on the disk. Call it twice: for the file before the rename, and for the folder, which holds the names,
+# after the rename:
 
 # %%
 def durable(state, name):
@@ -568,7 +568,7 @@ print(torch.load("saved/newest.pt"))
 # | local disk | Files are lost with the node, so copy them elsewhere |
 # | NFS | A node that *opens* a file after the writer has closed it sees the whole file. Listings may be a minute old. Quota errors may come only at `fsync` or `close` |
 # | Lustre, GPFS | Opening files is slow, so write few large ones |
-# | object storage, mounted as a folder | Rename may fail or copy the file. Upload a marker file last, and trust only what has one |
+# | object storage, mounted as a folder | Rename may fail or copy the file. Upload a marker file last, and trust only checkpoints that have one |
 #
 # ### A changed bit
 #
@@ -675,7 +675,7 @@ contract("checkpoint", "save_checkpoint", "load_latest")
 # | the model is sharded, or one rank is too slow | **shards** |
 # | training would wait too long | **in the background** |
 #
-# **One file** of `torch.save` is a zip archive. A pickle describes the objects; each tensor's bytes are an entry:
+# **One file**: `torch.save` writes a zip archive. A pickle describes the objects; each tensor's bytes are an entry:
 
 # %%
 torch.save({"a": torch.ones(3), "step": 7}, "saved/one.pt")
@@ -692,7 +692,7 @@ import re, torch, torch.distributed as dist
 from pathlib import Path
 
 def megabytes(kind):
-    """What this process has of the file in memory (Rss); Pss divides it by the ranks that share it."""
+    """Megabytes of the file in this process's memory (Rss), or this process's share of them (Pss)."""
     maps = Path("/proc/self/smaps").read_text()
     return round(sum(int(kb) for kb in re.findall(rf"large\.pt\n(?:.+\n)*?{kind}: +(\d+)", maps)) / 1000)
 
@@ -751,7 +751,7 @@ def save(model, optimizer, folder):
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
 
 def load(model, optimizer, folder):
-    weights, moments = get_state_dict(model, optimizer)  # a new optimizer gets its moments here
+    weights, moments = get_state_dict(model, optimizer)  # creates a new optimizer's moments, too
     state = {"model": weights, "optimizer": moments}
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
@@ -822,9 +822,9 @@ for folder in ("new", "used"):
     print(f"the {folder} folder:", run.observed(folder)[0])
 
 # %% [markdown]
-# Without `.metadata`, the new folder is not a checkpoint. The used folder still has the old one, so a new `a` and an
-# old `b` are loaded without an error. **Save into a new folder each time.** (`except Exception` does not catch a
-# `CheckpointException`.)
+# Without `.metadata`, the new folder is not a checkpoint. The used folder still has the old `.metadata`, so a new `a`
+# and an old `b` are loaded without an error. **Save into a new folder each time.** (`except Exception` does not catch
+# a `CheckpointException`.)
 #
 # ### Saving in the background
 #
@@ -865,8 +865,8 @@ bars({"save": waited, "async_save": stalled}, unit="s", title="how long training
 # The file holds the values at the time of the call. The copy takes as much host memory as the state. Until the future
 # is done, keep the old checkpoint, and don't start another save.
 #
-# The thread calls collectives too. If it shares the group with training, gloo may pair the calls of both, and the job
-# hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
+# The thread calls collectives too. If it shares training's group, gloo may match its calls with training's, and the
+# job hangs or crashes. So give the thread **a separate gloo group**, even if you train with NCCL.
 
 # %%
 quiz("05_checkpointing/async")
@@ -901,7 +901,7 @@ for name, after in ways.items():
         print(f"{name:24} seen twice {twice:2}   never {48 - len(count):2}")
 
 # %% [markdown]
-# Only "the rest" does. It needs one saved number, the finished steps:
+# Only "the rest" does. It needs one saved number, that of the finished steps:
 #
 # ```
 # epoch, done = divmod(step, steps_an_epoch)
@@ -956,7 +956,7 @@ class StatefulLoader:
         self.epoch, self.given = self.epoch + 1, 0
 
     def state_dict(self):
-        """Call it after a step: then the weights hold every batch that was handed out."""
+        """Call it after a step: then every batch that was handed out has updated the weights."""
         return {"epoch": self.epoch, "given": self.given}
 
     def load_state_dict(self, state):
@@ -1200,8 +1200,9 @@ for name in ("max_restarts", "signals_to_handle"):
     print(f"{name:18} {options.get_default(name)}")
 
 # %% [markdown]
-# So by default torchrun never restarts. If it does, the script must find its checkpoint. This one saves every second
-# step. In the first attempt (`TORCHELASTIC_RESTART_COUNT` is 0), rank 1 is killed at step 5, or hangs there:
+# So by default torchrun never restarts. If it does, the script must find its checkpoint. The script below saves after
+# every second step. In the first attempt (`TORCHELASTIC_RESTART_COUNT` is 0), rank 1 is killed at step 5, or hangs
+# there:
 
 # %%
 # %%writefile elastic.py
@@ -1238,7 +1239,7 @@ import contextlib, io, time
 from lockstep.commands.project import run_script as run_command
 
 def lockstep_run(*arguments):
-    """Delete an earlier run's checkpoint, run the job, and print its output and the headlines."""
+    """Delete an earlier run's checkpoint, run the job, and print its output, errors and restarts."""
     Path(f"saved/{arguments[-1]}.pt").unlink(missing_ok=True)
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -1328,7 +1329,7 @@ def lose_a_node():
                "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29500", f"--rdzv-conf={waits}"]
     with cluster.Nodes(2) as nodes:
         nodes.run(1, [*command, "shrinking.py"])
-        time.sleep(1)  # node 1 is ready when node 0 opens the store
+        time.sleep(1)  # give node 1 time to start before node 0 opens the store
         agent = nodes.run(0, [*command, "shrinking.py"])
         while not Path("saved/shrinking.pt").exists() and agent.poll() is None:
             time.sleep(0.1)
@@ -1367,11 +1368,11 @@ else:
 import math, random
 
 def overhead(interval, cost=0.05, mean=20.0, work=1000.0):
-    """Hours spent beyond the work, as a share of it."""
+    """Extra hours, as a share of the hours of work."""
     generator, spent, done = random.Random(0), 0.0, 0.0
     failure = generator.expovariate(1 / mean)
     while done < work:
-        if failure >= interval + cost:  # the interval and its save are survived
+        if failure >= interval + cost:  # no failure during the interval and its save
             spent, done = spent + interval + cost, done + interval
             failure -= interval + cost
         else:
@@ -1382,8 +1383,8 @@ for hours in (0.1, 0.5, math.sqrt(2 * 0.05 * 20), 4, 10):
     print(f"every {hours:4.1f} h   {overhead(hours):.0%} more time")
 
 # %% [markdown]
-# The formula gives 1.4 hours, which costs 7 %. Saving three times as often costs 11 %, and three times as rarely 10 %.
-# So a rough estimate of *M* is enough.
+# The formula gives 1.4 hours, which costs 7 %. Saving about three times as often costs 11 %, and about a third as
+# often 10 %. So a rough estimate of *M* is enough.
 
 # %%
 quiz("05_checkpointing/restart")
@@ -1473,8 +1474,8 @@ os.environ["PYTHON"] = sys.executable  # on your cluster: python, from the envir
 # - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 seconds before the time limit, or up to a minute
 #   earlier. At a preemption, SLURM sends SIGUSR1 only if the cluster sets `preempt_send_user_signal`, as the one below
 #   does.
-# - The `trap` is bash's signal handler. By default torchrun doesn't pass on SIGUSR1, so the trap sends SIGTERM,
-#   through the first `srun` (`.0`). Then it waits until the ranks have saved.
+# - The `trap` is bash's signal handler. By default torchrun doesn't pass on SIGUSR1, so the trap sends SIGTERM
+#   to the torchruns that the first `srun` started (step `.0`). Then it waits until the ranks have saved.
 # - `scontrol requeue`, which `--requeue` permits, puts the job back into the queue with the same job id. Don't trap
 #   SIGTERM: `scancel` sends it, and the trap would requeue the canceled job.
 #
@@ -1609,8 +1610,8 @@ contract("elastic_training", "train")
 # - what it survives: checkpoint and resume, a clean stop on a signal.
 #
 # The check runs `train.py` on up to four ranks and on two nodes, and trains on handwritten digits to 95 % accuracy.
-# With SLURM, it also submits `train.sbatch`, preempts it and kills a node. The last cell submits your files to the
-# cluster above.
+# With SLURM, it also submits `train.sbatch`, preempts it and kills a node. The cell after the check submits your files
+# to the cluster above.
 
 # %%
 print(Path("../exercises/train.sbatch").read_text())
@@ -1658,7 +1659,7 @@ else:
 # | SIGTERM to one rank only | all stop after the same step, and save |
 # | let a rank sleep | the job ends after the timeout |
 # | let SLURM requeue the job | the step count continues |
-# | load the checkpoint in a plain process | evaluation gives the same number |
+# | load the checkpoint in a plain process | evaluation gives the same accuracy as in the job |
 # | start the finished job again | it exits at once with status 0 |
 #
 # Write down:
@@ -1673,7 +1674,7 @@ quiz("05_checkpointing/rehearsal")
 # %% [markdown]
 # ## What to remember
 #
-# - **State**: forgetting a part raises no error. Compare bits with an uninterrupted run, on as many ranks.
+# - **State**: forgetting a part raises no error. Compare bits with an uninterrupted run on the same number of ranks.
 # - **Saving**: temporary name, fsync, `os.replace`, fsync of the folder, rotation.
 # - **Loading**: rank 0 chooses by number and skips damaged files; every rank loads everything.
 # - **Resuming**: finished steps, `divmod`, `set_epoch`, the rest of the sampler's list; each rank's random states last.

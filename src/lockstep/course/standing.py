@@ -16,12 +16,16 @@ from .toml import CourseError
 
 @dataclass(frozen=True)
 class Standing:
-    """A section: how much it asks, how much of that is done, and whether anything was tried."""
+    """A section: how much it asks, how much of that is done, and whether anything was tried.
+
+    `begun` is the best try of each exercise that was tried and has not passed: the checks that passed, of how many.
+    """
 
     section: Section
     done: int
     of: int
     tried: bool
+    begun: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -148,6 +152,11 @@ def _chapter(outline: Outline, known: progress.Progress) -> ChapterStanding:
             len(right & set(section.quizzes)) + len(passed & set(section.exercises)),
             len(section.quizzes) + len(section.exercises),
             any(key in answers for key in section.quizzes) or any(name in graded for name in section.exercises),
+            tuple(
+                (one.best, one.max_score)
+                for one in map(graded.get, section.exercises)
+                if one is not None and one.attempts and not one.passed
+            ),
         )
         for section in outline.sections
     )

@@ -89,6 +89,10 @@ learner.
 """
 
 
+ALONE = "<style>.jp-Cell:has(.ls-alone) .jp-Cell-inputWrapper { display: none }</style><div class=ls-alone></div>"
+"""On the start page a newcomer sees the map, not the code that draws it."""
+
+
 class CourseMap(Stored):
     """The map, unfolded at one chapter; without one, where the learner is. Its repr says only which chapter that is."""
 
@@ -129,7 +133,8 @@ class CourseMap(Stored):
         self._map.outputs = ({"output_type": "display_data", "data": shown, "metadata": {}},)
 
     def _drawn(self, now: CourseStanding) -> str:
-        return as_html(self.course, now, self.chapter or (now.here[0] if now.here else ""))
+        drawn = as_html(self.course, now, self.chapter or (now.here[0] if now.here else ""))
+        return drawn if self.chapter else ALONE + drawn
 
     def _on_complete(self, change: Any) -> None:
         mark(self.course, self.chapter, bool(change["new"]))
@@ -198,10 +203,11 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
     title = seen.link(chapter, part.section, part.section.plain)
     notes = [html.escape(part.section.effort.lower())] if part.section.effort else []
-    notes += [f"{part.done} of {part.of}"] if part.of > 1 else []
+    notes += [f"{part.done} of {part.of} done"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
         files = (seen.course.exercises / f"{name}.py" for name in part.section.exercises)
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]
+        notes += [f"{best} of {of} checks passed" for best, of in part.begun]
     notes += ["you are here"] if here else []
     said_of_it = f"<small>{' · '.join(notes)}</small>" if notes else ""
     return f'<li><span class="ls-state"{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'

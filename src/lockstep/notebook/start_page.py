@@ -14,7 +14,7 @@ from typing import Any
 from ..course import Course, CourseError
 from ..course.standing import standing
 from ..ranks.cards import said
-from .course_map import as_html
+from .course_map import ALONE, as_html
 
 NAME = "start.ipynb"
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
@@ -29,8 +29,8 @@ HEAD = """# Lockstep
 Distributed training with PyTorch DDP, taught by running it. The chapters are notebooks: read, run each cell with
 **Shift+Enter**, and answer the questions. Your exercises are Python files in the folder `exercises`."""
 CELL = "from lockstep.notebook.course_map import course_map\n\ncourse_map()"
-ALONE = "<style>.jp-Cell:has(.ls-start) .jp-Cell-inputWrapper { display: none }</style>"
-"""A newcomer sees the map, not the code that draws it."""
+FOOT = "In a terminal, `./lockstep status` says the same, and `./lockstep --help` what else there is."
+"""Below the map: after the last cell of a notebook, Shift+Enter adds an empty one."""
 STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
 
@@ -44,13 +44,14 @@ def write_start_page(course: Course) -> Path:
         shown = f"<p>{escape(str(unreadable))}</p>"
     output = {
         "output_type": "display_data",
-        "data": {"text/html": said(f'{ALONE}<div class="ls-start">{shown}</div>'), "text/plain": "CourseMap()"},
+        "data": {"text/html": said(ALONE + shown), "text/plain": "CourseMap()"},
         "metadata": {},
     }
     cells: list[dict[str, Any]] = [
         {"cell_type": "markdown", "id": "head", "metadata": {}, "source": HEAD},
         {"cell_type": "code", "id": "map", "metadata": {"jupyter": {"source_hidden": True}}, "source": CELL,
          "execution_count": None, "outputs": [output]},
+        {"cell_type": "markdown", "id": "foot", "metadata": {}, "source": FOOT},
     ]  # fmt: skip
     metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
     notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
