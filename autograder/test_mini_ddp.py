@@ -66,7 +66,7 @@ AVERAGE = pytest.mark.stage("average after backward", 'chapter 1, "The mean"')
 HOOKS = pytest.mark.stage("launch in a hook", 'chapter 1, "An all-reduce in each hook"')
 HANDLES = pytest.mark.stage("wait after backward", 'chapter 1, "Launch in the hook, wait after backward"')
 BUCKETS = pytest.mark.stage("fill buckets", 'chapter 1, "DDP\'s buckets"')
-MISSING_GRADIENTS = pytest.mark.stage("launch what a rank lacks", 'chapter 1, "A branch that a rank doesn\'t use"')
+MISSING_GRADIENTS = pytest.mark.stage("launch incomplete buckets", 'chapter 1, "A branch that a rank doesn\'t use"')
 ACCUMULATE = pytest.mark.stage("exchange nothing in no_sync", 'chapter 1, "no_sync: accumulate first, exchange once"')
 
 

@@ -995,7 +995,7 @@ quiz("01_internals/copied")
 # 4. **Wait after backward.** Launch with `async_op=True`; wait in `finish_gradient_synchronization`.
 # 5. **Fill buckets.** Use flat buffers of at most `bucket_cap_mb` MiB, the last parameters first. The hook counts down
 #    the gradients that its bucket still needs, and launches at zero.
-# 6. **Launch what a rank lacks.** A bucket with a missing gradient never becomes complete.
+# 6. **Launch incomplete buckets.** A bucket with a missing gradient never becomes complete.
 #    `finish_gradient_synchronization` launches it, and then the buckets after it: all ranks launch all buckets in the
 #    same order.
 # 7. **Exchange nothing in `no_sync`.** Inside `no_sync()`, the hooks do nothing.
@@ -1023,7 +1023,7 @@ sys.path.insert(0, os.environ.get("LOCKSTEP_SUBMISSION", "../exercises"))  # whe
 from mini_ddp import MiniDDP
 
 dist.init_process_group("gloo")
-ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers need 0.502 MiB; DDP's buckets may exceed 0.5
+ddp = MiniDDP(network(), bucket_cap_mb=0.502)  # two layers; only DDP's buckets may exceed the cap
 for _ in range(3):
     train_step(ddp, ddp.finish_gradient_synchronization)
 

@@ -91,7 +91,8 @@ def forward(model, batch):
     own = {local(p).data_ptr() for p in model.parameters()}
     kept = {}
     def keep(tensor):
-        original = tensor if tensor._base is None else tensor._base  # a linear layer keeps a view
+        # A linear layer keeps a view of its weight.
+        original = tensor if tensor._base is None else tensor._base
         if not isinstance(original, torch.nn.Parameter):
             storage = tensor.untyped_storage()
             kept[storage.data_ptr()] = storage.nbytes()  # each storage once
@@ -244,7 +245,7 @@ class Scale(torch.autograd.Function):
     def backward(ctx, gradient):  # takes the output's gradient, returns the inputs' and the shard's
         inputs, shard = ctx.saved_tensors
         of_inputs = gradient * gather(shard)  # + again
-        of_weight = (gradient * inputs).sum(0)  # of the whole weight, from this rank's inputs
+        of_weight = (gradient * inputs).sum(0)  # the whole weight's gradient, from this rank's inputs
         of_shard = torch.empty_like(shard)
         dist.reduce_scatter(of_shard, list(of_weight.split(len(shard))))  # +
         return of_inputs, of_shard / dist.get_world_size()
@@ -424,7 +425,8 @@ quiz("06_beyond_ddp/reshard")
 # - FSDP2: two all-gathers and a reduce-scatter, 3·¾·P. If FSDP2 keeps the layers, one all-gather is enough.
 
 # %%
-FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}  # all-gather puts in ¼
+# Each rank puts only ¼ of the tensor into an all-gather, so its factor is 4.
+FACTOR = {"all_reduce": 2, "broadcast": 1, "reduce_scatter": 1, "all_gather": 4}
 ROUNDS = {"DDP": 2, "ZeRO-1": 3, "FSDP2": 3, "FSDP2, kept": 2, "FSDP2, bfloat16": 0.5 + 0.5 + 1}
 
 for way in WAYS:
@@ -479,7 +481,7 @@ for way, mesh in meshes.items():
 
 # %%
 def sent(way, across):
-    """MB that ranks 0 and 1 send in the step, across nodes or not. Rings are in order of rank."""
+    """MB that ranks 0 and 1 send: across nodes, or else within. Rings are in order of rank."""
     total = 0
     for rank in (0, 1):
         at = {mark.name: mark.number for mark in run.ranks[rank].marks}
@@ -701,8 +703,8 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 # The losses are the same. The first depends only on the weights, the other two also on AdamW's moments.
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
-# thread writes them while the next steps run. These threads call collectives too. In the default group, gloo may pair
-# their calls with training's, and the job hangs or crashes. So give the threads a **process group of their own**:
+# thread writes them while the next steps run. Each rank's thread calls collectives too. In the default group, gloo may
+# pair these with training's, and the job hangs or crashes. So give the threads a **process group of their own**:
 
 # %%
 # %%ranks 4

@@ -16,8 +16,6 @@ NOT_IN_A_COPY = (
     "./lockstep release",
     "CONTRIBUTING.md",
     "./lockstep solution",
-    "194 claims",
-    "why no cell shows",
 )
 EXAMPLE = "train_ddp"
 COURSES_OWN = re.compile(r"(?<![\w./])(?:solutions|exercises|chapters|docs)/(?:[\w./-]*\w)?")
