@@ -1,7 +1,7 @@
 """What the broken jobs of the clinic share: data, settings, and your ticket. Nothing in here is broken.
 
-Your ticket is a number in `ticket.txt` beside this file, drawn when the first job runs. It decides which rank is at
-fault in your jobs, so a neighbor's answers don't fit. Hand it in with your files.
+Your ticket is a number in `ticket.txt` beside this file, drawn when the first job runs. In half of the cases it
+decides which rank is at fault, so a neighbor's answers may not fit. Hand it in with your files.
 """
 
 from __future__ import annotations
