@@ -241,9 +241,9 @@ assert t == sum(range(dist.get_world_size()))
 #
 # ### Without the variables
 #
-# A test may run without a launcher. Then pass `rank=` and `world_size=`, which override `RANK` and `WORLD_SIZE`. The
-# ranks still need the address of the store. A single rank needs none: give it a `HashStore`, a store in its own
-# memory:
+# A test may run without a launcher. Then pass `rank=` and `world_size=`. If `RANK` and `WORLD_SIZE` are set too,
+# PyTorch ignores them. The ranks still need the address of the store. A single rank needs none: give it a `HashStore`,
+# a store in its own memory:
 
 # %%
 # %%ranks 1
@@ -784,7 +784,7 @@ from digits import load
 
 dist.init_process_group("gloo")
 test = load()[1]
-mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # for a DataLoader
+mine = Subset(test, range(dist.get_rank(), len(test), dist.get_world_size()))  # give it to a loader
 counts = torch.tensor([len(mine), len(DistributedSampler(test))])
 dist.all_reduce(counts)
 print(f"{len(test)} samples; counted by range: {counts[0]}, by sampler: {counts[1]}")
@@ -1089,7 +1089,7 @@ for line in job.stderr.splitlines():
         print(line.strip())
 
 # %% [markdown]
-# For the same reason, `mp.spawn` can't run a function that you define in a notebook.
+# A function that you define in a notebook is in no file, so `mp.spawn` can't run it.
 #
 # **The system picks a free port.** With a fixed port, a second job on the same machine can't start:
 
@@ -1283,7 +1283,8 @@ print("when it is gone:      ", reach("127.0.0.1", port))
 # - Some mistakes are silent. Check that `len(loader)` is 1/N of its value in one process, and that all ranks have
 #   equal weights.
 #
-# In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" (Nothing: chapter 1.)
+# In an interview, expect "what does DDP send between `loss.backward()` and `optimizer.step()`?" (Nothing: backward has
+# already averaged the gradients, chapter 1.)
 #
 # ## What to read next
 #

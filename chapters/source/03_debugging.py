@@ -722,8 +722,8 @@ quiz("03_debugging/swapped")
 #
 # DDP's constructor makes the **replicas**, the ranks' copies of the model, equal. After that, DDP averages gradients,
 # and never compares the parameters. On processors of the same kind, replicas that start equal and take equal steps stay
-# equal, *bit for bit*. So if a single bit differs, the ranks did not take the same step. Here only rank 1's learning
-# rate changes, in step 4:
+# equal, *bit for bit*. So if a single bit differs, the ranks did not take the same step. In this picture,
+# only rank 1's learning rate changes, in step 4:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -748,7 +748,7 @@ def start(wrap=DDP):
 
 def step(model, optimizer, x):
     optimizer.zero_grad()
-    x = x.to(next(model.parameters()).dtype)  # a model below is cast to double
+    x = x.to(next(model.parameters()).dtype)  # a later cell casts its model to double
     model(x).square().mean().backward()
     optimizer.step()
 
@@ -1215,7 +1215,7 @@ explained = explain.main([Path("trace_0"), Path("trace_1"), Path("trace_2")], as
 # | `NCCL_DEBUG=INFO` | writes a log: versions, interfaces, connections. `WARN` is enough for errors |
 # | `NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,NET,ENV` | limits the log to these parts: naming some hides the others. `BOOTSTRAP` and `NET` show the network |
 # | `NCCL_DEBUG_FILE=nccl.%h.%p.log` | writes one log for each host (`%h`) and process (`%p`). There is no code for the rank: with `nccl_rank_%r.log`, the file `nccl_rank_0.log` never exists |
-# | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. The value `=eth0` means exactly `eth0` (write `NCCL_SOCKET_IFNAME==eth0`), and `^docker` excludes the interfaces whose names start with `docker` |
+# | `NCCL_SOCKET_IFNAME=eth` | uses only interfaces whose names start with `eth`. `NCCL_SOCKET_IFNAME==eth0`, with two equals signs, means exactly `eth0`. The value `^docker` excludes the interfaces whose names start with `docker` |
 # | `NCCL_IB_DISABLE=1` | switches off InfiniBand and RoCE (a fast kind of Ethernet); NCCL then uses the slower sockets. The default is 0, so setting 0 changes nothing |
 # | `NCCL_P2P_DISABLE=1` | allows no direct traffic between GPUs. This is slow; use it only to test whether that traffic is at fault |
 # | `NCCL_TIMEOUT` | **does not exist**. The timeout is an argument of `init_process_group` |
@@ -1464,9 +1464,9 @@ for name, case in cases.items():
 
 # %% [markdown]
 # **Run** a job and **look** at what Lockstep reports; if the job finishes with a wrong result, add `--watch-replicas`.
-# **Answer** in the file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`. **Fix** the job, and run
-# `./lockstep check clinic/NAME`. The check grades the answer and the fix. A fix that only hides the symptom, such as a
-# longer timeout, is rejected, and the check says why.
+# **Answer** in the file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`, the rank at fault or
+# `"all"`. **Fix** the job, and run `./lockstep check clinic/NAME`. The check grades the answer and the fix. A fix that
+# only hides the symptom, such as a longer timeout, is rejected, and the check says why.
 #
 # The first run draws your **ticket**, a random number. It decides which rank is at fault, so that answers can't be
 # copied. Below, `short_shard` runs with ticket 1:

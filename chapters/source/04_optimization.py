@@ -84,7 +84,7 @@ from gpt import GPT
 from lockstep.ranks import mark
 
 def start(recompute=False, **options):
-    """A model, an optimizer, and a batch: two sequences, each of 128 characters and the next."""
+    """A model, an optimizer, and a batch: two sequences of 129 characters; the last is only a target."""
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     model = DDP(GPT(recompute), **options)
@@ -134,8 +134,8 @@ def fastest(steps, repeats):
     return best
 
 # %% [markdown]
-# A GPU's peak is in its data sheet: 989 TFLOP/s for an H100 in bfloat16. `measure` instead times a large matrix
-# product. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
+# A GPU's peak is in its data sheet: 989 TFLOP/s for an H100 in bfloat16. For your CPU, `measure` (below) times a large
+# matrix product. `peak_memory` adds up the tensors that exist at the same time; on a GPU, use
 # `torch.cuda.max_memory_allocated()`.
 
 # %%
@@ -1079,7 +1079,7 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Most steps take longer: the prediction leaves out latency, casting and the work of sending.
+# Most steps take longer: the prediction leaves out latency, casting, and the processor's work while it sends.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
 # 56 ms.
@@ -1605,7 +1605,8 @@ except RuntimeError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Only small operations get much faster. `benchmarks/compile_ddp.py` measures the gain on your machine.
+# Only chains of elementwise operations get much faster, not matrix products. `benchmarks/compile_ddp.py` measures the
+# gain on your machine.
 #
 # Each rank compiles its own copy, and compiles again when an input dimension first changes. Meanwhile the other ranks
 # wait. So keep shapes constant, and set the group's timeout longer than compiling takes.
@@ -1727,7 +1728,7 @@ quiz("04_optimization/reentrant")
 #
 # ## What to remember
 #
-# - Find out what limits a step: only a change to that helps.
+# - Find out what limits a step: nothing else is worth changing.
 # - Tokens per rank decide whether the link or the processor limits a step.
 # - A compression hook shrinks what is sent; autocast doesn't.
 # - After an overflow, all ranks skip the step, because their averaged gradients are equal. Never let one decide alone.

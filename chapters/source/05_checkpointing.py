@@ -852,7 +852,7 @@ began = time.perf_counter()
 future = dcp.async_save(state, storage_writer=SlowDisk("saved/beside"), process_group=own)
 observe("stall", [waited, time.perf_counter() - began])
 dist.all_reduce(state["weights"])  # training continues
-future.result()  # before the next save, and before the end
+future.result()  # wait for it before the next save, and before the job ends
 again = {"weights": torch.zeros(1_000_000)}
 dcp.load(again, checkpoint_id="saved/beside")
 print("saved value:", again["weights"][0].item(), "  value now:", state["weights"][0].item())
@@ -901,7 +901,7 @@ for name, after in ways.items():
         print(f"{name:24} seen twice {twice:2}   never {48 - len(count):2}")
 
 # %% [markdown]
-# Only "the rest" does. It needs one saved number, that of the finished steps:
+# Only "the rest" gives each sample exactly once. It needs one saved number, that of the finished steps:
 #
 # ```
 # epoch, done = divmod(step, steps_an_epoch)
@@ -1329,7 +1329,7 @@ def lose_a_node():
                "--rdzv-backend=c10d", "--rdzv-endpoint=node0:29500", f"--rdzv-conf={waits}"]
     with cluster.Nodes(2) as nodes:
         nodes.run(1, [*command, "shrinking.py"])
-        time.sleep(1)  # give node 1 time to start before node 0 opens the store
+        time.sleep(1)  # node 1 starts first, so that it is ready when node 0 opens the store
         agent = nodes.run(0, [*command, "shrinking.py"])
         while not Path("saved/shrinking.pt").exists() and agent.poll() is None:
             time.sleep(0.1)
@@ -1471,9 +1471,8 @@ Path("preempted.sbatch").write_text(script)
 os.environ["PYTHON"] = sys.executable  # on your cluster: python, from the environment that has torch
 
 # %% [markdown]
-# - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 seconds before the time limit, or up to a minute
-#   earlier. At a preemption, SLURM sends SIGUSR1 only if the cluster sets `preempt_send_user_signal`, as the one below
-#   does.
+# - `--signal=B:USR1@60` sends SIGUSR1 to the batch script (`B:`) 60 to 120 seconds before the time limit. At a
+#   preemption, SLURM sends SIGUSR1 only if the cluster sets `preempt_send_user_signal`, as the one below does.
 # - The `trap` is bash's signal handler. By default torchrun doesn't pass on SIGUSR1, so the trap sends SIGTERM
 #   to the torchruns that the first `srun` started (step `.0`). Then it waits until the ranks have saved.
 # - `scontrol requeue`, which `--requeue` permits, puts the job back into the queue with the same job id. Don't trap
