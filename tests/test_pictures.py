@@ -312,7 +312,7 @@ def test_a_real_run_has_the_right_order(run: ranks.Run) -> None:
 def test_its_text_carries_no_times_and_its_picture_is_well_formed(run: ranks.Run) -> None:
     picture = timeline(run, run, titles=("one", "two <&>"), step=-1)
     assert repr(picture).splitlines()[0] == (
-        "Timeline(one, 2 ranks; step 1: 2 buckets, 1 launched before the last gradient was ready)"
+        "Timeline(one, 2 ranks; step 1: 2 all-reduces, 1 launched before the last gradient was ready)"
     )
     drawn = ElementTree.fromstring(picture.svg())
     said = [bar.get("aria-label") or "" for bar in drawn.iter(f"{SVG}g") if bar.get("tabindex") == "0"]
