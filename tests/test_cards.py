@@ -97,7 +97,9 @@ def check(name: str, outcome: CheckOutcome, found: Diagnosis | None = None, reas
 def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "chapters")
     why, read = "Because " + HOSTILE, 'chapter 1, "The mean"'
-    evidence = f"  rank   waits in\n  0 ←    barrier\n{HOSTILE}"
+    at = "add.py:3   reduce(<b>)"
+    table = f"  rank   waits in                  at\n  0 ←    barrier                   {at}\n  1      finished after barrier #1"
+    evidence = f"One.\n\n{table}\n{HOSTILE}\n\nTwo.\n\n{HOSTILE}"
     wrong = Diagnosis("raised", f"It is 3.\n{HOSTILE}", evidence, (0,), "solutions/train_ddp.py", 7, read, why, HOSTILE)
     report = Report(0, (ExerciseResult("train_ddp", (
         check("adds", CheckOutcome.PASSED), check("keeps", CheckOutcome.PASSED),
@@ -112,7 +114,12 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert [one.get_text() for one in page.select("summary")] == ["✓ 2 passed", "– 1 not run: there is none"]
     assert not page.select("details[open]")
     assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU"]
-    assert [mark.get_text() for mark in page.select("mark")] == ["  0 ←    barrier"]
+    rows = [[cell.get_text() for cell in row.select("td")] for row in page.select("tbody tr")]
+    assert rows[:2] == [["0", "barrier", "add.py:3 reduce(<b>)"], ["1", "finished after barrier #1", ""]]
+    assert [row.get_text() for row in page.select("tr.ls-odd")] == ["0barrieradd.py:3 reduce(<b>)"]
+    assert [cell.get_text() for cell in page.select("td.ls-in")][:1] == ["barrier"] and len(page.select("tr .ls-in")) == 2
+    assert [one.get_text() for one in page.select("td code")] == ["reduce(<b>)"]
+    assert [one.get_text() for one in page.select("pre")][:2] == ["One.", f"Two.\n\n{HOSTILE}"]
     assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
 
 
