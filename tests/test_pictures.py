@@ -201,7 +201,11 @@ def test_the_verdict_stays_for_every_choice_until_there_is_another_question(tmp_
     with chromium() as browser:
         page = browser.new_page()
         page.goto(f"file://{tmp_path}/page.html")
-        verdict, first, asked = page.locator(".verdict"), "hunk 1 was complete first on rank 0, after step 3.", page.locator(".asks")
+        verdict, first, asked = (
+            page.locator(".verdict"),
+            "hunk 1 was complete first on rank 0, after step 3.",
+            page.locator(".asks"),
+        )
         assert verdict.get_attribute("aria-live") == "polite" and verdict.text_content() == ""
         page.get_by_label("to the end").click()
         assert verdict.text_content() == f"C{first}"

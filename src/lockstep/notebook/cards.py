@@ -127,7 +127,8 @@ def _failed(check: CheckResult, exercise: str) -> str:
 
 def _evidence(said: str) -> list[str]:
     """As it is, but the ranks' tables as tables whose odd rows are tinted."""
-    parts, plain = [], []
+    parts: list[str] = []
+    plain: list[str] = []
     for paragraph in said.split("\n\n"):
         head, *rows = paragraph.splitlines() or [""]
         if not text.HEAD.match(head):
@@ -142,7 +143,8 @@ def _evidence(said: str) -> list[str]:
 
 
 def _plain(paragraphs: list[str]) -> list[str]:
-    return [f"<pre>{escape(said)}</pre>"] if (said := "\n\n".join(paragraphs).strip("\n")) else []
+    whole = "\n\n".join(paragraphs).strip("\n")
+    return [f"<pre>{escape(whole)}</pre>"] if whole else []
 
 
 # Links ----------------------------------------------------------------------------------------------------------------

@@ -86,12 +86,18 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]], odd: Sequence[boo
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     lines = []
     for row, differs in zip(rows, odd, strict=True):
-        line = ""
+        line = []  # with spaces between, at which the lines of a narrow screen break
         for name, cell in zip(names, row, strict=True):
-            kind = " class=ls-for" if name == "for" else " class=ls-in" if name == "waits in" and text.is_call(cell) else ""
+            kind = (
+                " class=ls-for"
+                if name == "for"
+                else " class=ls-in"
+                if name == "waits in" and text.is_call(cell)
+                else ""
+            )
             said, _, code = cell.partition(text.GAP)
-            line += f"<td{kind}>{escape(said)}{f' <code>{escape(code.strip())}</code>' if code else ''}</td>"
-        lines.append(f'<tr class="ls-odd">{line}</tr>' if differs else f"<tr>{line}</tr>")
+            line.append(f"<td{kind}>{escape(said)}{f' <code>{escape(code.strip())}</code>' if code else ''}</td>")
+        lines.append(f"<tr{' class=ls-odd' if differs else ''}>{' '.join(line)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
