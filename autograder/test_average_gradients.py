@@ -79,6 +79,9 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     sizes = [[call.nbytes for call in calls if call.nbytes] for calls in run.collectives]
     if cause.kind == "crashed" and not any(sizes):  # for a reason of its own
         return None
+    counted = (
+        len(set(map(len, sizes))) > 1 and cause.kind == "hang"
+    )  # then the evidence says how many each rank started
     brought = "; ".join(f"rank {rank}: {len(own)} of {sum(own)} bytes in all" for rank, own in enumerate(sizes))
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     held = [len(names or []) for names in run.observed("held")]
@@ -90,7 +93,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     )
     return grader.diagnosis(
         "skips-missing-gradients" if uneven else "order-differs",
-        f"{headline}. {had}. Collectives seen: {brought}.",
+        f"{headline}. {had}." + ("" if counted else f" Collectives seen: {brought}."),
         evidence=evidence(run),
         of=cause.ranks,
         at=MISSING if uneven else WALK,

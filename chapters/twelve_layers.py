@@ -26,7 +26,7 @@ def train_step(model: nn.Module, finish: Callable[[], None] | None = None) -> No
     mark("backward")
     loss.backward()
     if finish is not None:
-        mark("step")
+        mark("after backward")
         finish()
     mark("end")
 

@@ -216,6 +216,29 @@ def test_the_lines_are_of_a_length_that_reads_well(book: Path, browser: Any) -> 
     page.close()
 
 
+def test_on_a_phone_sentences_wrap_small_pictures_fit_and_what_goes_on_fades(book: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    wider = "(one) => one.scrollWidth - one.clientWidth"
+    page.goto(f"file://{book}/03_debugging.html")
+    drift = page.locator("pre", has_text="DRIFT at step 4").first
+    assert drift.evaluate(wider) == 0 and "weight on rank 1 differs" in drift.inner_text()
+    page.goto(f"file://{book}/01_internals.html")
+    small, large = (page.locator(f"main p:has(> img[src$='/{name}.svg'])") for name in ("broadcast", "all_gather"))
+    assert small.evaluate(wider) == 0 and small.locator("img").bounding_box()["width"] == 390
+    code = page.locator(".input pre").first
+    for one in (large, code, page.locator(".tl-box").first):
+        assert one.evaluate(wider) > 0 and "more" in one.get_attribute("class")
+    for wide, classes in ((1e4, ""), (0, "more")):
+        large.evaluate(f"(one) => {{ one.scrollLeft = {wide} }}")
+        wait_for(
+            lambda classes=classes: large.get_attribute("class") == classes, 10, "it does not fade where it goes on"
+        )  # type: ignore[misc]
+    assert large.get_attribute("tabindex") == "0"
+    here = page.locator(".chapters [aria-current]").bounding_box()
+    assert here["width"] == here["height"]
+    page.close()
+
+
 def test_search_finds_from_any_page_and_leads_there(book: Path, browser: Any) -> None:
     page = browser.new_page()
     errors = faults(page)

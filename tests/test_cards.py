@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 from support import ROOT
+from support.browser import chromium
 from support.tiny_course import make_course
 
 from lockstep.authoring import book, chapters
@@ -73,6 +74,25 @@ def test_a_hang_is_a_card(hang: Run) -> None:
     assert link["href"] == "03_debugging.ipynb#Hangs" and "It waits." in page.get_text()
 
 
+def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(hang: Run, tmp_path: Path) -> None:
+    assert hang.cause is not None
+    rows = (*hang.cause.rows, replace(hang.cause.rows[2], rank=3, what="finished after barrier #1", since=None))
+    hang.cause = replace(hang.cause, rows=rows)
+    (tmp_path / "page.html").write_text(run_card(hang)._repr_mimebundle_()["text/html"], encoding="utf-8")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.goto(f"file://{tmp_path}/page.html")
+        said = page.evaluate("""() => [...document.querySelectorAll("tbody tr")].map((row) => {
+          const [rank, what, ...more] = [...row.cells].filter((cell) => cell.textContent);
+          const below = what.getBoundingClientRect().top + what.getClientRects()[0].height;
+          return [getComputedStyle(what, "::before").content,
+            more.every((cell) => cell.getBoundingClientRect().top >= below - 1),
+            Math.round(more[0].getBoundingClientRect().left)] })""")
+    call, none = '"waits in "', "none"
+    assert [one[0] for one in said] == [call, call, call, none]
+    assert all(one[1] for one in said) and len({one[2] for one in said}) == 1, said
+
+
 def test_a_rank_that_has_finished_stands_nowhere(hang: Run) -> None:
     assert hang.cause is not None
     *waiting, other = hang.cause.rows
@@ -97,7 +117,9 @@ def check(name: str, outcome: CheckOutcome, found: Diagnosis | None = None, reas
 def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "chapters")
     why, read = "Because " + HOSTILE, 'chapter 1, "The mean"'
-    evidence = f"  rank   waits in\n  0 ←    barrier\n{HOSTILE}"
+    at = "add.py:3   reduce(<b>)"
+    table = f"  rank   waits in                  at\n  0 ←    barrier                   {at}\n  1      finished after barrier #1"
+    evidence = f"One.\n\n{table}\n{HOSTILE}\n\nTwo.\n\n{HOSTILE}"
     wrong = Diagnosis("raised", f"It is 3.\n{HOSTILE}", evidence, (0,), "solutions/train_ddp.py", 7, read, why, HOSTILE)
     report = Report(0, (ExerciseResult("train_ddp", (
         check("adds", CheckOutcome.PASSED), check("keeps", CheckOutcome.PASSED),
@@ -112,7 +134,14 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert [one.get_text() for one in page.select("summary")] == ["✓ 2 passed", "– 1 not run: there is none"]
     assert not page.select("details[open]")
     assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU"]
-    assert [mark.get_text() for mark in page.select("mark")] == ["  0 ←    barrier"]
+    rows = [[cell.get_text() for cell in row.select("td")] for row in page.select("tbody tr")]
+    assert rows[:2] == [["0", "barrier", "add.py:3 reduce(<b>)"], ["1", "finished after barrier #1", ""]]
+    assert [row.get_text() for row in page.select("tr.ls-odd")] == ["0 barrier add.py:3 reduce(<b>)"]
+    assert [cell.get_text() for cell in page.select("td.ls-in")][:1] == ["barrier"] and len(
+        page.select("tr .ls-in")
+    ) == 2
+    assert [one.get_text() for one in page.select("td code")] == ["reduce(<b>)"]
+    assert [one.get_text() for one in page.select("pre")][:2] == ["One.", f"Two.\n\n{HOSTILE}"]
     assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
 
 

@@ -152,7 +152,9 @@ def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(tmp_path:
                 assert frame.get_by_role("status").inner_text().startswith(f"Step {number} of 6")
                 assert inside.evaluate(places) == [fits, pytest.approx(top, abs=1)]
                 said = frame.get_by_role("status").inner_text()
-                assert ("Chunk 1 is now complete on rank 0; you chose rank 2." in said) == (number == 3)
+                assert ("Chunk 1 is now complete on rank 0." in said) == (number == 3)
+                wrong = "✗ Not on rank 2: chunk 1 was complete first on rank 0, after step 3."
+                assert frame.locator(".verdict").inner_text() == (wrong if number >= 3 else "")
             assert forward.get_attribute("aria-disabled") == "true"
             assert forward.evaluate("one => one === document.activeElement")
             assert inside.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -184,7 +186,7 @@ def test_it_says_in_plain_words_what_each_rank_holds_and_sends(tmp_path: Path) -
         forward = page.get_by_label("one step forward")
         for _ in range(3):
             forward.click()
-        assert "which adds it to its own. Chunk 1 is now complete on rank 0, as you predicted." in status.inner_text()
+        assert "which adds it to its own. Chunk 1 is now complete on rank 0." in status.inner_text()
         forward.click()
         assert "which replaces its own chunk with it." in status.inner_text()
         page.get_by_label("Method").select_option("naive")
@@ -192,6 +194,31 @@ def test_it_says_in_plain_words_what_each_rank_holds_and_sends(tmp_path: Path) -
         said = "Step 1 of 3, every rank to every rank: all ranks send at once. Rank 0 sends all its own numbers"
         assert status.inner_text().startswith(said)
         assert not re.search("everybody|brought", page.locator("body").inner_text())
+
+
+def test_the_verdict_stays_for_every_choice_until_there_is_another_question(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"file://{tmp_path}/page.html")
+        verdict, first, asked = (
+            page.locator(".verdict"),
+            "hunk 1 was complete first on rank 0, after step 3.",
+            page.locator(".asks"),
+        )
+        assert verdict.get_attribute("aria-live") == "polite" and verdict.text_content() == ""
+        page.get_by_label("to the end").click()
+        assert verdict.text_content() == f"C{first}"
+        page.get_by_role("button", name="rank 3", exact=True).click()  # the wrong one, chosen afterward
+        assert verdict.text_content() == f"✗ Not on rank 3: c{first}" and "wrong" in str(asked.get_attribute("class"))
+        page.get_by_label("to the beginning").click()
+        page.get_by_role("button", name="rank 0", exact=True).click()
+        assert verdict.text_content() == f"✓ Right: c{first}" and "right" in str(asked.get_attribute("class"))
+        assert page.locator(".key").inner_text().endswith("just arrivedyour choiceKeys: ← → Home End")
+        page.get_by_label("Ranks").select_option("5")
+        assert verdict.text_content() == "" and asked.get_attribute("class") == "row asks"
+        page.get_by_label("Method").select_option("naive")  # no chunks
+        assert asked.is_hidden() and "your choice" not in page.locator(".key").inner_text()
 
 
 def test_a_step_moves_its_chunks_unless_motion_is_unwanted(tmp_path: Path) -> None:
@@ -289,7 +316,7 @@ def test_a_real_run_has_the_right_order(run: ranks.Run) -> None:
 def test_its_text_carries_no_times_and_its_picture_is_well_formed(run: ranks.Run) -> None:
     picture = timeline(run, run, titles=("one", "two <&>"), step=-1)
     assert repr(picture).splitlines()[0] == (
-        "Timeline(one, 2 ranks; step 1: 2 buckets, 1 launched before the last gradient was ready)"
+        "Timeline(one, 2 ranks; step 1: 2 all-reduces, 1 launched before the last gradient was ready)"
     )
     drawn = ElementTree.fromstring(picture.svg())
     said = [bar.get("aria-label") or "" for bar in drawn.iter(f"{SVG}g") if bar.get("tabindex") == "0"]

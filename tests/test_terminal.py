@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support import ROOT, one_of
 from support.command_line import at_terminal, call, plain, screen
 from support.tiny_course import make_course
 
 from lockstep import bootstrap
+from lockstep.commands import check as check_command
 from lockstep.commands import lab
 from lockstep.commands.terminal import next_text
 from lockstep.course import CourseError
@@ -253,6 +256,24 @@ def test_what_is_not_written_is_one_line_and_what_waits_for_it_none() -> None:
         "  ✓ is quiet",
         "  ✗ Nothing is written here yet · exercises/add.py:9 · %hint add",
     ]
+
+
+def test_a_blank_line_follows_what_is_explained() -> None:
+    found = Diagnosis("raised", "It raised.")
+    wrong = [CheckResult(name, name, CheckOutcome.FAILED, found) for name in ("adds", "keeps")]
+    passed = CheckResult("is quiet", "q", CheckOutcome.PASSED)
+    checks = (passed, *wrong, passed)
+    shown = report_text(Report(0, (ExerciseResult("add", checks, 1.0),))).splitlines()[2:]
+    assert [line.split("  ")[-1].strip() for line in shown] == [
+        "✓ is quiet", "raised", "It raised.", "./lockstep hint add", "", "raised", "It raised.", "./lockstep hint add",
+        "", "✓ is quiet",
+    ]  # fmt: skip
+    console = Console(file=io.StringIO(), width=100)
+    shower = check_command._Shower(4)
+    shower.console = console
+    for one in checks:
+        shower("add", one)
+    assert console.file.getvalue().splitlines()[2:] == shown  # type: ignore[attr-defined]
 
 
 def test_what_waits_for_a_mistake_is_listed() -> None:

@@ -30,17 +30,18 @@ def call(
     return Collective(rank, number, kind, "0", number, nbytes, (4,), "float32", begin, inside=inside, end=end)
 
 
-def made(prefix: str = "", steps: int = 1) -> ranks.Run:
+def made(prefix: str = "", steps: int = 1, ddp: bool = True) -> ranks.Run:
     """Two ranks: bucket 1 is hidden for 2 of its 3 ms, bucket 2 is exposed; a reduce is waited for all its time."""
     reports = []
     for rank in range(2):
         report = RankReport(rank, Outcome.RETURNED, ended=9.0)
+        report.collectives.append(call(rank, 0, "all_gather", -0.001, -0.0005, "DDP()" if ddp else ""))
         for step in range(steps):
             at, n = step * 0.02, step * 10
             for number, name, ms in (
                 (1, "forward", 0),
                 (2, "backward", 2),
-                (7, "between", 8),
+                (7, "after backward", 8),
                 (8, "step", 10),
                 (9, "end", 11),
             ):
@@ -63,7 +64,7 @@ def test_exposed_is_when_the_code_stands_still() -> None:
     for run in (made(), made(PREFIX)):
         panel = whole(run)
         one = panel.steps[0][1]
-        assert [phase.name for phase in one.phases] == ["forward", "backward", "between", "step"]
+        assert [phase.name for phase in one.phases] == ["forward", "backward", "after backward", "step"]
         spent = [
             (round(item.exposed_seconds * 1000, 3), round(item.hidden_seconds * 1000, 3)) for item in one.collectives
         ]
@@ -87,7 +88,7 @@ def test_bars_come_in_order_and_say_their_numbers() -> None:
         "forward, rank 1, step 0, 2.00 ms",
         "backward, rank 1, step 0, 6.00 ms",
         "after backward, rank 1, step 0, 2.00 ms",
-        "step, rank 1, step 0, 1.00 ms",
+        "optimizer, rank 1, step 0, 1.00 ms",
         "bucket 1 (all_reduce), rank 1, step 0, 2.0 KiB, 3.00 ms, exposed 1.00 ms, hidden 2.00 ms",
         "reduce, rank 1, step 0, 2.0 KiB, 1.00 ms, exposed: the rank waited",
         "bucket 2 (all_reduce), rank 1, step 0, 3.0 MiB, 2.00 ms, exposed: the rank waited",
@@ -106,7 +107,9 @@ def test_no_two_labels_of_a_line_overlap() -> None:
     run = made()
     for report in run.ranks:
         gaps = ((0.0, 0.0005), (0.003, 0.0055), (0.0058, 0.0063))  # the first has room for one label, not two
-        report.collectives = [call(report.rank, 3 + n, "all_reduce", a, b, "backward") for n, (a, b) in enumerate(gaps)]
+        report.collectives[1:] = [
+            call(report.rank, 3 + n, "all_reduce", a, b, "backward") for n, (a, b) in enumerate(gaps)
+        ]
     drawn = ElementTree.fromstring(picture(Timeline((whole(run),))))
     spans: dict[str, list[tuple[float, float]]] = {}
     for text in drawn.findall(f"{SVG}text"):
@@ -117,6 +120,36 @@ def test_no_two_labels_of_a_line_overlap() -> None:
     assert len(spans) == 2
     for line in spans.values():
         assert len(line) >= 2 and all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(line)))
+
+
+def test_only_ddp_has_buckets_and_a_sum_by_hand_is_an_all_reduce() -> None:
+    """Also one in a hook, which backward calls too."""
+    for ddp in (True, False):
+        run = made(ddp=ddp)
+        for report in run.ranks:
+            report.marks.append(Mark(report.rank, 2, "ready weight", 0.0025))
+        said = picture(Timeline((whole(run),)))
+        for words in ("bucket 1, 2.0 KiB", "its bucket is full", 'class="tl-ready"'):
+            assert (words in said) == ddp, words
+        assert ("all_reduce, 2.0 KiB" in said) == (not ddp)
+        assert repr(Timeline((whole(run),))).startswith("Timeline(2 ranks; step 0: 2 all-reduces, 0 launched")
+
+
+def test_bars_that_follow_at_once_can_be_counted_and_a_label_without_room_beside_is_in_its_bar() -> None:
+    run = made()
+    for report in run.ranks:
+        del report.waits[:], report.collectives[1:]
+        edges = [0.0, 0.0005, 0.001, 0.006, 0.011]
+        report.collectives += [
+            call(report.rank, 3 + n, "reduce", a, b, "") for n, (a, b) in enumerate(itertools.pairwise(edges))
+        ]
+    drawn = ElementTree.fromstring(picture(Timeline((whole(run),))))
+    bars = [one.find(f"{SVG}rect") for one in drawn.iter(f"{SVG}g") if "reduce" in (one.get("aria-label") or "")]
+    spans = [(float(one.get("x") or 0), float(one.get("width") or 0)) for one in bars if one is not None][:4]
+    assert len(spans) == 4 and min(b[0] - sum(a) for a, b in itertools.pairwise(spans)) >= 2
+    inside = [one for one in drawn.findall(f"{SVG}text") if one.get("class") == "tl-in"]
+    assert [one.text for one in inside] == ["reduce, 2.0 KiB"] * 4
+    assert {round(float(one.get("x") or 0) - 4, 1) for one in inside} == {round(x, 1) for x, _ in spans[2:]}
 
 
 def test_text_is_escaped_and_a_failed_run_is_drawn_to_its_end() -> None:
@@ -180,7 +213,7 @@ def test_the_command_draws_a_script_that_marks_nothing(
         events = json.loads(out.read_text())["traceEvents"]
         mine: list[dict[str, Any]] = [one for one in events if one["ph"] == "X" and one["pid"] == 1]
         assert [one["name"] for one in mine if one["tid"] == 0] == [
-            "forward", "backward", "between", "forward", "backward", "between", "step"] * 3  # fmt: skip
+            "forward", "backward", "after backward", "forward", "backward", "after backward", "step"] * 3  # fmt: skip
         sent = [one["args"]["nbytes"] for one in mine if one["name"] == "all_reduce"]
         assert sent == [288, 12, 20] * 3
         parts = [

@@ -379,7 +379,7 @@ from lockstep.notebook.contract import contract
 contract("average_gradients")
 
 # %% [markdown]
-# <span class="in-lab">Below is the reference solution's result. Run the cell to grade your file.</span>
+# <span class="in-lab">Run the cell to grade your file. Until then, it shows the reference solution's result.</span>
 
 # %%
 # %check average_gradients

@@ -42,6 +42,9 @@ MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which ne
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
 ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
 SHORT = 28
+WIDE = re.compile(r'viewBox="0 0 (\d+)')
+PHONE = 500  # A picture that is no wider can be read on a phone without scrolling
+COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
 CONTRACT = re.compile(r"^exercises/(\w+)\.py\n")
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$"
@@ -152,6 +155,10 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
         spot.replace_with(BeautifulSoup(_question(questions[key], number), "html.parser"))
     for table in soup.find_all("table"):
         table.wrap(soup.new_tag("div", attrs={"class": "wide"}))
+    for image in soup.select('p > img[src^="pictures/"]'):
+        found = WIDE.search((course.page(name).parent / str(image["src"])).read_text(encoding="utf-8"))
+        if found and int(found[1]) <= PHONE:
+            image["class"] = "small"
     for code in soup.find_all("code"):  # no line ends in the middle of an option or a name
         if len(code.get_text()) <= SHORT and not code.find_parent("pre") and not code.get("class"):
             code["class"] = "keep"
@@ -202,7 +209,8 @@ def printed(text: str, source: str) -> str:
     """What a cell printed. Source code is colored, and its long lines go on under their own beginning."""
     file = SHOWN_FILE.match(source)
     if not (file or CONTRACT.match(text)):
-        return f'<pre class="text">{_tinted(ansi2html(text))}</pre>'
+        kind = "text" if COLUMNS.search(text) else "text prose"
+        return f'<pre class="{kind}">{_tinted(ansi2html(text))}</pre>'
     head, code = ("", text) if file else text.split("\n", 1)
     lexer = "bash" if file and file[1].endswith((".sh", ".sbatch")) else "python"
     colored = highlight(code, get_lexer_by_name(lexer, stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")

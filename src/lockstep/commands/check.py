@@ -21,7 +21,7 @@ from ..grading.isolation import tier
 from ..grading.request import GradeRequest, OnCheck
 from ..grading.side_by_side import grade_side_by_side, worthwhile
 from ..grading.submission import locate
-from ..grading.text import BROKE, Worth
+from ..grading.text import BROKE, Worth, is_explained
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import shared
 from .console import console
@@ -86,6 +86,7 @@ class _Shower:
         self.of, self.done, self.began = of, 0, time.monotonic()
         self.exercise = ""
         self.worth = Worth()
+        self.gap = False  # Behind what was said last
         self.closed = False
         self.console = console()
         self.spinner = Spinner("dots", style="cyan")
@@ -110,9 +111,12 @@ class _Shower:
         try:
             if exercise != self.exercise:
                 self.console.print(f"\n[bold]{exercise}[/bold]")
-                self.exercise, self.worth = exercise, Worth()
+                self.exercise, self.worth, self.gap = exercise, Worth(), False
             if self.worth(result):
+                if self.gap:
+                    self.console.print()
                 show_check(result, exercise, self.console)
+                self.gap = is_explained(result)
         except BrokenPipeError:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

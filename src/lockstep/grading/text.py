@@ -52,6 +52,11 @@ def is_unwritten(check: CheckResult) -> bool:
     return check.diagnosis is not None and check.diagnosis.id == UNWRITTEN
 
 
+def is_explained(check: CheckResult) -> bool:
+    """True for a check of which more is said than one line: a blank line follows it."""
+    return check.outcome is CheckOutcome.FAILED and not is_unwritten(check)
+
+
 def not_run(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
     """The checks that were not run, by their reasons; the names of those that wait for others, with what they need."""
     found: dict[str, list[str]] = {}
@@ -76,9 +81,11 @@ def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
     head = exercise.summary
     lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
     worth = Worth()
-    lines += [check_text(check, exercise.name, hint=hint) for check in exercise.checks if worth(check)]
+    for check in exercise.checks:
+        if worth(check):
+            lines += [check_text(check, exercise.name, hint=hint), *([""] if is_explained(check) else [])]
     lines += _wrapped(stage_text(exercise), WIDTH)
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def stage_text(exercise: ExerciseResult) -> str:

@@ -18,7 +18,7 @@ from ..course.runs import READ_ON
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
-from ..ranks.cards import breakable, card, said
+from ..ranks.cards import breakable, card, said, table
 
 HINT = "%hint"
 COMMAND = re.compile(r"(%check [\w/]+)")
@@ -119,14 +119,32 @@ def _failed(check: CheckResult, exercise: str) -> str:
         f"<p>{escape(more)}</p>" if more else "",
         f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
     ]
-    if found.evidence:
-        lines = [
-            f"<mark>{escape(one)}</mark>" if text.ODD in one else escape(one) for one in found.evidence.splitlines()
-        ]
-        parts.append("<pre>" + "\n".join(lines) + "</pre>")
+    parts += _evidence(found.evidence)
     parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
     parts.append(f"<p>{f'Read: {_linked(found.read)} · ' if found.read else ''}{hint}</p>")
     return f'<div class="ls-one">{"".join(parts)}</div>'
+
+
+def _evidence(said: str) -> list[str]:
+    """As it is, but the ranks' tables as tables whose odd rows are tinted."""
+    parts: list[str] = []
+    plain: list[str] = []
+    for paragraph in said.split("\n\n"):
+        head, *rows = paragraph.splitlines() or [""]
+        if not text.HEAD.match(head):
+            plain.append(paragraph)
+            continue
+        names, cells = text.columns(head, rows)
+        odd = [row[0].endswith(text.ODD) for row in cells]
+        whole = table(names, [[row[0].removesuffix(text.ODD), *row[1:]] for row in cells], odd)
+        parts += [*_plain(plain), whole]
+        plain = []
+    return [*parts, *_plain(plain)]
+
+
+def _plain(paragraphs: list[str]) -> list[str]:
+    whole = "\n\n".join(paragraphs).strip("\n")
+    return [f"<pre>{escape(whole)}</pre>"] if whole else []
 
 
 # Links ----------------------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ const ASKED = 1;  // the chunk of which is asked where it ends
 const FLIGHT = 650, PAUSE = 1500;  // milliseconds
 
 const DARK = `color-scheme: dark; --fg: #e6edf3; --quiet: #9da7b1; --bg: #111417; --line: #3d444d;
-  --own: #2b3036; --part: #6b4e0f; --full: #1d5b30; --mark: #6cb6ff; --button: #22272e`;
+  --own: #2b3036; --part: #6b4e0f; --full: #1d5b30; --mark: #6cb6ff; --button: #22272e; --right: #56d364; --wrong: #ff8f85`;
 const STYLE = `
 :root { color-scheme: light dark; --fg: #1b1f24; --quiet: #57606a; --bg: #fff; --line: #d0d7de; --own: #eef1f4;
-  --part: #fbe3b5; --full: #bfe6c8; --mark: #0b62c4; --button: #f3f5f7 }
+  --part: #fbe3b5; --full: #bfe6c8; --mark: #0b62c4; --button: #f3f5f7; --right: #1a7f37; --wrong: #b42318 }
 @media (prefers-color-scheme: dark) { :root { ${DARK} } }
 :root[data-theme=dark] { ${DARK} }
 * { box-sizing: border-box }
@@ -38,10 +38,14 @@ td.sent { border: 0; background: none; color: var(--quiet); white-space: nowrap;
 .ghost.flies { border-color: var(--mark); box-shadow: 0 2px 8px rgb(0 0 0 / .35) }
 svg { position: absolute; left: 0; top: 0; pointer-events: none; overflow: visible }
 path { stroke: var(--mark); stroke-width: 2; fill: none } marker path { fill: var(--mark); stroke: none }
-.asks { gap: 4px 8px; border-left: 3px solid var(--mark); padding-left: 10px } .asks p { flex-basis: 100% }
-.asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--mark); color: var(--bg) }
-.key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; margin-right: 4px }
-.key { color: var(--quiet); font-size: 13px } .key span { margin-right: 12px }
+.asks { gap: 4px 8px; border-left: 3px solid var(--mark); padding-left: 10px } .asks p { flex-basis: 100% } .asks[hidden] { display: none }
+.asks { --verdict: var(--mark) } .asks.right { --verdict: var(--right) } .asks.wrong { --verdict: var(--wrong) }
+.asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--verdict); color: var(--bg) }
+.asks .verdict { min-height: 1.4em; margin: 0; font-weight: 600 } .right .verdict, .wrong .verdict { color: var(--verdict) }
+@media (max-width: 480px) { .asks .verdict { min-height: 2.8em } }
+.key .own { background: var(--own) } .key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; margin-right: 4px }
+.key .fresh { border: 2px solid var(--mark) } .key .guess { border: 2px dashed var(--mark) }
+.key { color: var(--quiet); font-size: 13px } .key span { display: inline-block; margin-right: 12px; white-space: nowrap } .key [hidden] { display: none }
 p { margin: 4px 0 }
 `;
 
@@ -70,7 +74,7 @@ function element(name, properties = {}, ...children) {
 }
 
 function mount(root, data) {
-  const now = { ranks: data.first.ranks, length: data.first.length, way: "ring", step: 0, guess: null };
+  const now = { ranks: data.first.ranks, length: data.first.length, way: "ring", step: 0, guess: null, seen: false };
   const choose = (label, options, pick) => {
     const select = element("select", { onchange: () => pick(select.value) });
     for (const [value, text] of options) select.append(element("option", { value, textContent: text }));
@@ -79,7 +83,7 @@ function mount(root, data) {
   const counts = Array.from({ length: data.largest - 1 }, (_, i) => [i + 2, i + 2]);
   const change = (key, number) => (value) => {
     now[key] = number ? Number(value) : value;
-    now.guess = null;
+    [now.guess, now.seen] = [null, false];
     stop();
     fresh();
     go(0);
@@ -118,13 +122,13 @@ function mount(root, data) {
   const said = element("p"), cost = element("p");
   said.setAttribute("role", "status");
   const asks = element("div", { className: "row asks", role: "group" });
+  const verdict = element("p", { className: "verdict", ariaLive: "polite" });
   const key = element("p", { className: "key" });
-  for (const [name, text] of [["own", "the rank's own numbers"], ["part", "a sum over some ranks"], ["full", "the sum over all ranks"]]) {
-    const swatch = element("i");
-    swatch.style.background = `var(--${name})`;
-    key.append(element("span", {}, swatch, text));
+  for (const [name, text] of [["own", "the rank's own numbers"], ["part", "a sum over some ranks"],
+    ["full", "the sum over all ranks"], ["fresh", "just arrived"], ["guess", "your choice"]]) {
+    key.append(element("span", {}, element("i", { className: name }), text));
   }
-  key.append("Keys: ← → Home End");
+  key.append(element("span", { textContent: "Keys: ← → Home End" }));
   root.append(element("style", { textContent: STYLE }),
     element("div", { className: "row" }, ranksLabel, lengthLabel, wayLabel), asks,
     element("div", { className: "row" }, player, first, back, next, last, slider), said, field, key, cost);
@@ -179,7 +183,7 @@ function mount(root, data) {
     const names = Array.from({ length: plan.chunks }, (_, chunk) => element("th", {
       scope: "col", textContent: plan.chunks > 1 ? `chunk ${chunk}` : "the whole tensor" }));
     table.replaceChildren(element("thead", {}, element("tr", {}, element("td", { className: "corner" }), ...names)), body);
-    for (const one of asks.querySelectorAll("button")) one.ariaPressed = Number(one.dataset.rank) === now.guess;
+    judge();
     said.textContent = tell(now.step);
     const whole = now.length * data.numberBytes;
     const ring = sent(schedule("ring")), naive = sent(schedule("naive"));
@@ -211,19 +215,30 @@ function mount(root, data) {
 
   function answer(number) {
     const end = ending();
-    if (number !== end?.step) return "";
-    const guessed = now.guess === null ? "" : now.guess === end.rank ? ", as you predicted" : `; you chose rank ${now.guess}`;
-    return ` Chunk ${ASKED} is now complete on rank ${end.rank}${guessed}.`;
+    return number === end?.step ? ` Chunk ${ASKED} is now complete on rank ${end.rank}.` : "";
+  }
+
+  // Once the answer has been seen, it stays, beside any choice.
+  function judge() {
+    const end = ending(), guessed = now.guess !== null;
+    now.seen ||= end !== null && now.step >= end.step;
+    for (const one of asks.querySelectorAll("button")) one.ariaPressed = Number(one.dataset.rank) === now.guess;
+    const right = now.seen && now.guess === end.rank, wrong = now.seen && guessed && !right;
+    asks.classList.toggle("right", right);
+    asks.classList.toggle("wrong", wrong);
+    const head = right ? "✓ Right: chunk" : wrong ? `✗ Not on rank ${now.guess}: chunk` : "Chunk";
+    const text = now.seen ? `${head} ${ASKED} was complete first on rank ${end.rank}, after step ${end.step}.` : "";
+    if (verdict.textContent !== text) verdict.textContent = text;  // a screen reader says each change
   }
 
   // The question again for other ranks, and room for the longest caption, so that nothing below it ever moves.
   function fresh() {
     const end = ending(), guess = (rank) => () => { now.guess = rank; show(); };
-    asks.hidden = end === null;
+    asks.hidden = key.querySelector(".guess").parentNode.hidden = end === null;
     asks.ariaLabel = `Where does chunk ${ASKED} end?`;
     asks.replaceChildren(element("p", {}, element("b", { textContent: `Where does chunk ${ASKED} end? ` }),
       "On which rank will its sum be complete first? Choose, then press Play."),
-      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))));
+      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))), verdict);
     asks.querySelectorAll("button").forEach((one, rank) => { one.dataset.rank = rank; });
     room();
   }

@@ -5,8 +5,8 @@
     timeline(run)                          draws all steps; `step=-1` the last one
     timeline(run, mine, titles=("torch", "mine")).save_trace("trace.json")      ui.perfetto.dev opens it
 
-The picture shows times, which differ in every run. Its text can be compared: ranks, buckets, and how many of them were
-launched before the last gradient was ready, by the order of events and not by the clock.
+The picture shows times, which differ in every run. Its text can be compared: ranks, all-reduces, and how many of them
+were launched before the last gradient was ready, by the order of events and not by the clock.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -77,15 +77,27 @@ def _ranks(rows: tuple[Waiting, ...]) -> str:
         "node": [row.node for row in firsts],
         "at": [row.frame.short if row.frame else "" for row in firsts],
     }
-    used = {name: column for name, column in cells.items() if any(column)}
-    head = "".join(f'<th scope="col">{name}</th>' for name in used)
+    used = [name for name, column in cells.items() if any(column)]
+    return table(used, [[cells[name][n] for name in used] for n in range(len(firsts))], [row.differs for row in firsts])
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], odd: Sequence[bool]) -> str:
+    """Ranks, one to a row; on a narrow screen a row becomes two lines. Code follows a place after a gap."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
     lines = []
-    for number, row in enumerate(firsts):
-        line = "".join(
-            f"<td{' class=ls-for' if name == 'for' else ''}>{escape(column[number])}</td>"
-            for name, column in used.items()
-        )
-        lines.append(f'<tr class="ls-odd">{line}</tr>' if row.differs else f"<tr>{line}</tr>")
+    for row, differs in zip(rows, odd, strict=True):
+        line = []  # with spaces between, at which the lines of a narrow screen break
+        for name, cell in zip(names, row, strict=True):
+            kind = (
+                " class=ls-for"
+                if name == "for"
+                else " class=ls-in"
+                if name == "waits in" and text.is_call(cell)
+                else ""
+            )
+            said, _, code = cell.partition(text.GAP)
+            line.append(f"<td{kind}>{escape(said)}{f' <code>{escape(code.strip())}</code>' if code else ''}</td>")
+        lines.append(f"<tr{' class=ls-odd' if differs else ''}>{' '.join(line)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 

@@ -36,7 +36,7 @@ class StepMarks:
         def lockstep_backward(*args: Any, **kwargs: Any) -> None:
             self._enter("backward")
             run_backward(*args, **kwargs)
-            self._enter("between")
+            self._enter("after backward")
 
         torch.autograd.backward = lockstep_backward
 

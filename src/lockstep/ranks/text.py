@@ -235,15 +235,26 @@ def _goes_on(line: str, following: str, width: int) -> bool:
     return width < WIDTH + margin and bool(word) and same and full
 
 
+def columns(head: str, rows: list[str]) -> tuple[list[str], list[list[str]]]:
+    """The names of a table's columns, as `table` makes it, and the cells of its rows; code follows a place after a gap."""
+    names = [name for name in COLUMNS[1:-1] if "  " + name in head]
+    starts = [head.index("rank"), *(head.index("  " + name) + 2 for name in names)]
+    ends = [*starts[1:], None]
+    return ["rank", *names], [[row[a:b].strip() for a, b in zip(starts, ends, strict=True)] for row in rows]
+
+
+def is_call(what: str) -> bool:
+    """True for what a rank waits in; false for what is said of a rank that stands in no call."""
+    return NOT_WAITING.match(what) is None
+
+
 def _stacked(head: str, rows: list[str], width: int) -> list[str]:
     """A table as `table` makes it, with a line for each rank and, below it, what does not fit beside it."""
-    starts = [head.index("rank"), *(head.index("  " + name) + 2 for name in COLUMNS[1:-1] if "  " + name in head)]
-    names = [name for name in COLUMNS[1:-1] if "  " + name in head]
-    margin = head[: starts[0]]
+    (_, *names), of_ranks = columns(head, rows)
+    margin = head[: head.index("rank")]
     lines = []
-    for row in rows:
-        cells = [row[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
-        waits = "" if NOT_WAITING.match(cells[1]) else "waits in "
+    for cells in of_ranks:
+        waits = "waits in " if is_call(cells[1]) else ""
         alone, counted = cells[0].removesuffix(ODD).isdigit(), "ranks" in cells[0]
         who = f"{margin}{'rank ' if alone else '' if counted else 'ranks '}{cells[0]}"
         lines += _broken(f"{who}  {waits if alone else waits.replace('waits', 'wait')}{cells[1]}", width, margin)

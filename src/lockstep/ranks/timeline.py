@@ -20,7 +20,7 @@ from .report import Collective, Mark, RankReport
 from .result import Run
 from .steps import PREFIX
 
-PHASES = ("forward", "backward", "between", "step")
+PHASES = ("forward", "backward", "after backward", "step")
 READY = "ready "
 END = "end"
 MICROSECONDS = 1e6
@@ -39,7 +39,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One collective: `ready` is when the gradient came that completed it, if the code marks gradients.
+    """One collective. `of_ddp` says that it is a bucket of DDP's: `ready` is when the gradient came that filled it, if the
+    code marks gradients.
 
     `early` says that it was launched while gradients were still missing, by the order of events. `exposed` are the parts of
     its time in which the code stood still. `done` is false for one that had not ended when the run did.
@@ -53,6 +54,7 @@ class Bucket:
     early: bool
     exposed: tuple[Span, ...] = ()
     done: bool = True
+    of_ddp: bool = False
 
     @property
     def is_all_reduce(self) -> bool:
@@ -177,7 +179,7 @@ def _closed(report: RankReport) -> RankReport:
     marks = [Mark(one.rank, one.number, one.name.removeprefix(PREFIX), one.at) for one in report.marks
              if not (own and one.name.startswith(PREFIX))]  # fmt: skip
     if not own and not any(mark.name in (END, "step") for mark in marks):
-        marks = [Mark(one.rank, one.number, END if one.name == "between" else one.name, one.at) for one in marks]
+        marks = [Mark(one.rank, one.number, END if one.name == "after backward" else one.name, one.at) for one in marks]
     turns = [mark for mark in marks if _is_phase(mark)]
     last = max([0.0, *(one.start for one in report.collectives), *(one.end or 0.0 for one in report.collectives),
                 *(one.end for one in report.waits), *(one.at for one in marks)])  # fmt: skip
@@ -229,15 +231,18 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
     idle = _idle(report, phases, gradients, calls)
     last = gradients[-1].number if gradients else 0
     known = {wait.number: wait.end for wait in report.waits}
+    wrapped = any(call.inside == "DDP()" for call in report.collectives)
     collectives = []
     for call in calls:
         before = [mark.at for mark in gradients if mark.number < call.number]
-        ready = before[-1] if before and call.kind.startswith("all_reduce") else None
+        of_ddp = wrapped and call.inside == "backward" and call.kind.startswith("all_reduce")
+        ready = before[-1] if before and of_ddp else None
         # Who has waited for it knows that it has ended, however late torch's thread was to say so.
         end = report.ended if call.end is None else max(call.start, min(call.end, known.get(call.number, call.end)))
         early = call.number < last
         exposed = tuple(_within(idle, call.start, end))
-        collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, end, early, exposed, call.end is not None))
+        done = call.end is not None
+        collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, end, early, exposed, done, of_ddp))
     named = tuple((mark.name.removeprefix(READY), mark.at) for mark in gradients)
     return StepOfRank(report.rank, tuple(phases), named, tuple(collectives))
 
@@ -275,12 +280,12 @@ def _within(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
 
 
 def tell(panel: Panel) -> str:
-    """What can be compared, without times: ranks, buckets, and how many were launched before the last gradient was ready."""
+    """What can be compared, without times: ranks, all-reduces, and how many were launched before the last gradient was ready."""
     lines = []
     for number, step in zip(panel.numbers, panel.steps, strict=False):
         kinds = {(len(one.buckets), sum(bucket.early for bucket in one.buckets)) for one in step}
         counted = ", or ".join(
-            f"{many} bucket{'s' * (many != 1)}, {early} launched before the last gradient was ready"
+            f"{many} all-reduce{'s' * (many != 1)}, {early} launched before the last gradient was ready"
             for many, early in sorted(kinds)
         )
         lines.append(f"step {number}: {counted}")

@@ -23,7 +23,8 @@ LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), 
 TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
 ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
-NAMES = {"forward": "forward", "backward": "backward", "between": "after backward", "step": "step"}
+GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
+PHASES = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
 SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
@@ -79,31 +80,43 @@ class _Lane:
     bars: list[_Bar] = field(default_factory=list)
 
     def draw(self) -> list[str]:
-        begins = [*(bar.left for bar in self.bars), WIDTH]
-        free, drawn = float(LEFT), []
-        for number, bar in enumerate(self.bars):
-            label, right = self._label(bar, free, begins[number + 1])
-            drawn += label
+        afters = [*(bar.left for bar in self.bars[1:]), float(WIDTH)]
+        free, drawn, labels = float(LEFT), [], []
+        for bar, after in zip(self.bars, afters, strict=True):
+            drawn.append(self._draw(bar, after))
+            if bar.group == "tl-phase" or self.height < 13:
+                continue
+            label, right = self._label(bar, free, after)
+            labels += label
             free = max(free, right)
-        return drawn + [self._draw(bar) for bar in self.bars]
+        return drawn + labels
 
     def _label(self, bar: _Bar, free: float, after: float) -> tuple[list[str], float]:
-        """A collective's label, beside the bar where there is room from `free` on, and where bar and label end."""
-        needed, y = CHARACTER * len(bar.label) + 8, self.top + self.height - 4
-        if not bar.label or bar.group == "tl-phase" or self.height < 13:
-            return [], bar.right
-        x = min(bar.left, bar.mark) - 4
-        if after - bar.right > needed:
-            text = f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(bar.label)}</text>'
-            return [text], bar.right + needed
-        if x - free > needed:
-            return [
-                f'<text class="tl-soft" text-anchor="end" x="{x:.1f}" y="{y:g}">{escape(bar.label)}</text>'
-            ], bar.right
+        """A collective's label, or only its name, beside the bar or in a part of it, and where bar and label end."""
+        x, y = min(bar.left, bar.mark) - 4, self.top + self.height - 4
+        whole, *exposed = bar.parts
+        edges = [whole[1], *(edge for part in exposed for edge in part[1:]), whole[2]]
+        for label in (bar.label, bar.label.partition(",")[0]):
+            needed = CHARACTER * len(label) + 8
+            if after - bar.right > needed:
+                text = f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(label)}</text>'
+                return [text], bar.right + needed
+            if x - free > needed:
+                text = f'<text class="tl-soft" text-anchor="end" x="{x:.1f}" y="{y:g}">{escape(label)}</text>'
+                return [text], bar.right
+            for number, (left, right) in enumerate(itertools.pairwise(edges)):
+                if right - left > needed:
+                    kind = "tl-on" if number % 2 else "tl-in"
+                    return [f'<text class="{kind}" x="{left + 4:.1f}" y="{y:g}">{escape(label)}</text>'], bar.right
         return [], bar.right
 
-    def _draw(self, bar: _Bar) -> str:
-        shapes = [_rect(kind, left, self.top, right - left, self.height) for kind, left, right in bar.parts]
+    def _draw(self, bar: _Bar, after: float) -> str:
+        most = bar.right if bar.group == "tl-phase" else max(after - GUTTER, (bar.left + bar.right) / 2)
+        shapes = [
+            _rect(kind, left, self.top, min(right, most) - left, self.height)
+            for kind, left, right in bar.parts
+            if left < most
+        ]
         wide = max(bar.right - bar.left, 8.0)
         shapes.append(_rect("hit", (bar.left + bar.right - wide) / 2, self.top, wide, self.height))
         if bar.group == "tl-phase" and bar.right - bar.left > CHARACTER * len(bar.label) + 6:
@@ -214,17 +227,17 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
 
 
 def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, int, str]]:
-    """A step's collectives, each with its line and its name: all-reduces are counted as buckets."""
+    """A step's collectives, each with its line and its name: DDP's buckets are counted."""
     number = 0
     for item, lane in zip(one.collectives, lanes, strict=True):
-        number += item.is_all_reduce
-        yield item, lane, f"bucket {number}" if item.is_all_reduce and one.phases else item.kind
+        number += item.of_ddp
+        yield item, lane, f"bucket {number}" if item.of_ddp and one.phases else item.kind
 
 
 def _phase(phase: Phase, where: str, left: float, right: float) -> _Bar:
     kind = phase.name if phase.name in ("forward", "backward") else "code"
-    said = [NAMES[phase.name], where, _ms(phase.end - phase.begin)]
-    return _Bar(left, right, [(kind, left, right)], said, NAMES[phase.name], "tl-phase")
+    said = [PHASES[phase.name], where, _ms(phase.end - phase.begin)]
+    return _Bar(left, right, [(kind, left, right)], said, PHASES[phase.name], "tl-phase")
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -255,7 +268,7 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     items = [item for one in steps for item in one.collectives]
     sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
     keys = [(name if name in ("forward", "backward") else "code", words, "")
-            for name, words in NAMES.items() if name in phases]  # fmt: skip
+            for name, words in PHASES.items() if name in phases]  # fmt: skip
     for some, words, group in ((sums, "all-reduce", ""), (others, "other collective", "tl-other")):
         if any(one.hidden_seconds > SHORT for one in some):
             keys.append(("hidden", f"{words}, hidden: the rank computes", group))

@@ -221,4 +221,12 @@ addEventListener("beforeprint", () => {
   folded.forEach((one) => { one.open = true });
 });
 addEventListener("afterprint", () => folded.forEach((one) => { one.open = false }));
-for (const text of document.querySelectorAll("pre, .wide, main p:has(> img)")) if (text.scrollWidth > text.clientWidth) text.tabIndex = 0;
+// What is wider than its place can be scrolled, also with the keyboard, and fades where it goes on.
+for (const one of document.querySelectorAll("pre, .wide, main p:has(> img), .tl-box")) {
+  const more = () => {
+    one.classList.toggle("more", one.scrollLeft + one.clientWidth < one.scrollWidth - 1);
+    if (one.scrollWidth > one.clientWidth && !one.querySelector("[tabindex]")) one.tabIndex = 0;
+  };
+  one.addEventListener("scroll", more, { passive: true });
+  for (const event of ["load", "resize"]) addEventListener(event, more);
+}
