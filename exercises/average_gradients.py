@@ -1,4 +1,4 @@
-"""Exercise average_gradients: do by hand, all at once, what DDP does for you during backward.
+"""Exercise average_gradients: do by hand, after backward, what DDP does for you during it.
 
 Chapter 1, "The mean". To see it at work on two ranks:
 

@@ -21,8 +21,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], keep: i
     - One rank writes, and it writes rank 0's `state`. What the other ranks pass doesn't matter.
     - No rank returns before the checkpoint is complete.
     - Atomic: a file is complete from the moment it has its final name. If a save is killed, at any instant, the folder
-      holds the older checkpoints or the new one, and each of them is whole. A process that loads during a save finds a
-      whole one too.
+      holds the older checkpoints, the new one, or both, and each of them is whole. A process that loads during a save
+      finds a whole one too.
     - Durable: the contents are on the disk (`os.fsync`) before the file gets its final name, and the name (the folder's
       entry) is on the disk before this function returns.
     - Afterwards the folder holds the `keep` newest checkpoints and no older ones, and nothing that a killed or failed

@@ -71,13 +71,13 @@ def device_report(
        and the tensors of modules in a plain list. `model.to(device)` moves none of these. Don't list
        a parameter or buffer again as an attribute, even if a module keeps a second list of them, as `nn.LSTM` does.
     3. The same for `loss`, with the prefix `loss.`, if it is a module. `nn.CrossEntropyLoss(weight=…)` holds a tensor;
-       a plain loss holds none, and is not mentioned.
+       a loss without tensors is not mentioned.
     4. The batch, however it is nested: mappings, lists, tuples, named tuples and dataclasses. Its paths look like
        `batch[0]`, `batch[1]["boxes"][2]` and `batch[1].mask`. Skip everything that is not a tensor.
 
     Args:
         model: the module that is trained, wrapped in DDP or not.
-        batch: what the training step takes from its loader, in one piece or in several.
+        batch: what the training step takes from its loader, in one argument or in several; `batch[0]` is the first.
         loss: the loss, a module or a function.
         device: where every tensor should be; by default the device of most of the model's parameters.
     """

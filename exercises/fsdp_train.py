@@ -47,7 +47,7 @@ class ShardedTraining:
         - A rank keeps its rows of each parameter, and the optimizer keeps state for these rows only.
         - With `compute_dtype`, layers are gathered and compute in this dtype. Even then, the outputs of `model`, a rank's rows
           and the sums of the gradients are float32.
-        - Parameters may be shared between modules outside `layers`. Frozen parameters never change.
+        - Modules outside `layers` may share parameters (tied weights). Frozen parameters never change.
 
         Args:
             model: in float32, the same on all ranks.
@@ -89,12 +89,12 @@ class ShardedTraining:
     def save(self, folder: str | Path, step: int) -> None:
         """Write model, optimizer and `step` into `folder` with `torch.distributed.checkpoint`.
 
-        - Every rank writes its own rows. Together, the ranks write each number once.
+        - Every rank writes its own rows. Each element is written only once.
         """
         raise NotImplementedError("fsdp_train: the state under the names of the parameters, and the step")
 
     def load(self, folder: str | Path) -> int:
-        """Continue as if training had never stopped, whatever the number of ranks that saved and the shape of either mesh.
+        """Continue as if training had never stopped, even if the number of ranks or the mesh's shape has changed.
 
         - Load every parameter, the optimizer's state and its learning rate.
 

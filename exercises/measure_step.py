@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WARM_UP = 2  # steps of each kind: DDP's first step has everything in one bucket, its second rebuilds the buckets
 BYTES = 4  # of a float32
-BACKWARD = 2 / 3  # share of the computing: twice forward's multiplications, for the gradients of inputs and weights
+BACKWARD = 2 / 3  # backward's share of the computing: it multiplies twice where forward multiplies once
 
 
 @dataclass(frozen=True)

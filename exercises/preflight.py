@@ -26,10 +26,12 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
       GPUs). Read them; never change them.
     - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it available?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
-      is "True"; otherwise rank 0 does, and the port has to be free. Another program at that port is a problem too.
+      is "True"; otherwise preflight on rank 0 does, and the port has to be free. Another program at that
+      port is a problem too.
     - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
       `init_process_group` would only say that it timed out. So let each rank write its number into the store first, and
-      see which numbers are missing. WORLD_SIZE, torch's version and the backend are the same on every rank.
+      see which numbers are missing.
+    - WORLD_SIZE, torch's version and the backend are the same on every rank.
     - The group forms, and `monitored_barrier` passes. (Only gloo has it: with nccl, make a gloo group as well.)
     - The all-reduce of all RANKs is 0 + 1 + … + (WORLD_SIZE - 1), exactly.
 

@@ -31,7 +31,7 @@ def setup_ddp(rank: int, world_size: int) -> None:
 
     Raises:
         ValueError: `rank` is not between 0 and world_size - 1, or RANK or WORLD_SIZE is set to a different value.
-        ValueError or RuntimeError (PyTorch's or your own): world_size > 1 and MASTER_ADDR or MASTER_PORT is missing, or
+        ValueError or RuntimeError (PyTorch's or your own): MASTER_ADDR or MASTER_PORT is missing with world_size > 1; or
             this process already belongs to a group.
     """
     raise NotImplementedError("setup_ddp: choose the device, then join the process group")

@@ -44,7 +44,7 @@ class ShardedLinear(nn.Module):
         """What `linear` would return for this rank's inputs, in the same dtype.
 
         - Forward all-gathers the whole weight once, and backward once more. Weight and bias travel together.
-        - Backward averages the gradient over the ranks with one reduce-scatter. A second backward adds to it.
+        - Backward averages the gradient over the ranks with one reduce-scatter. A second backward adds to this gradient.
         - No rank holds the whole weight, or its whole gradient, between forward and backward, or after backward.
         - Inputs get the gradient of their own rank's loss. If they don't require a gradient, it's not computed.
         - It also works under `torch.no_grad()`.

@@ -79,7 +79,7 @@ class Result:
 
 
 def datasets(task: str) -> tuple[Pairs, Pairs]:
-    """The training and the test set: pairs of an input and a class, or of 64 characters and, for each, the next one."""
+    """The training and the test set: pairs of an input and a class, or of 64 characters and the one after each of them."""
     if task == "digits":
         from sklearn.datasets import load_digits
 
@@ -164,8 +164,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
     Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
-    If all are damaged it raises RuntimeError on every rank. Rank 0 sends the file to the others. That suits checkpoints of
-    a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
+    If all are damaged it raises RuntimeError on every rank. In the solution rank 0 sends the file to the others.
+    That suits checkpoints of a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
     raise NotImplementedError("train: load the same on every rank")
 
@@ -245,7 +245,7 @@ def say(rank: int, line: str) -> None:
 def main(arguments: list[str] | None = None) -> Result:
     """Run the script, from the command line to the end of the process group."""
     result = train(parse(arguments), join())
-    # Only after success: after an error, nccl would wait for the other ranks before torch prints it.
+    # Not after an error: nccl would wait here for the other ranks before torch could print the error.
     dist.destroy_process_group()
     return result
 

@@ -48,7 +48,7 @@ def train_ddp(
         rank: the global rank, 0 to world_size - 1.
         world_size: the number of ranks that train together.
         model_class: called without arguments, returns a module that turns inputs into logits of shape (batch, classes).
-        data: pairs of an input, of any shape, and a class, an int64 number.
+        data: pairs of an input of any shape and a class (an int64 number).
         epochs: the number of passes over the data.
         batch_size: samples per rank and step; a step uses world_size * batch_size samples.
         lr: the learning rate.

@@ -117,7 +117,7 @@ class ShardedTraining:
         # --- end ---
 
     def load(self, folder: str | Path) -> int:
-        """Continue as if training had never stopped, even if a different number of ranks saved, on a mesh of another shape.
+        """Continue as if training had never stopped, even if the number of ranks or the mesh's shape has changed.
 
         - Load every parameter, the optimizer's state and its learning rate.
 

@@ -35,7 +35,8 @@ def preflight(timeout: float = 10.0, backend: str | None = None) -> list[str]:
       GPUs). Read them; never change them.
     - The backend: "nccl" if there are GPUs and "gloo" otherwise, unless the caller names one. Is it available?
     - MASTER_ADDR resolves, and at MASTER_PORT a store answers. Torchrun's agent hosts it if TORCHELASTIC_USE_AGENT_STORE
-      is "True"; otherwise preflight on rank 0 does, and the port has to be free. Another program at that port is a problem too.
+      is "True"; otherwise preflight on rank 0 does, and the port has to be free. Another program at that
+      port is a problem too.
     - Every rank arrives, and each only once. Each rank that has arrived names all that are missing.
       `init_process_group` would only say that it timed out. So let each rank write its number into the store first, and
       see which numbers are missing.

@@ -251,8 +251,8 @@ def load(path: Path) -> dict[str, Any] | None:
     """The checkpoint `path`, or None if there is none; the same on every rank.
 
     Read it with `weights_only=True`. The solution also skips damaged files, says so, and returns the newest intact one.
-    If all are damaged it raises RuntimeError on every rank. In it, rank 0 sends the file to the others. That suits
-    checkpoints of a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
+    If all are damaged it raises RuntimeError on every rank. In the solution rank 0 sends the file to the others.
+    That suits checkpoints of a few GB; save larger ones in parts, with `torch.distributed.checkpoint` (chapter 6).
     """
     # --- solution: load the same on every rank ---
     damaged: list[str] = []

@@ -142,9 +142,10 @@ def test_the_start_page_leads_to_the_chapter_and_an_exercise_opens_beside_it(bro
     start = page.locator(".jp-NotebookPanel", has=onward)
     code = start.locator(".jp-CodeCell")
     assert code.count() == 1 and not code.locator(".jp-Cell-inputWrapper").is_visible()
+    page.locator(".jp-StatusBar-TextItem, .jp-StatusBar-GroupItem", has_text="| Idle").first.wait_for()
     code.locator(".ls-map").click(position={"x": 2, "y": 2})
     page.keyboard.press("Shift+Enter")
-    page.get_by_role("button", name="Refresh").wait_for()
+    code.get_by_role("button", name="Refresh").wait_for()
     assert not code.locator(".jp-Cell-inputWrapper").is_visible(), "the map, and not the code that draws it"
     assert start.locator(".jp-Cell").count() == 3, "no empty cell was added"
     for name in ("average_gradients", "ring_all_reduce"):
