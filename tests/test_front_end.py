@@ -136,20 +136,20 @@ def test_the_start_page_leads_to_the_chapter_and_an_exercise_opens_beside_it(bro
     page.set_default_timeout(120_000)
     errors = faults(page)
     page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
-    onward = page.locator(".ls-map > p a")
+    onward = page.locator(".ls-map > p a:visible")
     assert onward.inner_text().startswith("Begin: chapter 1")
     assert set(page.locator(".jp-DirListing-itemText").all_inner_texts()) == {"chapters", "exercises", "start.ipynb"}
     start = page.locator(".jp-NotebookPanel", has=onward)
     code = start.locator(".jp-CodeCell")
     assert code.count() == 1 and not code.locator(".jp-Cell-inputWrapper").is_visible()
     page.locator(".jp-StatusBar-TextItem, .jp-StatusBar-GroupItem", has_text="| Idle").first.wait_for()
-    code.locator(".ls-map").click(position={"x": 2, "y": 2})
+    code.locator(".ls-soft", has_text="Shift+Enter").click()
     page.keyboard.press("Shift+Enter")
     code.get_by_role("button", name="Refresh").wait_for()
     assert not code.locator(".jp-Cell-inputWrapper").is_visible(), "the map, and not the code that draws it"
     assert start.locator(".jp-Cell").count() == 3, "no empty cell was added"
     for name in ("average_gradients", "ring_all_reduce"):
-        page.get_by_role("link", name=f"{name}.py").click()
+        page.locator("a:visible", has_text=f"{name}.py").click()
         editor = page.locator(".jp-FileEditor", has_text=f"Exercise {name}")
         editor.wait_for()
         left, right = start.bounding_box(), editor.bounding_box()

@@ -133,7 +133,7 @@ class CourseMap(Stored):
         self._map.outputs = ({"output_type": "display_data", "data": shown, "metadata": {}},)
 
     def _drawn(self, now: CourseStanding) -> str:
-        drawn = as_html(self.course, now, self.chapter or (now.here[0] if now.here else ""))
+        drawn = as_html(self.course, now, self.chapter or (now.here[0] if now.here else self.course.chapters[0].name))
         return drawn if self.chapter else ALONE + drawn
 
     def _on_complete(self, change: Any) -> None:
