@@ -215,10 +215,36 @@ def test_chapters_and_exercises_say_how_long_they_take(course: Course) -> None:
 def test_the_first_link_says_where_to_go_on(course: Course) -> None:
     assert shown(course_map()).startswith(f"Begin: chapter 1, “{course.chapters[0].title}”")
     answer(course, "02_setup/set_epoch", "right")
-    assert shown(course_map("01_internals")).startswith("Continue: chapter 2, “Sharding”")
+    assert shown(course_map("03_debugging")).split(" Continue: ")[1].startswith("chapter 2, “Sharding”")
     for chapter in course.chapters:
         mark(course, chapter.name, complete=True)
     assert shown(course_map()).startswith("1 How DDP works inside")
+
+
+def test_a_chapters_end_leads_to_the_next_chapter(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a kernel and after a run, from the folder of the chapters and from that of the learner's copies."""
+    chapters = course.root / "chapters"
+    (chapters / "mine").mkdir()
+    title = f"Next: chapter 2, “{course.chapters[1].title}”"
+    for folder, path in ((chapters, "02_setup.ipynb"), (chapters / "mine", "../02_setup.ipynb")):
+        monkeypatch.chdir(folder)
+        first = course_map("01_internals")
+        link = f'<div class="ls-map"><p><a href="{path}">{title}</a></p>'
+        assert link in first.html and link in first.stored_html()
+        assert first.stored_markdown().startswith(f"[{title}]({path})\n\n1. How DDP")
+    answer(course, "01_internals/dp_or_ddp", "wrong")
+    assert shown(course_map("01_internals")).startswith(f"{title} Continue: chapter 1, “Two ways")
+    last = course_map("06_beyond_ddp")
+    assert shown(last).startswith("Continue: chapter 1") and last.stored_markdown().startswith("1. How DDP")
+
+
+def test_a_map_of_another_page_hides_no_chapters_end(course: Course) -> None:
+    """All pages of JupyterLab are one document: what hides a stored map is the same map, alive."""
+    hiding = [
+        re.findall(r"body:has\((\S+?)\)", course_map(one)._repr_mimebundle_()["text/html"])
+        for one in ("", "01_internals")
+    ]
+    assert hiding == [[".lockstep-live-map-"], [".lockstep-live-map-01_internals"]]
 
 
 def test_a_chapters_bar_says_how_much_is_done(course: Course) -> None:

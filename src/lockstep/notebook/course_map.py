@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from .stored import Stored
 
 FEW = 3  # The most exercises of a section that are linked; the clinic's cases are too many for a line
 STYLE = """<style>
-.ls-map > p { margin: 2px 0 10px; font-weight: 600 }
-.lockstep-said .ls-map > p a { display: inline-block; padding: 6px 16px; border-radius: 6px; text-decoration: none;
+.ls-map > p { margin: 2px 0 10px; font-weight: 600; display: flex; flex-wrap: wrap; gap: 8px }
+.lockstep-said .ls-map > p a { padding: 6px 16px; border-radius: 6px; text-decoration: none;
   background: var(--ls-link); color: var(--ls-on) }
 .lockstep-said .ls-map ol { list-style: none; margin: 0; padding: 0 }
 .lockstep-said .ls-map ol ol { margin: 2px 0 8px 46px }
@@ -94,13 +95,12 @@ ALONE = "<style>.jp-Cell:has(.ls-alone) .jp-Cell-inputWrapper { display: none }<
 
 
 class CourseMap(Stored):
-    """The map, unfolded at one chapter; without one, where the learner is. Its repr says only which chapter that is."""
-
-    key = "map"
+    """The map at the end of a chapter, unfolded there; without one, where the learner is. Its repr says which it is."""
 
     def __init__(self, chapter: str = "") -> None:
         self.course = courses.find()
         self.chapter = chapter
+        self.key = f"map-{chapter}"  # the start page's map, alive in its own tab, hides no chapter's stored one
         self._map = Output()  # JupyterLab opens the links of an output in itself, and those of an HTML widget elsewhere
         self._refresh = Button(description="Refresh", tooltip="Show what has been done since")
         self._complete = Checkbox(
@@ -123,7 +123,9 @@ class CourseMap(Stored):
         )
 
     def stored_markdown(self) -> str:
-        return "\n".join(f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1))
+        chapters = "\n".join(f"{number}. {one.title}" for number, one in enumerate(self.course.chapters, 1))
+        seen = Seen(self.course, Path.cwd())
+        return "".join(f"[{words}]({path})\n\n" for words, path in seen.after(self.chapter)) + chapters
 
     def show(self, *_: Any) -> None:
         now = standing(self.course)
@@ -133,7 +135,8 @@ class CourseMap(Stored):
         self._map.outputs = ({"output_type": "display_data", "data": shown, "metadata": {}},)
 
     def _drawn(self, now: CourseStanding) -> str:
-        drawn = as_html(self.course, now, self.chapter or (now.here[0] if now.here else self.course.chapters[0].name))
+        unfolded = self.chapter or (now.here[0] if now.here else self.course.chapters[0].name)
+        drawn = as_html(self.course, now, unfolded, after=self.chapter)
         return drawn if self.chapter else ALONE + drawn
 
     def _on_complete(self, change: Any) -> None:
@@ -149,17 +152,20 @@ def course_map(chapter: str = "") -> CourseMap:
     return CourseMap(chapter)
 
 
-def as_html(course: Course, now: CourseStanding, unfolded: str, folder: Path | None = None) -> str:
-    """Where to go on, and the chapters with what is done in each; links as seen from `folder`, or the current one."""
+def as_html(course: Course, now: CourseStanding, unfolded: str, folder: Path | None = None, after: str = "") -> str:
+    """Where to go on, and the chapters with what is done in each; links as seen from `folder`, or the current one.
+
+    `after` is the chapter at whose end the map stands. Its first link is the next chapter, even if a section is open.
+    """
     seen = Seen(course, folder or Path.cwd())
-    onward = ""
-    if now.upcoming is not None:
+    links = seen.after(after)
+    if now.upcoming is not None and (now.here or not after):
         chapter, section = now.upcoming
-        onward = seen.link(chapter, section, f"Continue: chapter {chapter.number}, “{section.plain}”")
-        if now.here is None:
-            begin = f"Begin: chapter {chapter.number}, “{html.escape(chapter.title)}”"
-            onward = f'<a href="{html.escape(seen.path(chapter.file))}">{begin}</a>'
-        onward = f"<p>{onward}</p>"
+        continued = f"Continue: chapter {chapter.number}, “{section.plain}”", seen.section(chapter, section)
+        begun = f"Begin: chapter {chapter.number}, “{chapter.title}”", seen.path(chapter.file)
+        links.append(continued if now.here else begun)
+    onward = "".join(f'<a href="{html.escape(path)}">{html.escape(words)}</a>' for words, path in links)
+    onward = f"<p>{onward}</p>" if onward else ""
     chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded) for one in now.chapters)
     return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>{BESIDE}'
 
@@ -174,9 +180,17 @@ class Seen:
     def path(self, file: Path) -> str:
         return Path(os.path.relpath(file, self.folder)).as_posix()
 
-    def link(self, chapter: Outline, section: Section, words: str) -> str:
-        """To a section; JupyterLab opens it beside this notebook."""
-        return f'<a href="{html.escape(f"{self.path(chapter.file)}#{section.anchor}")}">{html.escape(words)}</a>'
+    def section(self, chapter: Outline, section: Section) -> str:
+        """JupyterLab opens it beside this notebook."""
+        return f"{self.path(chapter.file)}#{section.anchor}"
+
+    def after(self, name: str) -> list[tuple[str, str]]:
+        """Words and path of a link to the chapter after this one; none after the last one, or without a name."""
+        there = [one for one in enumerate(self.course.chapters, 1) if self.course.page(one[1].name).is_file()]
+        pairs = [(number, one) for (_, before), (number, one) in pairwise(there) if before.name == name]
+        return [
+            (f"Next: chapter {number}, “{one.title}”", self.path(self.course.page(one.name))) for number, one in pairs
+        ]
 
 
 def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bool) -> str:
@@ -201,7 +215,7 @@ def _chapter(seen: Seen, one: ChapterStanding, now: CourseStanding, unfolded: bo
 def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     glyph, told = ("✓", "done") if part.is_done else ("◐", "partly done") if part.done else ("○", "not done yet")
     state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
-    title = seen.link(chapter, part.section, part.section.plain)
+    title = f'<a href="{html.escape(seen.section(chapter, part.section))}">{html.escape(part.section.plain)}</a>'
     notes = [html.escape(part.section.effort.lower())] if part.section.effort else []
     notes += [f"{part.done} of {part.of} done"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
