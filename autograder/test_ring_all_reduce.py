@@ -145,7 +145,7 @@ def judge_sum(grader: Grader, run: Run, inputs: Inputs, name: str) -> None:
     places = (got != wanted).flatten().nonzero().flatten()
     first = int(places[0])
     what = (
-        f"On rank {rank} {len(places)} of {wanted.numel()} elements are not the sum over {world} ranks; element {first} "
+        f"On rank {rank}, {len(places)} of {wanted.numel()} elements are not the sum over {world} ranks; element {first} "
         f"is {got.flatten()[first].item():g}, the sum is {wanted.flatten()[first].item():g}."
     )
     if returned is not None and torch.equal(returned.reshape(wanted.shape), wanted):

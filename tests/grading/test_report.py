@@ -273,6 +273,28 @@ def test_the_teacher_sees_whom_to_look_at() -> None:
     [shown] = re.findall(r'class="count" x="630" y="19.0" text-anchor="middle">(\d+)<', class_page(full))
     assert shown == "1", "all points have a bar of their own"
     assert page.count('href="reports/id-01.html"') >= 4
+    assert page.index("Look at these") < page.index("Distribution of points"), "what a teacher acts on is above"
+    assert re.findall(r'It goes boom.*?rect class="fill" width="(\d+)"', page) == ["91"], "10 of 11 learners"
+
+
+@pytest.mark.parametrize(("named", "ids"), [("Ada", ["ada"]), ("", []), ("ada", [])])
+def test_an_id_is_shown_where_it_is_not_the_name(named: str, ids: list[str]) -> None:
+    page = class_page(ClassResult(1, ("a",), (learner(named, id="ada"),)))
+    assert re.findall(r'<td class="mono soft wide">(.*?)</td>', page) == ids
+    assert (">id</th>" in page) is bool(ids)
+
+
+def test_many_pairs_are_folded() -> None:
+    people = tuple(learner(f"Name {n}", id=f"id-{n}") for n in range(7))
+    pairs = [Pair("a", "id-0", one.id, 0.9, LineRange(1, 2), LineRange(1, 2), "") for one in people[1:]]
+    folded = [
+        "<details><summary>6 pairs of learners</summary>" in class_page(ClassResult(1, ("a",), people), similar=pairs[:count])
+        for count in (5, 6)
+    ]
+    assert folded == [False, True]
+
+
+def test_the_teacher_sees_what_broke() -> None:
     whole = whole_class()
     text = Tree(class_page(whole, grades=apply(parse("[learner.zoe]\nlate = false", ()), whole))).text
     assert "Faults of the grader: 1" in text and "Nothing to grade: 1" in text and "who is not in this class" in text

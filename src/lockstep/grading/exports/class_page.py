@@ -79,6 +79,7 @@ def class_page(
         late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades))],
         slowest=_slowest(graded, person),
         learners=[person(one.id) | _row(one, *given[one.id]) for one in graded.learners],
+        ids=any(person(one)["name"] != one for one in learners),
         seed=graded.seed,
         isolation=isolation_said(graded.isolation),
         device=graded.device,
@@ -198,11 +199,10 @@ def _cells(learner: Learner, checks: Sequence[Item]) -> list[list[tuple[str, str
 
 
 def _diagnoses(graded: ClassResult, titles: Mapping[str, str], person: Person) -> list[dict[str, Any]]:
-    shown = graded.frequent[:DIAGNOSES]
     rows = []
-    for id, count in shown:
+    for id, count in graded.frequent[:DIAGNOSES]:
         people = [person(one.id) for one in graded.learners if id in one.diagnoses]
-        percent = f"{100 * count / shown[0][1]:.0f}"
+        percent = f"{100 * count / len(graded.learners):.0f}"
         rows.append({"id": id, "title": titles.get(id, ""), "count": count, "percent": percent, "people": people})
     return rows
 
