@@ -79,8 +79,11 @@ def test_the_seed_decides_what_is_drawn(course: Path) -> None:
 
 def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr(testing, "_call", lambda command, root, environment: called.append(command[3:]) or 0)
+    monkeypatch.setattr(
+        testing, "_call", lambda command, root, environment: called.append(command[len(testing.PYTEST) :]) or 0
+    )
     assert testing.run_tests(course, ["-x", "-k", "rank"]) == 0
+    assert capsys.readouterr().out.startswith("The course's own tests. Ctrl-C stops them.\n"), "how long depends on -k"
     (quick,) = called
     assert quick[0] == "-q" and quick[3:] == ["--quick", "-x", "-k", "rank", "tests"]
     called.clear()
@@ -93,6 +96,23 @@ def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert testing.run_tests(course, ["tests/test_bank.py::test_wrong", "-p", "no:cacheprovider"]) == 0
     assert called == [["tests/test_bank.py::test_wrong", "-p", "no:cacheprovider"]]
     assert "claims.toml is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "minutes"), [([], "10 to 16 minutes"), (["--all"], "about 50 minutes")])
+def test_how_long_it_takes_is_said_first(
+    option: list[str], minutes: str, course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(testing, "_call", lambda *given: said.append(capsys.readouterr().out) or 0)
+    assert testing.run_tests(course, option) == 0
+    assert said[0] == f"The course's own tests, {minutes} on two cores. Ctrl-C stops them.\n"
+
+
+def test_before_the_first_test_it_says_how_many_there_are(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    environment = FEW | {"PYTHONPATH": str(ROOT / "src")}
+    assert testing._call([*testing.PYTEST, "-q", "--numprocesses=2", "tests"], course, environment) == 0
+    said = capfd.readouterr().out
+    assert said.startswith("Collecting the tests ...\n65 tests in 2 processes\n") and "node" not in said
 
 
 @pytest.mark.parametrize("codes", [(1, 0), (0, 1)])

@@ -22,7 +22,7 @@ from ..authoring import claims
 from ..course import CourseError
 from ..ranks.processes import cores
 
-PYTEST = [sys.executable, "-m", "pytest"]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "lockstep.commands.xdist_words"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3
@@ -46,6 +46,8 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     if not (root / "tests").is_dir():
         print("This is a learner's copy, without the course's own tests. ./lockstep check --all grades your exercises.")
         return 2
+    minutes = "" if options else f", {'about 50' if everything else '10 to 16'} minutes on two cores"
+    print(f"The course's own tests{minutes}. Ctrl-C stops them.", flush=True)
     spread = ["-q", f"--numprocesses={cores() + WAITING}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
