@@ -16,7 +16,8 @@ from support.tiny_course import make_course
 from lockstep import bootstrap
 from lockstep.commands import check as check_command
 from lockstep.commands import lab
-from lockstep.commands.terminal import next_text
+from lockstep.commands.check import _Shower
+from lockstep.commands.terminal import next_text, show_score
 from lockstep.course import CourseError
 from lockstep.course.standing import NextUp
 from lockstep.course.stubs import make_stub
@@ -125,14 +126,38 @@ def test_the_command_of_what_comes_next_is_never_broken() -> None:
     assert lines == ['Next: train_ddp, chapter 2, "Exercise: implement train_ddp"', f"    {command}"]
 
 
-def test_a_command_is_never_broken() -> None:
-    found = Diagnosis(
-        "missing-set-epoch", "Rank 0 saw one order.", read='chapter 2, "Sharding: each rank its own samples"'
-    )
+def test_a_failures_name_is_below_it_and_the_hint_is_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """At each width; between two failures is a blank line, in a report and while it is graded."""
+    found = Diagnosis("missing-set-epoch", "Rank 0 saw one order.", read='chapter 2, "Sharding"')
     check = CheckResult("every epoch has a new order", "test_a", CheckOutcome.FAILED, found)
-    for width, last in ((60, "./lockstep hint train_ddp"), (100, f"Read: {found.read} · ./lockstep hint train_ddp")):
+    for width in (60, 100):
         lines = check_text(check, "train_ddp", width).splitlines()
-        assert lines[-1] == f"      {last}" and max(map(len, lines)) <= width
+        assert lines == [
+            "  ✗ every epoch has a new order",
+            "      missing-set-epoch",
+            "      Rank 0 saw one order.",
+            '      Read: chapter 2, "Sharding"',
+        ]
+    passed = CheckResult("is quiet", "q", CheckOutcome.PASSED)
+    result = ExerciseResult("train_ddp", (passed, check, check, passed), 1.0)
+    _, *shown = report_text(Report(0, (result,))).splitlines()
+    assert shown == [
+        "",
+        "  ✓ is quiet",
+        *lines,
+        "",
+        *lines,
+        "",
+        "  ✓ is quiet",
+        "",
+        "  For a hint: ./lockstep hint train_ddp",
+    ]
+    shower = _Shower(4)
+    for one in result.checks:
+        shower("train_ddp", one)
+    assert capsys.readouterr().out.splitlines() == ["", "train_ddp", *shown[1:-2]]
+    show_score(result)
+    assert capsys.readouterr().out.splitlines()[1:] == ["For a hint: ./lockstep hint train_ddp"]
 
 
 def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
@@ -256,24 +281,6 @@ def test_what_is_not_written_is_one_line_and_what_waits_for_it_none() -> None:
         "  ✓ is quiet",
         "  ✗ Nothing is written here yet · exercises/add.py:9 · %hint add",
     ]
-
-
-def test_a_blank_line_follows_what_is_explained() -> None:
-    found = Diagnosis("raised", "It raised.")
-    wrong = [CheckResult(name, name, CheckOutcome.FAILED, found) for name in ("adds", "keeps")]
-    passed = CheckResult("is quiet", "q", CheckOutcome.PASSED)
-    checks = (passed, *wrong, passed)
-    shown = report_text(Report(0, (ExerciseResult("add", checks, 1.0),))).splitlines()[2:]
-    assert [line.split("  ")[-1].strip() for line in shown] == [
-        "✓ is quiet", "raised", "It raised.", "./lockstep hint add", "", "raised", "It raised.", "./lockstep hint add",
-        "", "✓ is quiet",
-    ]  # fmt: skip
-    console = Console(file=io.StringIO(), width=100)
-    shower = check_command._Shower(4)
-    shower.console = console
-    for one in checks:
-        shower("add", one)
-    assert console.file.getvalue().splitlines()[2:] == shown  # type: ignore[attr-defined]
 
 
 def test_what_waits_for_a_mistake_is_listed() -> None:

@@ -288,7 +288,8 @@ def test_many_pairs_are_folded() -> None:
     people = tuple(learner(f"Name {n}", id=f"id-{n}") for n in range(7))
     pairs = [Pair("a", "id-0", one.id, 0.9, LineRange(1, 2), LineRange(1, 2), "") for one in people[1:]]
     folded = [
-        "<details><summary>6 pairs of learners</summary>" in class_page(ClassResult(1, ("a",), people), similar=pairs[:count])
+        "<details><summary>6 pairs of learners</summary>"
+        in class_page(ClassResult(1, ("a",), people), similar=pairs[:count])
         for count in (5, 6)
     ]
     assert folded == [False, True]

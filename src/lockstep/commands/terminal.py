@@ -14,7 +14,7 @@ from rich.theme import Theme
 
 from ..course import Chapter, Course, progress
 from ..course.standing import ChapterStanding, NextUp, next_up, standing
-from ..grading.text import WIDTH, check_text, is_unwritten, stage_text
+from ..grading.text import WIDTH, check_text, hint_text, is_explained, is_unwritten, stage_text
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
 from .console import console, painted, width
@@ -28,6 +28,8 @@ def show_check(check: CheckResult, exercise: str, on: Console) -> None:
     said = painted(check_text(check, exercise, min(width(), WIDTH)))
     end = len(said.plain) if is_unwritten(check) else (said.plain + "\n").index("\n")
     said.stylize(STYLES[check.outcome] if not is_unwritten(check) else "yellow", 0, end)
+    if check.diagnosis and is_explained(check):
+        said.highlight_regex(rf"(?<=\n) +{re.escape(check.diagnosis.id)}(?=\n)", "dim")
     on.print(said)
 
 
@@ -36,8 +38,8 @@ def show_score(result: ExerciseResult) -> None:
     style = "bold green" if result.passed else "bold"
     line = f"{result.name}: {result.summary}"
     console().print(Text(line, style=style))
-    if result.stage:
-        console().print(painted(stage_text(result)))
+    for below in filter(None, (hint_text(result), stage_text(result))):
+        console().print(painted(below))
 
 
 def show_next(course: Course, report: Report) -> None:

@@ -77,15 +77,20 @@ def report_text(report: Report, hint: str = HINT) -> str:
 
 
 def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
-    """One exercise: its score, then its checks."""
+    """One exercise: its score, then its checks, with a blank line after each that explains a failure."""
     head = exercise.summary
     lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
     worth = Worth()
     for check in exercise.checks:
         if worth(check):
             lines += [check_text(check, exercise.name, hint=hint), *([""] if is_explained(check) else [])]
-    lines += _wrapped(stage_text(exercise), WIDTH)
-    return "\n".join(lines).rstrip()
+    below = [fit(f"  {line}", WIDTH) for line in (hint_text(exercise, hint), stage_text(exercise)) if line]
+    return "\n\n".join(filter(None, ("\n".join(lines).rstrip(), "\n".join(below))))
+
+
+def hint_text(exercise: ExerciseResult, hint: str = HINT) -> str:
+    """The command that helps with what failed; empty if nothing did, or if the lines of unwritten parts have it."""
+    return f"For a hint: {hint} {exercise.name}" if any(map(is_explained, exercise.checks)) else ""
 
 
 def stage_text(exercise: ExerciseResult) -> str:
@@ -96,29 +101,24 @@ def stage_text(exercise: ExerciseResult) -> str:
 def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint: str = HINT) -> str:
     """One check: a line, and for a failed one what was seen, where, why, and what to read."""
     first = f"  {MARKS[check.outcome]} {check.name}"
-    todo = [f"{hint} {exercise}"] if exercise else []
     if is_unwritten(check):
         assert check.diagnosis is not None
         said = check.diagnosis.message.partition("\n")[0].removesuffix(".")
+        todo = [f"{hint} {exercise}"] if exercise else []
         return "\n".join(_beside([f"  {MARKS[check.outcome]} {said}", check.diagnosis.place, *todo], width))
     if check.outcome is CheckOutcome.NOT_RUN:
         return _not_run(check, width)
     if check.diagnosis is None:
         return fit(first, width)
     diagnosis = check.diagnosis
-    if len(first) + 2 + len(diagnosis.id) <= width:
-        lines = [first.ljust(width - len(diagnosis.id) - 2) + "  " + diagnosis.id]
-    else:
-        lines = [fit(first, width), f"      {diagnosis.id}"]
+    lines = [fit(first, width), f"      {diagnosis.id}"]
     lines += _wrapped(diagnosis.message, width)
     if diagnosis.line:
         lines.append(fit(f"      {diagnosis.place}   {diagnosis.source}", width))
     if diagnosis.evidence:
         lines += ["", fit(textwrap.indent(diagnosis.evidence, "      "), width), ""]
     lines += _wrapped(diagnosis.why, width)
-    todo[:0] = [f"Read: {diagnosis.read}"] if diagnosis.read else []
-    if todo:
-        lines += _beside([f"      {todo[0]}", *todo[1:]], width)
+    lines += [fit(f"      Read: {diagnosis.read}", width)] if diagnosis.read else []
     return "\n".join(lines)
 
 
