@@ -107,6 +107,29 @@ def test_a_heading_stays_with_its_text_and_a_hang_whole(book: Path, printed: Any
         assert contents.locator(one).first.evaluate(rule, "breakAfter") == "avoid", one
 
 
+def test_a_short_cell_stays_whole_and_source_code_keeps_its_lines(book: Path, printed: Any) -> None:
+    """What is longer than half a page may be broken, though not after its first lines or before its last."""
+    page = printed(book / "01_internals.html", A4)
+    style = "(all, rule) => [...new Set(all.map((one) => getComputedStyle(one)[rule]))]"
+    lines = "(all) => all.map((one) => [...one.querySelectorAll('pre')].map((pre) => pre.textContent.trim()).join('\\n').split('\\n').length)"
+    short, long = page.locator(".cell.short"), page.locator(".cell:not(.short):not(:has(.html, img))")
+    assert short.evaluate_all(style, "breakInside") == ["avoid"] and long.evaluate_all(style, "breakInside") == ["auto"]
+    assert max(short.evaluate_all(lines)) == books.WHOLE < min(long.evaluate_all(lines))
+    last = page.locator(".source .line:last-child")
+    assert page.locator(".source .magic + .line").evaluate_all(style, "breakBefore") == ["avoid"]
+    assert last.evaluate_all(style, "breakBefore") == ["avoid"]
+    rows = "(all) => all.map((one) => one.getClientRects().length && Math.round(one.offsetHeight / parseFloat(getComputedStyle(one).lineHeight)))"
+    assert set(page.locator(".source .line").evaluate_all(rows)) == {1}, "none is broken on A4"
+
+
+def test_what_only_a_screen_can_do_is_not_printed(printed: Any) -> None:
+    css = (Path(books.__file__).with_name("pages") / "book.css").read_text(encoding="utf-8")
+    page = printed(f"<style>{css}</style><main><p>See. <span class=on-screen>Click.</span></p></main>", A4)
+    assert page.locator("p").inner_text().strip() == "See."
+    page.emulate_media(media="screen")
+    assert page.locator("p").inner_text().strip() == "See. Click."
+
+
 def test_each_printed_page_has_its_number(book: Path, printed: Any, tmp_path: Path) -> None:
     paper = tmp_path / "book.pdf"
     printed(book / "index.html", A4).pdf(path=paper)

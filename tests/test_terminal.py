@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from support import ROOT, one_of
 from support.command_line import at_terminal, call, plain, screen
 from support.tiny_course import make_course
 
 from lockstep import bootstrap
-from lockstep.commands import check as check_command
 from lockstep.commands import lab
 from lockstep.commands.check import _Shower
 from lockstep.commands.terminal import next_text, show_score

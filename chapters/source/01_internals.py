@@ -388,7 +388,7 @@ contract("average_gradients")
 # ## All-reduce by hand
 #
 # To see what an all-reduce costs, build one from messages. In the picture, each row is a rank, and each box is a piece
-# of its tensor. Click the picture, then step with the arrow keys or the buttons.
+# of its tensor. <span class="on-screen">Click the picture, then step with the arrow keys or the buttons.</span>
 
 # %%
 from lockstep.notebook.stepper import Stepper

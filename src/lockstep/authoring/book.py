@@ -41,7 +41,8 @@ QUIZ_REPR = re.compile(r"^Quiz\((.+)\)$")
 MAP_REPR = re.compile(r"^CourseMap\(.*\)$")  # a page has its own mark, which needs no kernel
 REFERENCE = re.compile(r"chapter\s+(\d+),\s+([\"“])([^\"”]+)([\"”])")
 ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
-SHORT = 28
+SHORT = 28  # characters of code that stay in a line
+WHOLE = 24  # lines of a cell and what it printed that stay on a page
 WIDE = re.compile(r'viewBox="0 0 (\d+)')
 PHONE = 500  # A picture that is no wider can be read on a phone without scrolling
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
@@ -162,6 +163,9 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
     for code in soup.find_all("code"):  # no line ends in the middle of an option or a name
         if len(code.get_text()) <= SHORT and not code.find_parent("pre") and not code.get("class"):
             code["class"] = "keep"
+    for cell in soup.select(".cell:not(:has(.html, img))"):
+        if sum(len(pre.get_text().strip().split("\n")) for pre in cell("pre")) <= WHOLE:
+            cell["class"].append("short")
     _own_links(soup)
     for frame in soup.select("iframe.lockstep-dark"):  # for JupyterLab's dark theme; here a frame follows the page's
         frame.decompose()
