@@ -119,17 +119,40 @@ def test_an_answer_is_on_the_slide_after_its_question(book: Path, name: str) -> 
 @each_chapter
 def test_what_is_to_be_predicted_is_asked_before_any_output(book: Path, name: str) -> None:
     shown = slides(book, name)
-    asked = [one for one in shown if "ask" in one["class"]]
-    assert not any(one.select(".printed, .html, svg") or "meant to end" in one.get_text() for one in asked)
+    for one in (one for one in shown if "ask" in one["class"]):
+        assert not one.select(".printed, .html, svg, img:not(.covered)") and "meant to end" not in one.get_text()
     predicted = [
         paragraph
         for paragraph in soup(book, name).select("main > p")
         if any(bold.get_text().startswith("Predict") for bold in paragraph.select("strong"))
     ]
     for paragraph in predicted:
-        (at,) = [n for n, one in enumerate(shown) if "ask" in one["class"] and words(paragraph) in words(one)]
+        asked = re.sub(r"\(--timeline[^()]*\)", "", words(paragraph))
+        (at,) = [n for n, one in enumerate(shown) if "ask" in one["class"] and asked in words(one)]
         assert "answer" in next(one for one in shown[at:] if "ask" not in one["class"])["class"]
     assert predicted or name == "05_checkpointing"
+
+
+def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> None:
+    shown = slides(book, "01_internals")
+    covered = [n for n, one in enumerate(shown) if one.select(".fit > img.covered")]
+    pictures = [one["src"] for one in soup(book, "01_internals").select('img[src^="pictures/"]')]
+    assert len(covered) == sum(b">before<" in (ROOT / "chapters" / one).read_bytes() for one in pictures) == 5
+    for at in covered:
+        first, then = shown[at].img, shown[at + 1].img
+        assert first["src"] == then["src"] and "covered" not in then["class"]
+        assert "ask" in shown[at]["class"] and "answer" in shown[at + 1]["class"]
+
+
+def test_what_a_slide_lacks_is_not_spoken_of() -> None:
+    """Options, a picture to click, where to read on."""
+    body = bs4.BeautifulSoup(
+        "<p>Look. <span class=on-screen>Click it.</span> Guess (twice). (<code class=keep>--into</code> keeps it.)</p>"
+        "<div class=ls-card><p>HANG</p><p>Read: more</p></div>",
+        "html.parser",
+    )
+    decks._make_whole(body, ROOT, "01_internals")
+    assert " ".join(body.get_text(" ").split()) == "Look. Guess (twice). HANG"
 
 
 @each_chapter

@@ -165,7 +165,7 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
             code["class"] = "keep"
     for cell in soup.select(".cell:not(:has(.html, img))"):
         if sum(len(pre.get_text().strip().split("\n")) for pre in cell("pre")) <= WHOLE:
-            cell["class"] = ["cell", "short"]
+            cell["class"] = ["cell", "short"]  # type: ignore[assignment]
     _own_links(soup)
     for frame in soup.select("iframe.lockstep-dark"):  # for JupyterLab's dark theme; here a frame follows the page's
         frame.decompose()

@@ -31,6 +31,7 @@ TIGHT = 1.2  # a slide may be this much too full, and is made smaller
 TEXT_WIDTH, CODE_WIDTH = 76, 82  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
+ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 
 
@@ -70,9 +71,23 @@ def _read(page: str) -> str:
 
 
 def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
-    """Pictures go into the page, links lead into the book beside it, and headings lose their own links."""
+    """Pictures go into the page, links lead into the book beside it, headings lose their own links, texts what is said
+    of what no slide has: options, pictures that move, where to read on.
+    """
+    for gone in [
+        *body.select(".on-screen"),
+        *(one for one in body.select(".ls-card p") if one.get_text().startswith("Read: ")),
+    ]:
+        gone.decompose()
+    for text in body.find_all("p", recursive=False):
+        if ASIDE.search(said := text.decode_contents()):
+            text.clear()
+            text.append(BeautifulSoup(ASIDE.sub("", said), "html.parser"))
     for image in body.find_all("img", src=re.compile(r"\.svg$")):
-        data = base64.b64encode((folder / str(image["src"])).read_bytes()).decode()
+        picture = (folder / str(image["src"])).read_bytes()
+        if b">before<" in picture:
+            image["class"] = "turns"
+        data = base64.b64encode(picture).decode()
         image["src"] = f"data:image/svg+xml;base64,{data}"
     for link in body.find_all("a", href=True):
         if link.get("class") == ["anchor-link"]:
@@ -140,7 +155,12 @@ class _Deck:
             if node.name == "p" and not node.img:
                 lead, asked = node, Markup(node.decode()) if _predicts(node) else Markup()
             elif node.name == "p" or (node.name == "details" and node.img):
-                yield "picture", self.last(lead) + Markup(str(node.img)) + self.taken(rest)
+                assert node.img is not None
+                before = self.last(lead)
+                turns = node.img.get("class") == "turns"
+                if turns:  # what comes out is to be guessed first
+                    yield "ask", before + Markup(str(node.img).replace('class="turns"', 'class="covered"'))
+                yield "answer" if turns else "picture", before + Markup(str(node.img)) + self.taken(rest)
             elif node.name == "details":
                 before = Markup(str(lead or ""))
                 hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
