@@ -73,7 +73,7 @@ def test_a_use_is_found_under_any_name() -> None:
 TERMS = """
     rank, all-reduce, collective, process group, bucket, hook, handle, latency, bandwidth, overlap, exposed, broadcast,
     reduce-scatter, all-gather, joined batch, node, hang, NCCL, activations, FSDP, launcher, store, backend, root cause, echo,
-    watchdog, enqueued, flight recorder, preflight, MFU, streams, roofline, bus bandwidth, autocast, communication hook,
+    watchdog, enqueued, flight recorder, preflight, MFU, stream, roofline, bus bandwidth, autocast, communication hook,
     error feedback, device mesh, linear scaling rule, preempts, torn, atomic, grace period, rotation
 """
 SPECIAL = {"node": "nodes", "hang": "hangs", "echo": "echoes", "store": "the store"}
