@@ -65,6 +65,13 @@ def answer(course: Course, question: str, given: str) -> None:
         known.quizzes[question] = given
 
 
+def test_the_next_chapter_has_one_link(course: Course) -> None:
+    mark(course, "01_internals", complete=True)
+    assert [words for words in targets(course_map("01_internals")) if "chapter" in words] == [
+        "Next: chapter 2, “Setting up: from one process to many”"
+    ]
+
+
 def test_the_best_try_of_an_exercise_is_on_the_map(course: Course) -> None:
     progress.record(course, "setup_ddp", 3, 8)
     progress.record(course, "setup_ddp", 1, 8)

@@ -445,6 +445,6 @@ def test_a_check_fails_and_passes_and_the_map_knows(bench: Any, running: Lab, ex
     there.get_by_text("· complete").first.wait_for()
     assert "Setting up: from one process to many" in there.locator("li:visible", has_text="you are here").inner_text()
     picture(there, "map")
-    there.get_by_role("link", name=re.compile("^Continue: chapter 2")).locator("visible=true").click()
+    there.get_by_role("link", name=re.compile("^Next: chapter 2")).locator("visible=true").click()
     notebook.page.get_by_role("tab", name="02_setup.ipynb").wait_for()
     assert notebook.page.get_by_role("tab", name=notebook.file.name).count(), "it stands beside this notebook"

@@ -166,4 +166,5 @@ def picture(target: Any, name: str) -> None:
     """Keep a picture of what the page or a part of it shows, where LOCKSTEP_SCREENSHOTS names a folder."""
     if SCREENSHOTS:
         Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+        getattr(target, "page", target).wait_for_timeout(1500)  # until what moves has come to rest
         target.screenshot(path=str(Path(SCREENSHOTS) / f"{name}.png"))

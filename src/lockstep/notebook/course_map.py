@@ -163,7 +163,8 @@ def as_html(course: Course, now: CourseStanding, unfolded: str, folder: Path | N
         chapter, section = now.upcoming
         continued = f"Continue: chapter {chapter.number}, “{section.plain}”", seen.section(chapter, section)
         begun = f"Begin: chapter {chapter.number}, “{chapter.title}”", seen.path(chapter.file)
-        links.append(continued if now.here else begun)
+        if begun[1] not in [path for _, path in links]:
+            links.append(continued if now.here else begun)
     onward = "".join(f'<a href="{html.escape(path)}">{html.escape(words)}</a>' for words, path in links)
     onward = f"<p>{onward}</p>" if onward else ""
     chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded) for one in now.chapters)
