@@ -79,9 +79,8 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     sizes = [[call.nbytes for call in calls if call.nbytes] for calls in run.collectives]
     if cause.kind == "crashed" and not any(sizes):  # for a reason of its own
         return None
-    counted = (
-        len(set(map(len, sizes))) > 1 and cause.kind == "hang"
-    )  # then the evidence says how many each rank started
+    # In a hang of different counts the evidence says how many each rank started.
+    counted = len(set(map(len, sizes))) > 1 and cause.kind == "hang"
     brought = "; ".join(f"rank {rank}: {len(own)} of {sum(own)} bytes in all" for rank, own in enumerate(sizes))
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     held = [len(names or []) for names in run.observed("held")]

@@ -135,8 +135,7 @@ class CourseMap(Stored):
         self._map.outputs = ({"output_type": "display_data", "data": shown, "metadata": {}},)
 
     def _drawn(self, now: CourseStanding) -> str:
-        unfolded = self.chapter or (now.here[0] if now.here else self.course.chapters[0].name)
-        drawn = as_html(self.course, now, unfolded, after=self.chapter)
+        drawn = as_html(self.course, now, self.chapter)
         return drawn if self.chapter else ALONE + drawn
 
     def _on_complete(self, change: Any) -> None:
@@ -152,21 +151,23 @@ def course_map(chapter: str = "") -> CourseMap:
     return CourseMap(chapter)
 
 
-def as_html(course: Course, now: CourseStanding, unfolded: str, folder: Path | None = None, after: str = "") -> str:
+def as_html(course: Course, now: CourseStanding, chapter: str = "", folder: Path | None = None) -> str:
     """Where to go on, and the chapters with what is done in each; links as seen from `folder`, or the current one.
 
-    `after` is the chapter at whose end the map stands. Its first link is the next chapter, even if a section is open.
+    At the end of a `chapter` the first link is the next one, even if a section is open. Unfolded is that chapter, else
+    the one where the learner is, at first chapter 1.
     """
     seen = Seen(course, folder or Path.cwd())
-    links = seen.after(after)
-    if now.upcoming is not None and (now.here or not after):
-        chapter, section = now.upcoming
-        continued = f"Continue: chapter {chapter.number}, “{section.plain}”", seen.section(chapter, section)
-        begun = f"Begin: chapter {chapter.number}, “{chapter.title}”", seen.path(chapter.file)
+    links = seen.after(chapter)
+    if now.upcoming is not None and (now.here or not chapter):
+        outline, section = now.upcoming
+        continued = f"Continue: chapter {outline.number}, “{section.plain}”", seen.section(outline, section)
+        begun = f"Begin: chapter {outline.number}, “{outline.title}”", seen.path(outline.file)
         if begun[1] not in [path for _, path in links]:
             links.append(continued if now.here else begun)
     onward = "".join(f'<a href="{html.escape(path)}">{html.escape(words)}</a>' for words, path in links)
     onward = f"<p>{onward}</p>" if onward else ""
+    unfolded = chapter or (now.here[0] if now.here else course.chapters[0].name)
     chapters = "".join(_chapter(seen, one, now, one.outline.name == unfolded) for one in now.chapters)
     return f'{STYLE}<div class="ls-map">{onward}<ol>{chapters}</ol></div>{BESIDE}'
 

@@ -38,7 +38,7 @@ def write_start_page(course: Course) -> Path:
     """Write it into the course's folder. A chapter that cannot be read is named in the place of the map."""
     try:
         now = standing(course)
-        shown = as_html(course, now, now.here[0] if now.here else course.chapters[0].name, course.root)
+        shown = as_html(course, now, folder=course.root)
         shown += f'<p class="ls-soft">{STALE}</p>'
     except CourseError as unreadable:
         shown = f"<p>{escape(str(unreadable))}</p>"

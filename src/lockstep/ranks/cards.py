@@ -88,15 +88,11 @@ def table(names: Sequence[str], rows: Sequence[Sequence[str]], odd: Sequence[boo
     for row, differs in zip(rows, odd, strict=True):
         line = []  # with spaces between, at which the lines of a narrow screen break
         for name, cell in zip(names, row, strict=True):
-            kind = (
-                " class=ls-for"
-                if name == "for"
-                else " class=ls-in"
-                if name == "waits in" and text.is_call(cell)
-                else ""
-            )
+            kinds = {"for": " class=ls-for", "waits in": " class=ls-in" if text.is_call(cell) else ""}
             said, _, code = cell.partition(text.GAP)
-            line.append(f"<td{kind}>{escape(said)}{f' <code>{escape(code.strip())}</code>' if code else ''}</td>")
+            line.append(
+                f"<td{kinds.get(name, '')}>{escape(said)}{f' <code>{escape(code.strip())}</code>' if code else ''}</td>"
+            )
         lines.append(f"<tr{' class=ls-odd' if differs else ''}>{' '.join(line)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
