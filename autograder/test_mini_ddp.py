@@ -327,6 +327,7 @@ def test_buckets(grader: Grader) -> None:
     run, wanted, cap = overlap_run(grader), -(-LAYERS // PER_BUCKET), PER_BUCKET * LAYER
     for rank in range(WORLD):
         sizes = [one.nbytes for one in sent(events(run, rank))]
+        least = min(sizes[:-1], default=cap)
         what = (
             f"For {LAYERS} parameters of {LAYER} bytes and bucket_cap_mb={cap / 2**20:g} (so {PER_BUCKET} fill a bucket) rank "
             f"{rank} made {len(sizes)} all-reduces of {sum(sizes)} bytes in all; expected {wanted}."
@@ -337,6 +338,7 @@ def test_buckets(grader: Grader) -> None:
             (max(sizes) >= cap + LAYER, "wrong-bucket-size", f" The largest has {max(sizes)} bytes, above the {cap} of the cap.", BUCKET),
             (sizes[-1] > sizes[0], "forward-order", f" The first has {sizes[0]} bytes and the last {sizes[-1]}: the rest that "
              "fills no bucket is of the last parameters, not of the first.", r"parameters\( || " + BUCKET),
+            (least < cap, "wrong-bucket-size", f" But one before the last has {least} bytes: another parameter fits.", BUCKET),
         ]  # fmt: skip
         for is_so, id, says, at in mistakes:
             grader.fail_on([rank] * is_so, id, what + says, at=at)
