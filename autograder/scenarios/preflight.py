@@ -265,6 +265,12 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
     observe("found", found)
     store.add("returned", 1)
     if case == "well" and not found["raised"] and not dist.is_initialized():
+        # Without a store of its own, init_process_group writes its keys under this name.
+        keys = getattr(store.underlying_store, "list_keys", list)()  # not in every version of torch
+        left = [key for key in keys if "default_pg/" in key]
+        observe("left", left)
+        if left:  # the job may hang
+            return
         dist.init_process_group("gloo")  # as the job would, next
     if case in ("well", "given") and dist.is_initialized():
         total = torch.tensor([float(me + 1)])
