@@ -265,9 +265,10 @@ def together(submission, case: str, odd: list[int], changes: dict[str, str | Non
     observe("found", found)
     store.add("returned", 1)
     if case == "well" and not found["raised"] and not dist.is_initialized():
-        # Without a store of its own, init_process_group writes its keys under this name.
+        # Without a store of its own, init_process_group writes a rank's address under such a name. Others may have
+        # started theirs by now, but nobody writes this rank's.
         keys = getattr(store.underlying_store, "list_keys", list)()  # not in every version of torch
-        left = [key for key in keys if "default_pg/" in key]
+        left = [key for key in keys if "default_pg/" in key and key.endswith(f"/{me}")]
         observe("left", left)
         if left:  # the job may hang
             return
