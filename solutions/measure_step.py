@@ -67,7 +67,7 @@ def exposed_communication(
     parameters = list(ddp_model.parameters())
     gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
     buffers = [buffer.clone() for buffer in ddp_model.buffers()]
-    device = parameters[0].device
+    device = next(ddp_model.parameters()).device
     seconds = torch.zeros(WARM_UP + repeats, 2, dtype=torch.float64, device=device)
     for repeat in range(WARM_UP + repeats):
         for kind, context in enumerate((contextlib.nullcontext, ddp_model.no_sync)):
