@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import ranks
 from ..course import leaf
@@ -34,7 +34,7 @@ class Finding:
     id: str
     message: str
     at: ranks.Frame | str | None
-    evidence: str = ""
+    evidence: text.Evidence = field(default_factory=text.Evidence)
 
 
 def general(submission: Submission, run: ranks.Run) -> Finding:
@@ -50,7 +50,7 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    evidence = "" if id == UNWRITTEN else text.evidence(run)
+    evidence = text.Evidence() if id == UNWRITTEN else text.evidence(run)
     return Finding(id, _left_behind(cause) or message, frame, evidence)
 
 

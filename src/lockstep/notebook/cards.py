@@ -119,32 +119,11 @@ def _failed(check: CheckResult, exercise: str) -> str:
         f"<p>{escape(more)}</p>" if more else "",
         f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
     ]
-    parts += _evidence(found.evidence)
+    evidence = found.evidence.strip("\n")
+    parts += [table(found.rows), f"<pre>{escape(evidence)}</pre>" if evidence else ""]
     parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
     parts.append(f"<p>{f'Read: {_linked(found.read)} · ' if found.read else ''}{hint}</p>")
     return f'<div class="ls-one">{"".join(parts)}</div>'
-
-
-def _evidence(said: str) -> list[str]:
-    """As it is, but the ranks' tables as tables whose odd rows are tinted."""
-    parts: list[str] = []
-    plain: list[str] = []
-    for paragraph in said.split("\n\n"):
-        head, *rows = paragraph.splitlines() or [""]
-        if not text.HEAD.match(head):
-            plain.append(paragraph)
-            continue
-        names, cells = text.columns(head, rows)
-        odd = [row[0].endswith(text.ODD) for row in cells]
-        whole = table(names, [[row[0].removesuffix(text.ODD), *row[1:]] for row in cells], odd)
-        parts += [*_plain(plain), whole]
-        plain = []
-    return [*parts, *_plain(plain)]
-
-
-def _plain(paragraphs: list[str]) -> list[str]:
-    whole = "\n\n".join(paragraphs).strip("\n")
-    return [f"<pre>{escape(whole)}</pre>"] if whole else []
 
 
 # Links ----------------------------------------------------------------------------------------------------------------

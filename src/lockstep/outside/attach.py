@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from ..ranks import text
 from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
 from ..ranks.report import Frame, Waiting
-from ..ranks.text import place, table
+from ..ranks.text import place
 from ..ranks.words import at, located, names, one_or_more
 from . import watch
 from .jobs import Job
@@ -181,7 +182,7 @@ def rows(found: Explained) -> tuple[Waiting, ...]:
     shown = [
         Waiting(one.rank, told[one.rank], "", None, one.frame, one.rank in late, one.node) for one in found.positions
     ]
-    shown += [Waiting(rank, "nothing: its process has ended", differs=True) for rank in found.job.missing]
+    shown += [Waiting(rank, "nothing: its process has ended", differs=True, waits=False) for rank in found.job.missing]
     marks = any(not row.differs for row in shown)  # an arrow at every rank would point at none
     return tuple(sorted((row if marks else replace(row, differs=False) for row in shown), key=lambda row: row.rank))
 
@@ -203,16 +204,10 @@ def details(found: Explained) -> list[str]:
     return lines
 
 
-def describe(found: Explained) -> str:
-    """In full: headline, table, details, notes."""
-    parts = [f"{found.verdict.value}: {found.headline}"]
-    if shown := rows(found):
-        parts.append(table(shown))
-    if lines := details(found):
-        parts.append("\n".join(f"  {line}" for line in lines))
-    if found.notes:
-        parts.append("\n".join(found.notes))
-    return "\n\n".join(parts)
+def describe(found: Explained, width: int | None = None) -> str:
+    """In full: headline, table, details, notes; `width` is as for `text.Evidence.shown`."""
+    more = ("\n".join(f"  {line}" for line in details(found)), "\n".join(found.notes))
+    return text.explained(f"{found.verdict.value}: {found.headline}", rows(found), more, width)
 
 
 def to_json(found: Explained) -> dict[str, Any]:

@@ -28,15 +28,15 @@ def _row(report: RankReport, differs: bool, world_size: int) -> Waiting:
         frame = report.stack.frame or (operation.frame if operation else None)
         since = max(0.0, report.ended - operation.start) if operation else None
         of_group = f" of {names(operation.members)}" if operation and 1 < len(operation.members) < world_size else ""
-        return Waiting(
-            report.rank, what(report) + of_group, operation.tensor if operation else "", since, frame, differs
-        )
+        tensor = operation.tensor if operation else ""
+        return Waiting(report.rank, what(report) + of_group, tensor, since, frame, differs, waits=not report.stopped)
     last = report.last_collective
     said = "finished" if has_finished(report) else report.outcome.value
     if report.stopped:
         said = "held by a signal (SIGSTOP)"
     frame = exit_of(report) or (last.frame if last else None)
-    return Waiting(report.rank, f"{said} after {last.title}" if last else said, "", None, frame, differs)
+    said = f"{said} after {last.title}" if last else said
+    return Waiting(report.rank, said, frame=frame, differs=differs, waits=False)
 
 
 def has_finished(report: RankReport) -> bool:
