@@ -164,7 +164,7 @@ def test_two_calls_that_meet_by_chance_are_told_apart() -> None:
     assert run.cause is not None
     (note,) = (note for note in run.cause.notes if "has skipped one before" in note)
     assert re.search(r"Rank \d called it at .*, rank \d at ", note)
-    assert note.count("(in backward, for DDP's gradients)") == 1, note
+    assert note.count("(in backward, for DDP's gradient all-reduce #") == 1, note
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .. import ranks
 from ..course import leaf
 from ..ranks import Kind, text
-from ..ranks.words import names, one_or_more
+from ..ranks.words import names, one_or_more, wait
 from .submission import Submission
 from .verdict import UNWRITTEN
 
@@ -84,7 +84,7 @@ def _left_behind(cause: ranks.Cause) -> str:
     if any(row.frame for row in out) or not all(row.frame for row in inside):
         return ""
     return (
-        f"{names(row.rank for row in inside).capitalize()} {one_or_more(inside, 'waits', 'wait')} in {inside[0].what}, "
+        f"{wait(row.rank for row in inside).capitalize()} in {inside[0].what}, "
         f"where nobody else comes: {names(row.rank for row in out)} {one_or_more(out, 'has', 'have')} left your code."
     )
 

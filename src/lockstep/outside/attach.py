@@ -15,7 +15,7 @@ from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
 from ..ranks.report import Frame, Waiting
 from ..ranks.text import place
-from ..ranks.words import at, located, names, one_or_more
+from ..ranks.words import at, located, names, one_or_more, wait
 from . import watch
 from .jobs import Job
 from .watch import Seen
@@ -119,9 +119,8 @@ def explain(job: Job, positions: Sequence[Position]) -> Explained:
         verdict = Verdict.MOVES if moving else Verdict.WAITING
         return Explained(verdict, said, not moving, job, tuple(positions), () if moving else tuple(late), tuple(notes))
     where = _groups(waiting)
-    verb = one_or_more(waiting, "waits", "wait")
     place_ = f" in {said_of(waiting[0])}{at(waiting[0].frame)}" if len(where) == 1 else " in different calls"
-    who = f"{names(one.rank for one in waiting)} {verb}{place_}"
+    who = f"{wait(one.rank for one in waiting)}{place_}"
     ended = f"{names(job.missing)} {one_or_more(job.missing, 'has', 'have')} ended" if job.missing else ""
     if late:
         others = "; ".join(f"rank {one.rank} {_does(one)}" for one in late)

@@ -16,7 +16,7 @@ from ..ranks.explain import ECHO, TIMEOUT
 from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rules, say_mismatch
 from ..ranks.places import said_of
 from ..ranks.report import Cause, Collective, Frame, Kind, RankReport, Waiting
-from ..ranks.words import at, first_line, located, names, one_or_more
+from ..ranks.words import at, first_line, located, names, wait
 from . import attach, jobs
 from .leftovers import Failed, Leftovers
 from .stacks import Thread, main_thread
@@ -159,7 +159,7 @@ def _hang(group: Group, groups: Sequence[Group], found: Leftovers) -> Cause | No
     silent = _silent(group, found)
     first = made[(waits or sorted(made))[0]]
     what = f"{said_of(first)}{group.of}"
-    who = f"{names(waits)} {one_or_more(waits, 'waits', 'wait')} in {what}"
+    who = f"{wait(waits)} in {what}"
     notes = []
     if behind:
         ended = [rank for rank in made if rank not in waits]
@@ -277,9 +277,7 @@ def _say_crossed(one: Group, other: Group) -> Cause:
         call = group.open[rank]
         rows.append((Waiting(rank, f"{said_of(call)} of {group.title}", call.tensor, None, call.frame), is_first))
     sides = [[row for row, is_first in rows if is_first is side] for side in (rows[0][1], not rows[0][1])]
-    said = [
-        f"{names(row.rank for row in side)} {one_or_more(side, 'waits', 'wait')} in {side[0].what}" for side in sides
-    ]
+    said = [f"{wait(row.rank for row in side)} in {side[0].what}" for side in sides]
     headline = f"{said[0]}, {said[1]}: they call these two in different orders, and wait for each other."
     return Cause(Kind.HANG, headline, (), rows[0][0].frame, tuple(row for row, _ in rows), (SAME_ORDER,))
 

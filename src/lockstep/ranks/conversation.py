@@ -20,7 +20,7 @@ from . import leftovers, messages, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .draws import drawn
-from .hang_detector import Stacks
+from .hang_detector import TICK, Stacks
 from .member import Member, RunState, line_of
 from .messages import Role, read
 from .output import OutputPipe
@@ -96,8 +96,8 @@ class Conversation:
             return one.node is None and processes.is_stopped(one.pid)
 
         give_up = time.monotonic() + (2 * seconds if elsewhere else seconds)
-        while time.monotonic() < give_up and not all(map(speechless, silent())):
-            self.hear(0.02)
+        while (left := give_up - time.monotonic()) > 0 and not all(map(speechless, silent())):
+            self.hear(min(left, TICK))  # an answer ends it at once
         for member in silent() if insist else ():
             if member.node is None and not processes.is_stopped(member.pid):
                 _ask_without_lock(member)

@@ -433,11 +433,6 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     )
 
 
-def _members(run: Run, job: Job) -> list[RankReport]:
-    """The ranks: a launcher's workers, as soon as there are some."""
-    return latest(run.workers) if job.launcher and run.workers else list(run.ranks)
-
-
 def _still_waiting(waiting: list[RankReport], who: str) -> str:
     """`rank 1 was still waiting in barrier #2`; each call with its ranks, the one with the most of them first."""
     calls: dict[str, list[int]] = {}
@@ -451,7 +446,7 @@ def _still_waiting(waiting: list[RankReport], who: str) -> str:
 
 def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
     limit = f"{end.limit:g}"
-    members = _members(run, job)
+    members = run.members
     late = [report for report in members if report.outcome is Outcome.TIMED_OUT] or list(run.ranks)
     held = [report for report in late if report.stopped]
     waiting = [report for report in late if report not in held and call(report)]
@@ -502,7 +497,7 @@ def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:
 
 
 def _interrupted(run: Run, job: Job, end: RunEnd) -> Cause:
-    members = _members(run, job)
+    members = run.members
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
     who = still if alive else "no rank was still running"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from .places import said_of
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
 
 FREE_SIZES = (
@@ -103,9 +104,9 @@ def rules(found: dict[int, Collective]) -> list[str]:
 
 
 def _place(call: Collective) -> str:
-    """`train.py:15 (in backward, for DDP's gradients)`."""
+    """`train.py:15 (in backward, for DDP's gradient all-reduce #5)`."""
     assert call.frame is not None
-    return call.frame.short + (" (in backward, for DDP's gradients)" if call.inside == "backward" else "")
+    return call.frame.short + (f" (in {said_of(call)})" if call.inside == "backward" else "")
 
 
 def _root(call: Collective) -> int | None:

@@ -106,6 +106,12 @@ def explained(headline: str, waiting: Sequence[Waiting], more: Iterable[str], wi
     return "\n\n".join(filter(None, (fit(headline, width), found.shown(width))))
 
 
+def ended_well(run: Run) -> str:
+    """`All 4 ranks ended well after 1.2 s.`"""
+    count = len(run.members)
+    return f"{'The rank' if count == 1 else f'All {count} ranks'} ended well after {run.seconds:.1f} s."
+
+
 def headline(run: Run) -> str:
     """The first line, which is enough for the one who knows."""
     cause = run.cause

@@ -24,7 +24,7 @@ TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
 ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
 GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
-PHASES = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
+LABELS = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
 SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
@@ -236,8 +236,8 @@ def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, in
 
 def _phase(phase: Phase, where: str, left: float, right: float) -> _Bar:
     kind = phase.name if phase.name in ("forward", "backward") else "code"
-    said = [PHASES[phase.name], where, _ms(phase.end - phase.begin)]
-    return _Bar(left, right, [(kind, left, right)], said, PHASES[phase.name], "tl-phase")
+    said = [LABELS[phase.name], where, _ms(phase.end - phase.begin)]
+    return _Bar(left, right, [(kind, left, right)], said, LABELS[phase.name], "tl-phase")
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -268,7 +268,7 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     items = [item for one in steps for item in one.collectives]
     sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
     keys = [(name if name in ("forward", "backward") else "code", words, "")
-            for name, words in PHASES.items() if name in phases]  # fmt: skip
+            for name, words in LABELS.items() if name in phases]  # fmt: skip
     for some, words, group in ((sums, "all-reduce", ""), (others, "other collective", "tl-other")):
         if any(one.hidden_seconds > SHORT for one in some):
             keys.append(("hidden", f"{words}, hidden: the rank computes", group))
