@@ -31,6 +31,7 @@ ANSWER_SECONDS = 0.7
 LAST_ANSWER_SECONDS = 2.5
 """How long a rank that is about to be stopped may take to say where it is: it is asked only once."""
 NUMBERS_IN_MEMORY = 16  # How much larger numbers and lists are in memory than as text
+MAX_OBSERVED = 256 << 20  # Bytes
 MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10  # Bytes. A rank may tell of any number of collectives, but not of any number of books.
 DUMPED = 8  # Processes of a late rank that are asked for their stack
@@ -257,7 +258,7 @@ class Conversation:
         text = len(str(value))
         member.observed_headers += text
         member.observed += len(blob) + NUMBERS_IN_MEMORY * text
-        member.says_too_much |= member.observed > self.job.observation_limit
+        member.says_too_much |= member.observed > MAX_OBSERVED
         return not member.says_too_much
 
     def _answer(self, member: Member) -> None:
