@@ -22,7 +22,7 @@ from ..ranks.cards import breakable, card, said, table
 
 HINT = "%hint"
 COMMAND = re.compile(r"(%check [\w/]+)")
-REFERENCE = re.compile(r'chapter (\d+), "([^"]+)"')
+REFERENCE = re.compile(r"chapter (\d+), &quot;(.+?)&quot;")  # In HTML
 
 
 class Card:
@@ -109,10 +109,8 @@ def _failed(check: CheckResult, exercise: str) -> str:
     place = _opened(found.file or "", found.line)
     if is_unwritten(check):
         return f"<p>✗ {escape(message.removesuffix('.'))} · {place} · {hint}</p>"
-    name, id = (
-        f'<span class="ls-red">✗ {breakable(check.name)}</span>',
-        f'<code class="ls-soft">{escape(found.id)}</code>',
-    )
+    name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
+    id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
         f"<p>{escape(message)}</p>",
@@ -143,16 +141,8 @@ def _linked(said: str) -> str:
         try:
             page = f"{find().chapters[int(found[1]) - 1].name}.ipynb"
         except (CourseError, IndexError):
-            return escape(found[0])
+            return found[0]
         anchor = found[2].replace(" ", "-")
-        return (
-            f'<a href="{escape(page)}#{escape(anchor)}">{escape(found[0])}</a>'
-            if Path(page).is_file()
-            else escape(found[0])
-        )
+        return f'<a href="{escape(page)}#{anchor}">{found[0]}</a>' if Path(page).is_file() else found[0]
 
-    parts, end = [], 0
-    for found in REFERENCE.finditer(said):
-        parts += [escape(said[end : found.start()]), link(found)]
-        end = found.end()
-    return "".join([*parts, escape(said[end:])])
+    return REFERENCE.sub(link, escape(said))

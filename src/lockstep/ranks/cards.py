@@ -20,17 +20,17 @@ from .words import names
 
 MOST_LINES = 14
 JOINTS = re.compile(r"[/_](?=\w)")
-STYLE = Path(__file__).with_name("cards.css")
 
 
 def said(body: str) -> str:
     """The HTML with the cards' style."""
-    return f'<div class="lockstep-said"><style>{_style()}</style>{body}</div>'
+    return f'<div class="lockstep-said"><style>{style("cards.css")}</style>{body}</div>'
 
 
 @cache
-def _style() -> str:
-    return " ".join(STYLE.read_text(encoding="utf-8").split())
+def style(name: str) -> str:
+    """A style sheet that is beside this file, in one line."""
+    return " ".join(Path(__file__).with_name(name).read_text(encoding="utf-8").split())
 
 
 def breakable(name: str) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from .divergence import Divergence, first_divergence, reached, say
 from .hangs import SAME_ORDER, branch, groups_apart, hang
 from .job import Job, TargetKind
-from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
+from .mismatch import SAME_ROOT, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import call, is_users, place, rows, said_of, what
 from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
@@ -186,11 +185,11 @@ def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
     models = {report.rank: MODEL.search(report.error.message) for report in same if report.error}
     sizes = {rank: int(found[1]) for rank, found in models.items() if found}
     if len(sizes) == len(same) > 1:
-        usual, count = Counter(sizes.values()).most_common(1)[0]
-        odd = [rank for rank in sizes if sizes[rank] != usual] if 2 * count > len(sizes) else []
+        odd = apart_from_most(sizes)
         have = ", ".join(f"rank {rank}: {size}" for rank, size in sorted(sizes.items()))
         said = f"the ranks' models have different numbers of parameters, and DDP needs the same on all ({have})"
         if odd:
+            usual = next(size for rank, size in sizes.items() if rank not in odd)
             said = f"{names(odd)} gave DDP a model with {sizes[odd[0]]} parameters, the others one with {usual}"
         return replace(_raised_by(names(odd), odd or sorted(sizes), error), headline=f"{said}.")
     gathered = GATHERED.search(error.message)

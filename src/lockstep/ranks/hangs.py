@@ -12,7 +12,7 @@ from typing import Any
 
 from .divergence import Divergence, first_divergence, reached, say
 from .job import Job
-from .mismatch import first_mismatch, kinds_of, rules, say_mismatch
+from .mismatch import apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
@@ -110,16 +110,15 @@ def groups_apart(members: Sequence[RankReport]) -> Finding | None:
             made[one.name] += 1
             meant.setdefault((one.name, made[one.name]), {})[report.rank] = one
     for groups in meant.values():
-        sides = Counter(one.members for one in groups.values())
-        if len(sides) > 1:
-            usual, count = sides.most_common(1)[0]
-            odd = [rank for rank, one in groups.items() if one.members != usual] if 2 * count > len(groups) else []
+        sides = {rank: one.members for rank, one in groups.items()}
+        if len({*sides.values()}) > 1:
             said = [
-                f"{names(rank for rank, one in groups.items() if one.members == side)} made one of {names(side)}"
-                for side in sorted(sides)
+                f"{names(rank for rank, mine in sides.items() if mine == side)} made one of {names(side)}"
+                for side in sorted({*sides.values()})
             ]
             where = {rank: one.frame for rank, one in groups.items()}
-            return Finding(f"{' where '.join(said)} in new_group.", odd or sorted(groups), [ALL_MAKE_GROUPS], where)
+            at_fault = apart_from_most(sides) or sorted(sides)
+            return Finding(f"{' where '.join(said)} in new_group.", at_fault, [ALL_MAKE_GROUPS], where)
     return None
 
 

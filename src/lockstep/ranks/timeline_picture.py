@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
-from pathlib import Path
 
 from . import cards
 from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
+STYLE = "timeline.css"
 WIDTH, LEFT, RIGHT = 720, 62, 14
 CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
@@ -42,7 +41,7 @@ def inline(timeline: Timeline) -> str:
     )
     plain = "<br>".join(map(escape, repr(timeline).splitlines()))
     return (
-        f'<div class="lockstep-timeline"><style>{style()}</style><p class="tl-plain">{plain}<br>'
+        f'<div class="lockstep-timeline"><style>{cards.style(STYLE)}</style><p class="tl-plain">{plain}<br>'
         f'The picture is not shown here.</p><div class="tl-keys" hidden>{keys}</div>'
         f'<div class="tl-box" hidden>{_svg(timeline.panels)}</div></div>'
     )
@@ -51,11 +50,6 @@ def inline(timeline: Timeline) -> str:
 def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
     return cards.page(title, said + inline(timeline), "; overflow-wrap: anywhere")
-
-
-@cache
-def style() -> str:
-    return " ".join(Path(__file__).with_name("timeline.css").read_text(encoding="utf-8").split())
 
 
 @dataclass
@@ -168,7 +162,7 @@ def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
     parts.append(f'<text class="tl-soft" x="8" y="{top + 14:g}">{scale.unit}</text>')
     height = top + AXIS
     legend, above = _legend(panels) if alone else ([], 0.0)
-    head = f"<style>{style()}</style>" if alone else ""
+    head = f"<style>{cards.style(STYLE)}</style>" if alone else ""
     label = escape(" ".join(map(tell, panels)))
     return "\n".join([
         f'<svg data-measured="" class="lockstep-timeline" xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above:g} {WIDTH} {height + above:g}" '
