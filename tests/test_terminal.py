@@ -336,14 +336,14 @@ def test_root_is_told_how_to_start_jupyterlab(
     def start(*_: object, **__: object) -> None:
         raise Started
 
-    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(lab.subprocess, "Popen", start)
     with pytest.raises(CourseError, match=r"root.*\./lockstep lab --allow-root$"):
         lab.open_lab(course, ["--no-browser"])
     for option in ("--allow-root", "--ServerApp.allow_root=True", "--config=my.py"):
         with pytest.raises(Started):
             lab.open_lab(course, [option])
-    monkeypatch.setattr(lab.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(Started):
         lab.open_lab(course, [])
 

@@ -56,7 +56,7 @@ HELP = (
 def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     """Why `run` did not end well, or None when it did."""
     if end.why is Why.INTERRUPTED:
-        return _interrupted(run, job, end)
+        return _interrupted(run, end)
     if end.why is Why.NODE_LOST:
         return _node_lost(run, end)
     if end.why is Why.HANG:
@@ -66,13 +66,13 @@ def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     if job.launcher:
         return launched(run, job)
     bad = [report for report in run.ranks if _is_bad(report, job)]
-    return _failure(run, job, bad) if bad else None
+    return _failure(run, bad) if bad else None
 
 
 # Failures --------------------------------------------------------------------------------------------------------
 
 
-def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
+def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
     echoes = [report for report in bad if _is_echo(report)]
     causes = sorted((report for report in bad if report not in echoes), key=lambda report: report.ended)
     if not causes:
@@ -356,7 +356,7 @@ def launched(run: Run, job: Job) -> Cause | None:
         error is not None and error.type in ("ProcessRaisedException", "ProcessExitedException", "ChildFailedError")
     )
     if bad and by_a_worker:
-        found = _failure(replace(run, ranks=workers, world_size=len(workers)), job, bad)
+        found = _failure(replace(run, ranks=workers, world_size=len(workers)), bad)
     elif error is not None and (
         told := re.search(r"Process (\d+) terminated with the following error:\n(.*)", error.message, re.DOTALL)
     ):
@@ -495,7 +495,7 @@ def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:
     return names(report.rank for report in reports)
 
 
-def _interrupted(run: Run, job: Job, end: RunEnd) -> Cause:
+def _interrupted(run: Run, end: RunEnd) -> Cause:
     members = run.members
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
