@@ -339,5 +339,5 @@ def test_who_leaves_because_another_was_killed_is_not_the_cause() -> None:
     sooner = [dataclasses.replace(one, ended=one.ended - 0.3 * (one.rank != 1)) for one in run.ranks]
     for reports in (run.ranks, sooner):
         bad = [one for one in reports if one.outcome in (Outcome.EXITED, Outcome.CRASHED)]
-        found = explain._failure(run, None, bad)
+        found = explain._failure(run, bad)
         assert found.ranks == (1,) and "SIGKILL" in found.headline
