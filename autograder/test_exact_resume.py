@@ -388,7 +388,7 @@ def test_killed(grader: Grader) -> None:
     killed = grader.attempt("dies", WORLD, die_at=die_at, **chosen)
     if not any(one.outcome is Outcome.CRASHED and one.code == -signal.SIGKILL for one in killed.ranks):
         found = grader.diagnose(killed)
-        grader.fail(found.id, found.message, evidence=found.evidence, of=found.ranks, at=TRAIN)
+        grader.fail(found.id, found.message, evidence=found.proof, of=found.ranks, at=TRAIN)
     left = next((files for files in killed.observed("files") if files), {})
     after = grader.run("lives_on", WORLD, left=left, **chosen).observed("after")
     wanted, began = die_at // every * every, TOTAL - len(after[0]["steps"])

@@ -28,6 +28,7 @@ from lockstep.notebook.quiz import quiz
 from lockstep.notebook.stepper import Stepper
 from lockstep.ranks import Kind, Run
 from lockstep.ranks.report import Cause, Frame, Topic, Waiting
+from lockstep.ranks.text import Row
 
 COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
@@ -79,8 +80,8 @@ def test_a_chapters_slides(slides: Path, browser: Any, name: str, scheme: str) -
 
 # A grading that has everything ----------------------------------------------------------------------------------------
 
-WRONG = Diagnosis("raised", "Expected 3.\nRank 0 has 4.", f"  rank   waits in\n  0 ←    barrier  {LONG}", (0,),
-                  "exercises/train_ddp.py", 7, "x = 3", "Because.", 'chapter 1, "The mean"')  # fmt: skip
+WRONG = Diagnosis("raised", "Expected 3.\nRank 0 has 4.", LONG, (0,), "exercises/train_ddp.py", 7, "x = 3", "Because.",
+                  'chapter 1, "The mean"', (Row("0", f"barrier  {LONG}", differs=True),))  # fmt: skip
 REPORT = Report(7, (
     ExerciseResult("train_ddp", (
         CheckResult("it adds", "test_a", CheckOutcome.PASSED, output=f"[rank 0] {LONG}\n"),

@@ -19,6 +19,7 @@ from lockstep.notebook import checking
 from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
+from lockstep.ranks.text import Row
 
 SCRIPT = """import torch.distributed as dist
 
@@ -76,7 +77,10 @@ def test_a_hang_is_a_card(hang: Run) -> None:
 
 def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(hang: Run, tmp_path: Path) -> None:
     assert hang.cause is not None
-    rows = (*hang.cause.rows, replace(hang.cause.rows[2], rank=3, what="finished after barrier #1", since=None))
+    rows = (
+        *hang.cause.rows,
+        replace(hang.cause.rows[2], rank=3, what="finished after barrier #1", since=None, waits=False),
+    )
     hang.cause = replace(hang.cause, rows=rows)
     (tmp_path / "page.html").write_text(run_card(hang)._repr_mimebundle_()["text/html"], encoding="utf-8")
     with chromium() as browser:
@@ -96,7 +100,7 @@ def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_bel
 def test_a_rank_that_has_finished_stands_nowhere(hang: Run) -> None:
     assert hang.cause is not None
     *waiting, other = hang.cause.rows
-    finished = replace(other, what="finished after barrier #1", since=None)
+    finished = replace(other, what="finished after barrier #1", since=None, waits=False)
     hang.cause = replace(hang.cause, rows=(*waiting, finished), branch=None)
     page = shown(run_card(hang))
     code = page.select_one(".ls-code")
@@ -117,10 +121,15 @@ def check(name: str, outcome: CheckOutcome, found: Diagnosis | None = None, reas
 def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "chapters")
     why, read = "Because " + HOSTILE, 'chapter 1, "The mean"'
-    at = "add.py:3   reduce(<b>)"
-    table = f"  rank   waits in                  at\n  0 ←    barrier                   {at}\n  1      finished after barrier #1"
-    evidence = f"One.\n\n{table}\n{HOSTILE}\n\nTwo.\n\n{HOSTILE}"
-    wrong = Diagnosis("raised", f"It is 3.\n{HOSTILE}", evidence, (0,), "solutions/train_ddp.py", 7, read, why, HOSTILE)
+    rows = (
+        Row("0", "barrier", at="add.py:3", code="reduce(<b>)", differs=True),
+        Row("1", "finished after barrier #1", waits=False),
+        Row("2", HOSTILE),
+    )
+    more = f"One.\n\n{HOSTILE}"
+    wrong = Diagnosis(
+        "raised", f"It is 3.\n{HOSTILE}", more, (0,), "solutions/train_ddp.py", 7, read, why, HOSTILE, rows
+    )
     report = Report(0, (ExerciseResult("train_ddp", (
         check("adds", CheckOutcome.PASSED), check("keeps", CheckOutcome.PASSED),
         check("means", CheckOutcome.FAILED, wrong), check("on a GPU", CheckOutcome.NOT_RUN, reason="there is none"),
@@ -134,14 +143,15 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert [one.get_text() for one in page.select("summary")] == ["✓ 2 passed", "– 1 not run: there is none"]
     assert not page.select("details[open]")
     assert [one.get_text() for one in page.select("details li")] == ["adds", "keeps", "on a GPU"]
-    rows = [[cell.get_text() for cell in row.select("td")] for row in page.select("tbody tr")]
-    assert rows[:2] == [["0", "barrier", "add.py:3 reduce(<b>)"], ["1", "finished after barrier #1", ""]]
+    cells = [[cell.get_text() for cell in row.select("td")] for row in page.select("tbody tr")]
+    assert cells[:2] == [["0", "barrier", "add.py:3 reduce(<b>)"], ["1", "finished after barrier #1", ""]]
+    assert cells[2:] == [["2", HOSTILE, ""]]
     assert [row.get_text() for row in page.select("tr.ls-odd")] == ["0 barrier add.py:3 reduce(<b>)"]
     assert [cell.get_text() for cell in page.select("td.ls-in")][:1] == ["barrier"] and len(
         page.select("tr .ls-in")
     ) == 2
     assert [one.get_text() for one in page.select("td code")] == ["reduce(<b>)"]
-    assert [one.get_text() for one in page.select("pre")][:2] == ["One.", f"Two.\n\n{HOSTILE}"]
+    assert [one.get_text() for one in page.select("pre")][:1] == [more]
     assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
 
 

@@ -22,8 +22,8 @@ from lockstep.grading import diagnose
 from lockstep.grading.submission import Submission
 from lockstep.grading.text import Worth, check_text, report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.ranks import text, words
-from lockstep.ranks.report import Error, Frame, Waiting
+from lockstep.ranks import places, text, words
+from lockstep.ranks.report import Error, Frame, Outcome, RankReport, Stack, Waiting
 
 HANG = """import torch
 import torch.distributed as dist
@@ -60,12 +60,12 @@ def test_of_many_ranks_those_that_wait_alike_share_a_line() -> None:
     rows = [replace(ROWS[0], rank=rank, since=1.0 + rank / 100) for rank in range(120)]
     rows[7] = replace(rows[7], what="broadcast #1", differs=True)
     rows[8] = replace(rows[8], frame=Frame("/x/train.py", 9))
-    shown = text.table(tuple(rows)).splitlines()
+    shown = text.table(text.rows(rows)).splitlines()
     assert [line.split("   ")[0].strip() for line in shown] == ["rank", "0–6, 9–119", "7 ←", "8"]
     assert "1.0–2.2 s" in shown[1] and "1.1 s" in shown[2] and "train.py:9" in shown[3]
-    stacked = text.fit("\n".join(shown), 40)
+    stacked = text.table(text.rows(rows), 40)
     assert "ranks 0–6, 9–119  wait in" in stacked and "rank 8  waits in" in stacked and widest(stacked) <= 40
-    assert len(text.table(tuple(rows[:8])).splitlines()) == 9, "a few ranks have a line each"
+    assert len(text.table(text.rows(rows[:8])).splitlines()) == 9, "a few ranks have a line each"
 
 
 def test_many_ranks_are_named_by_the_first_and_the_last() -> None:
@@ -176,8 +176,8 @@ def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 96])
 def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) -> None:
-    table = text.table(ROWS)
-    fitted = text.fit(table, width)
+    table = text.table(text.rows(ROWS))
+    fitted = text.table(text.rows(ROWS), width)
     assert widest(fitted) <= width
     assert (fitted == table) is (widest(table) <= width)
     if fitted != table:
@@ -191,31 +191,33 @@ def test_of_many_ranks_those_in_the_same_place_are_one_row(width: int) -> None:
     there, other = Frame("train.py", 10), Frame("train.py", 8)
     rows = [Waiting(rank, "barrier #1", since=rank / 10, frame=there) for rank in range(120)]
     rows[2] = Waiting(2, "all_reduce #3", "4 × float32", 0.7, other, differs=True)
-    shown = text.fit(text.table(tuple(rows)), width).splitlines()
+    shown = text.table(text.rows(rows), width).splitlines()
     assert len(shown) <= 6 and any("0, 1, 3–119" in line and "barrier #1" in line for line in shown)
     assert any(re.search(r"\b2 ← .*all_reduce #3", line) for line in shown) and any(
         "0.0–11.9 s" in line for line in shown
     )
     assert width > 60 or shown[0] == "  ranks 0, 1, 3–119  wait in barrier #1"
     apart = [Waiting(rank, f"barrier #{rank % 2}", since=0.1) for rank in range(120)]
-    assert [line.split()[:2] for line in text.table(tuple(apart)).splitlines()[1:]] == [["60", "ranks"]] * 2
+    assert [line.split()[:2] for line in text.table(text.rows(apart)).splitlines()[1:]] == [["60", "ranks"]] * 2
+
+
+IN_A_CALL = Stack(None, "barrier")
 
 
 @pytest.mark.parametrize(
-    "what",
+    "report, waits",
     [
-        "finished after all_reduce #2",
-        "finished",
-        "raised after barrier #1",
-        "nothing: no call of this group",
-        "no dump",
-        "out of memory",
-        "held by a signal (SIGSTOP)",
+        (RankReport(0, Outcome.RETURNED), False),
+        (RankReport(0, Outcome.RAISED, stack=IN_A_CALL), False),
+        (RankReport(0, Outcome.TIMED_OUT), False),
+        (RankReport(0, Outcome.TIMED_OUT, stack=IN_A_CALL, stopped=True), False),
+        (RankReport(0, Outcome.HUNG, stack=IN_A_CALL), True),
     ],
 )
-def test_a_rank_that_waits_for_nothing_waits_in_nothing(what: str) -> None:
-    table = text.table((Waiting(0, what, differs=True), *ROWS[1:]))
-    assert text.fit(table, 60).splitlines()[0] == f"  rank 0 ←  {what}"
+def test_only_a_rank_in_a_call_waits_in_something(report: RankReport, waits: bool) -> None:
+    row, *_ = text.rows(places.rows([report], differs=[0]))
+    first, *_ = text.table([row, *text.rows(ROWS[1:])], 60).splitlines()
+    assert first == f"  rank 0 ←  {'waits in ' if waits else ''}{row.what}"
 
 
 def test_a_sentence_that_was_broken_for_a_wider_place_is_joined_first() -> None:
@@ -334,14 +336,14 @@ def test_root_is_told_how_to_start_jupyterlab(
     def start(*_: object, **__: object) -> None:
         raise Started
 
-    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(lab.subprocess, "Popen", start)
     with pytest.raises(CourseError, match=r"root.*\./lockstep lab --allow-root$"):
         lab.open_lab(course, ["--no-browser"])
     for option in ("--allow-root", "--ServerApp.allow_root=True", "--config=my.py"):
         with pytest.raises(Started):
             lab.open_lab(course, [option])
-    monkeypatch.setattr(lab.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(Started):
         lab.open_lab(course, [])
 

@@ -219,7 +219,7 @@ def treat_widely(
             message = (
                 f"Under ticket {mine}, on {case.ranks} ranks, the job ends; {when}, it is as before. {found.message}"
             )
-            halfway = grader.diagnosis("mended-halfway", message, evidence=found.evidence, of=found.ranks, at=NUMBERED)
+            halfway = grader.diagnosis("mended-halfway", message, evidence=found.proof, of=found.ranks, at=NUMBERED)
             if found.source:
                 halfway = replace(halfway, line=found.line, source=found.source)
             raise Failed(halfway) from None

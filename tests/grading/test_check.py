@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from support.command_line import CommandLine, only
 from lockstep.authoring.bank import find
 from lockstep.course import Course
 from lockstep.grading.request import GradeRequest
-from lockstep.grading.text import report_text
-from lockstep.grading.verdict import CheckOutcome, from_json
+from lockstep.grading.text import check_text, report_text
+from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report, from_json
 from lockstep.grading.worker import Worker
+from lockstep.ranks.text import Row
 
 CHECK_KEYS = {"name", "outcome", "diagnosis", "output"}
 DIAGNOSIS_KEYS = {"id", "message", "evidence", "ranks", "file", "line", "read"}
@@ -43,6 +45,17 @@ def test_json_is_one_object_of_schema_1(lockstep: CommandLine, course: Course) -
     for check in exercise["checks"]:
         assert set(check) >= CHECK_KEYS and check["outcome"] == "passed" and check["diagnosis"] is None
     assert from_json(raw).to_json() == raw
+
+
+def test_a_report_from_before_there_were_rows_shows_its_table() -> None:
+    table = "  rank   waits in\n  0      barrier #1"
+    found = Diagnosis("hang", "it hangs", f"{table}\n\nIt waits.")
+    check = CheckResult("ends", "test_e", CheckOutcome.FAILED, found)
+    old = Report(7, (ExerciseResult("train_ddp", (check,)),)).to_json()
+    del old["exercises"][0]["checks"][0]["diagnosis"]["rows"]
+    new = replace(check, diagnosis=replace(found, evidence="It waits.", rows=(Row("0", "barrier #1"),)))
+    (read,) = from_json(old).exercises[0].checks
+    assert check_text(read) == check_text(new) and table.replace("\n", "\n      ") in check_text(new)
 
 
 def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from lockstep.ranks import client, leftovers
 from lockstep.ranks.channel import HEADER, Channel, ChannelError, decode, whole
 from lockstep.ranks.messages import Begin, End, FromRank, Mark, Observe, Raised, Show, Waited, read
 from lockstep.ranks.report import RankReport
+from lockstep.ranks.text import Row
 
 pytest.importorskip("hypothesis", reason="pip install --group dev")
 
@@ -218,7 +219,7 @@ def _take(taken: object, blob: bytes) -> None:
 @given(text=texts, other=texts)
 def test_any_text_can_be_shown(text: str, other: str) -> None:
     """In every form that a report is handed on in, with no character that acts and no markup of the text's own."""
-    found = Diagnosis("raised", text, other, (0,), other, 3, text, other, text)
+    found = Diagnosis("raised", text, other, (0,), other, 3, text, other, text, (Row(text, other),))
     check = CheckResult(text, "test_x", CheckOutcome.FAILED, found, "", other)
     report = Report(7, (ExerciseResult("train_ddp", (check,), 1.0, text),), faults=(other,))
     kept = harmless(text)

@@ -164,7 +164,7 @@ def test_two_calls_that_meet_by_chance_are_told_apart() -> None:
     assert run.cause is not None
     (note,) = (note for note in run.cause.notes if "has skipped one before" in note)
     assert re.search(r"Rank \d called it at .*, rank \d at ", note)
-    assert note.count("(in backward, for DDP's gradients)") == 1, note
+    assert note.count("(in backward, for DDP's gradient all-reduce #") == 1, note
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -339,5 +339,5 @@ def test_who_leaves_because_another_was_killed_is_not_the_cause() -> None:
     sooner = [dataclasses.replace(one, ended=one.ended - 0.3 * (one.rank != 1)) for one in run.ranks]
     for reports in (run.ranks, sooner):
         bad = [one for one in reports if one.outcome in (Outcome.EXITED, Outcome.CRASHED)]
-        found = explain._failure(run, None, bad)
+        found = explain._failure(run, bad)
         assert found.ranks == (1,) and "SIGKILL" in found.headline

@@ -185,7 +185,7 @@ def test_who_talks_nonsense_changes_nothing(port: int) -> None:
         scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         channel = Channel(stranger)
-        channel.send(Join("guessed", "", 2, 1, "evil", 0, 1, "none", 1))
+        channel.send(Join("guessed", "", 2, 1, "evil", 0, 1, 1))
         stranger.settimeout(SECONDS)
         answers = [channel.wait(), channel.wait()]
         assert answers[1] is not None and "secret" in answers[1][0]["why"]

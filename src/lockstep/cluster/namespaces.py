@@ -26,13 +26,9 @@ _CAPABILITY_VERSION_3 = 0x20080522
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _call(name: str, *arguments: object) -> None:
     """Call a function of the C library. Raises OSError (PermissionError, …) with its error number."""
-    if getattr(_libc(), name)(*arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -240,10 +239,9 @@ class Nodes:
         with self._lock, tempfile.TemporaryFile() as written:
             written.write(pack(order))
             written.flush()
-            sent = array.array("i", [written.fileno(), *descriptors])
             try:
                 self._socket.settimeout(ANSWER_SECONDS)
-                self._socket.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+                socket.send_fds(self._socket, [b"!"], [written.fileno(), *descriptors])
             except OSError as error:
                 raise ClusterError(f"the cluster is gone: {error}") from None
             return self._answer()

@@ -224,10 +224,8 @@ class Slurm:
         """All processes that have this job's number in their environment."""
         for pid in processes.descendants(self.nodes.pid):
             with contextlib.suppress(OSError):
-                place = Path(f"/proc/{pid}")
-                lines = place.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
-                environment = dict(line.split("=", 1) for line in lines if "=" in line)
-                command = tuple(place.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+                environment = processes.environment(pid)
+                command = tuple(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1])
                 task = environment.get("SLURM_ARRAY_TASK_ID", "")
                 of = f"{environment.get('SLURM_ARRAY_JOB_ID')}_{task}" if task else environment.get("SLURM_JOB_ID")
                 if of == job:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from ..outside import attach, jobs, machines
 from ..outside.attach import Explained
 from ..outside.stacks import NoSampler, NotPermitted
-from ..ranks import text
 from .console import console, show_text, width
 
 NOT_RUN = 4
@@ -37,10 +36,10 @@ def main(pids: Sequence[int], seconds: float, as_json: bool, slurm: str = "", ho
     else:
         room = width() if console().is_terminal else None
         for number, one in enumerate(found):
-            said = attach.describe(one)
+            said = attach.describe(one, room)
             if len(found) > 1:
                 said = f"Job {number + 1} of {len(found)}, {one.job.world_size} ranks\n{said}"
-            show_text(("\n" if number else "") + (text.fit(said, room) if room else said))
+            show_text(("\n" if number else "") + said)
     return 1 if any(one.still for one in found) else 0
 
 

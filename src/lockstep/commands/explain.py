@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..outside import explain, leftovers
-from ..ranks import text
 from ..ranks.words import names
 from .console import console, show_text, width
 
@@ -25,8 +24,7 @@ def main(paths: Sequence[Path], as_json: bool) -> int:
     if as_json:
         print(json.dumps(explain.to_json(causes, found)))
     elif causes:
-        said = explain.describe(causes)
-        show_text(text.fit(said, width()) if console().is_terminal else said)
+        show_text(explain.describe(causes, width() if console().is_terminal else None))
     elif found.dumps:
         print(f"NO HANG: {names(found.dumps)} made the same calls, and all of these have ended.")
     elif found.stacks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -18,6 +17,7 @@ from ..bootstrap import Trouble, refuse_root
 from ..course import Course, CourseError
 from ..course.copies import chapter_file, set_aside
 from ..course.standing import standing
+from ..ranks.client import child_environment
 
 QUIET = '{"fetchNews": "false", "checkForUpdates": false}\n'  # JupyterLab asks nobody for these
 
@@ -79,14 +79,8 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(QUIET, encoding="utf-8")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "LOCKSTEP_COURSE": str(course.root),
-    }
+    environment = {**child_environment(), "LOCKSTEP_COURSE": str(course.root)}
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
-    source = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
     # Without encryption each kernel warns in this terminal.
     command += ["--Application.log_level=ERROR", "--KernelManager.transport_encryption=auto"]
@@ -99,7 +93,7 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: server.terminate())
     there = page.relative_to(course.root) if page else None
-    threading.Thread(target=_prepare, args=(course, server, there), daemon=True).start()
+    threading.Thread(target=_announce, args=(course, server, there), daemon=True).start()
     try:
         return server.wait()
     except KeyboardInterrupt:  # the server has received it too, and asks or ends by itself
@@ -113,16 +107,11 @@ def open_lab(course: Course, arguments: list[str]) -> int:
             server.terminate()
 
 
-def _prepare(course: Course, server: subprocess.Popen[bytes], page: Path | None) -> None:
-    """What can be done while the server starts; then print its address."""
-    trust([chapter_file(course, page.stem) for page in pages(course)])
-    _announce(server, page)
-
-
-def _announce(server: subprocess.Popen[bytes], page: Path | None) -> None:
-    """Print where the server is, once it has written its own note of that."""
+def _announce(course: Course, server: subprocess.Popen[bytes], page: Path | None) -> None:
+    """Do what can be done while the server starts; then print where it is, once it has written its own note of that."""
     from jupyter_core.paths import jupyter_runtime_dir
 
+    trust([chapter_file(course, page.stem) for page in pages(course)])
     note = Path(jupyter_runtime_dir()) / f"jpserver-{server.pid}.json"
     for _ in range(600):
         if server.poll() is not None:

@@ -18,7 +18,6 @@ from typing import TextIO
 
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
-from ..ranks.result import latest
 from . import run_report, run_slurm
 from .console import console, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
@@ -96,9 +95,7 @@ def _runs(options: argparse.Namespace, once: Callable[[int], ranks.Run], read_on
         if result.cause is None:
             differ = bool(result.replicas and (result.replicas.drift or result.replicas.blowup))
             if at_terminal and not (mixed or differ or result.node):
-                count = len(latest(result.workers) or result.ranks)
-                who = "The rank" if count == 1 else f"All {count} ranks"
-                show_text(f"\n{who} ended well after {result.seconds:.1f} s.", stderr=True)
+                show_text("\n" + text.ended_well(result), stderr=True)
             return result, int(differ)
         room = width(stderr=True) if at_terminal else None
         show_text("\n" + text.describe(result, read_on, room), stderr=True)

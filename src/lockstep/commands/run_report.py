@@ -10,7 +10,6 @@ from typing import Any
 from .. import ranks
 from ..ranks import cards, text
 from ..ranks.report import Frame
-from ..ranks.result import latest
 from ..ranks.words import located
 
 
@@ -43,7 +42,7 @@ def to_json(run: ranks.Run, status: int, read_on: text.ReadOn) -> dict[str, Any]
             {"rank": one.rank, "outcome": one.outcome.value, "code": one.code, "calls": len(one.collectives),
              "last_call": one.last_collective.title if one.last_collective else None,
              "at": located(one.stack.frame if one.stack else one.error.frame if one.error else None)}
-            for one in (latest(run.workers) or run.ranks)
+            for one in run.members
         ],
         "lines": "\n".join(said).splitlines(),
     }  # fmt: skip
@@ -51,9 +50,9 @@ def to_json(run: ranks.Run, status: int, read_on: text.ReadOn) -> dict[str, Any]
 
 def page(run: ranks.Run, script: str, read_on: text.ReadOn) -> str:
     """The explanation as a page of its own."""
-    count = len(latest(run.workers) or run.ranks)
+    count = len(run.members)
     parts = [f"<p>{escape(line)}</p>" for line in (text.replicas(run).splitlines() if run.replicas else ())]
-    parts.append(cards.card(run, read_on) if run.cause else "<p>All ranks ended well.</p>")
+    parts.append(cards.card(run, read_on) if run.cause else f"<p>{text.ended_well(run)}</p>")
     return cards.page(f"{script} on {count} {'rank' if count == 1 else 'ranks'}", cards.said("".join(parts)))
 
 

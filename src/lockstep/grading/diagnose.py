@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import ranks
 from ..course import leaf
 from ..ranks import Kind, text
-from ..ranks.words import names, one_or_more
+from ..ranks.words import names, one_or_more, wait
 from .submission import Submission
 from .verdict import UNWRITTEN
 
@@ -34,7 +34,7 @@ class Finding:
     id: str
     message: str
     at: ranks.Frame | str | None
-    evidence: str = ""
+    evidence: text.Evidence = field(default_factory=text.Evidence)
 
 
 def general(submission: Submission, run: ranks.Run) -> Finding:
@@ -50,7 +50,7 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    evidence = "" if id == UNWRITTEN else text.evidence(run)
+    evidence = text.Evidence() if id == UNWRITTEN else text.evidence(run)
     return Finding(id, _left_behind(cause) or message, frame, evidence)
 
 
@@ -84,7 +84,7 @@ def _left_behind(cause: ranks.Cause) -> str:
     if any(row.frame for row in out) or not all(row.frame for row in inside):
         return ""
     return (
-        f"{names(row.rank for row in inside).capitalize()} {one_or_more(inside, 'waits', 'wait')} in {inside[0].what}, "
+        f"{wait(row.rank for row in inside).capitalize()} in {inside[0].what}, "
         f"where nobody else comes: {names(row.rank for row in out)} {one_or_more(out, 'has', 'have')} left your code."
     )
 

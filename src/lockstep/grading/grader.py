@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from .. import ranks
 from ..course import Course, leaf
 from ..ranks.channel import encode
+from ..ranks.text import Evidence
 from ..ranks.words import names
 from . import diagnose
 from .hypotheses import ROUNDING, Each, Hypothesis, Predicted, Tolerance, difference, fitting, on_ranks, wrong_ranks
@@ -283,7 +284,7 @@ class Grader:
         id: str,
         message: str,
         *,
-        evidence: str = "",
+        evidence: Evidence | str = "",
         of: Iterable[int] = (),
         at: ranks.Frame | str | None = None,
         script: bool = False,
@@ -299,16 +300,18 @@ class Grader:
             line = file.line(at)
         else:
             line = at.line if at is not None and at.file == str(self.submission.file) else None
+        proof = Evidence(text=evidence) if isinstance(evidence, str) else evidence
         return Diagnosis(
             id,
             file.reported(message, MAX_MESSAGE),
-            file.reported(evidence, MAX_EVIDENCE),
+            file.reported(proof.text, MAX_EVIDENCE),
             tuple(sorted(of)),
             file.shown,
             line,
             entry.read,
             entry.why,
             file.source_line(line),
+            tuple(row.mapped(lambda cell: file.reported(cell, MAX_LINE)) for row in proof.rows),
         )
 
     def line(self, patterns: str) -> int | None:

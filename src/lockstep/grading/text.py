@@ -115,8 +115,8 @@ def check_text(check: CheckResult, exercise: str = "", width: int = WIDTH, hint:
     lines += _wrapped(diagnosis.message, width)
     if diagnosis.line:
         lines.append(fit(f"      {diagnosis.place}   {diagnosis.source}", width))
-    if diagnosis.evidence:
-        lines += ["", fit(textwrap.indent(diagnosis.evidence, "      "), width), ""]
+    if proof := diagnosis.proof.shown(width - 6):
+        lines += ["", textwrap.indent(proof, "      "), ""]
     lines += _wrapped(diagnosis.why, width)
     lines += [fit(f"      Read: {diagnosis.read}", width)] if diagnosis.read else []
     return "\n".join(lines)

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from ..ranks.text import Evidence, Row
+
 SCHEMA = 1
 UNWRITTEN = "not-implemented"  # The id of the diagnosis that a part is still as it was handed out
 
@@ -26,8 +28,8 @@ class Diagnosis:
     """Why a check failed.
 
     `id` is a key of the catalogue. `message` says what was seen, with the submission's own numbers and ranks; an expert
-    needs only its first line. `evidence` is longer text (a hang's table, a traceback). `file` and `line` point into the
-    submission, and `source` is that line.
+    needs only its first line. `rows` are a hang's table, `evidence` is longer text (a traceback); reports older than
+    `rows` have the table there. `file` and `line` point into the submission, and `source` is that line.
     """
 
     id: str
@@ -39,6 +41,12 @@ class Diagnosis:
     read: str = ""
     why: str = ""
     source: str = ""
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def proof(self) -> Evidence:
+        """The table and the longer text."""
+        return Evidence(self.rows, self.evidence)
 
     @property
     def place(self) -> str:

@@ -22,7 +22,7 @@ from ..ranks.cards import breakable, card, said, table
 
 HINT = "%hint"
 COMMAND = re.compile(r"(%check [\w/]+)")
-REFERENCE = re.compile(r'chapter (\d+), "([^"]+)"')
+REFERENCE = re.compile(r"chapter (\d+), &quot;(.+?)&quot;")  # In HTML
 
 
 class Card:
@@ -109,42 +109,19 @@ def _failed(check: CheckResult, exercise: str) -> str:
     place = _opened(found.file or "", found.line)
     if is_unwritten(check):
         return f"<p>✗ {escape(message.removesuffix('.'))} · {place} · {hint}</p>"
-    name, id = (
-        f'<span class="ls-red">✗ {breakable(check.name)}</span>',
-        f'<code class="ls-soft">{escape(found.id)}</code>',
-    )
+    name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
+    id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
         f"<p>{escape(message)}</p>",
         f"<p>{escape(more)}</p>" if more else "",
         f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
     ]
-    parts += _evidence(found.evidence)
+    evidence = found.evidence.strip("\n")
+    parts += [table(found.rows), f"<pre>{escape(evidence)}</pre>" if evidence else ""]
     parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
     parts.append(f"<p>{f'Read: {_linked(found.read)} · ' if found.read else ''}{hint}</p>")
     return f'<div class="ls-one">{"".join(parts)}</div>'
-
-
-def _evidence(said: str) -> list[str]:
-    """As it is, but the ranks' tables as tables whose odd rows are tinted."""
-    parts: list[str] = []
-    plain: list[str] = []
-    for paragraph in said.split("\n\n"):
-        head, *rows = paragraph.splitlines() or [""]
-        if not text.HEAD.match(head):
-            plain.append(paragraph)
-            continue
-        names, cells = text.columns(head, rows)
-        odd = [row[0].endswith(text.ODD) for row in cells]
-        whole = table(names, [[row[0].removesuffix(text.ODD), *row[1:]] for row in cells], odd)
-        parts += [*_plain(plain), whole]
-        plain = []
-    return [*parts, *_plain(plain)]
-
-
-def _plain(paragraphs: list[str]) -> list[str]:
-    whole = "\n\n".join(paragraphs).strip("\n")
-    return [f"<pre>{escape(whole)}</pre>"] if whole else []
 
 
 # Links ----------------------------------------------------------------------------------------------------------------
@@ -164,16 +141,8 @@ def _linked(said: str) -> str:
         try:
             page = f"{find().chapters[int(found[1]) - 1].name}.ipynb"
         except (CourseError, IndexError):
-            return escape(found[0])
+            return found[0]
         anchor = found[2].replace(" ", "-")
-        return (
-            f'<a href="{escape(page)}#{escape(anchor)}">{escape(found[0])}</a>'
-            if Path(page).is_file()
-            else escape(found[0])
-        )
+        return f'<a href="{escape(page)}#{anchor}">{found[0]}</a>' if Path(page).is_file() else found[0]
 
-    parts, end = [], 0
-    for found in REFERENCE.finditer(said):
-        parts += [escape(said[end : found.start()]), link(found)]
-        end = found.end()
-    return "".join([*parts, escape(said[end:])])
+    return REFERENCE.sub(link, escape(said))

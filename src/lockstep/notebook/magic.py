@@ -20,7 +20,6 @@ from IPython.display import display
 
 from .. import cluster, ranks
 from ..ranks import Kind, Run, text
-from ..ranks.line_buffer import LineBuffer
 from .cards import run_card, unwritten_card
 
 HOLD_BACK_SECONDS = 0.5
@@ -85,11 +84,12 @@ class Output:
     def __init__(self, world_size: int) -> None:
         self.began: float | None = None
         self.ordered = bool(os.environ.get("LOCKSTEP_ORDERED") or os.environ.get("PYTEST_CURRENT_TEST"))
-        self.lines = LineBuffer()
+        self.unfinished: dict[tuple[int, str], str] = {}  # The last line of a rank's stream, until its end comes
         self.held: list[list[str]] = [[] for _ in range(world_size)]
 
     def take(self, rank: int, stream: str, chunk: str) -> None:
-        self.held[rank] += self.lines.take(rank, stream, chunk)
+        *lines, self.unfinished[rank, stream] = (self.unfinished.get((rank, stream), "") + chunk).split("\n")
+        self.held[rank] += lines
         self.began = self.began or time.monotonic()
         if not self.ordered and time.monotonic() - self.began > HOLD_BACK_SECONDS:
             self.show()
@@ -104,8 +104,8 @@ class Output:
 
     def close(self) -> None:
         """Print everything that is left, including unfinished lines."""
-        for rank, _, rest in self.lines.rest():
-            self.held[rank].append(rest)
+        for (rank, _), rest in sorted(self.unfinished.items()):
+            self.held[rank] += [rest] if rest else []
         self.show()
 
 

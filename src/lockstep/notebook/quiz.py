@@ -109,7 +109,10 @@ class Quiz(Stored):
         )
 
     def stored_markdown(self) -> str:
-        return as_text(self.question)
+        """The question folded, without its answer."""
+        choices = "\n".join(f"<li>{rich(choice.text)}</li>" for choice in self.question.choices)
+        return (f"<details><summary><b>Question.</b> {rich(self.question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
+                "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
 
     def _on_choice(self, _: Any) -> None:
         self._button.disabled = self._choices.value is None
@@ -140,10 +143,3 @@ def quiz(key: str) -> Quiz:
     if name not in questions:
         raise QuizError(f"there is no question {key!r}. There are: {', '.join(one.key for one in questions.values())}")
     return Quiz(questions[name])
-
-
-def as_text(question: Question) -> str:
-    """The question in Markdown, folded, without its answer."""
-    choices = "\n".join(f"<li>{rich(choice.text)}</li>" for choice in question.choices)
-    return (f"<details><summary><b>Question.</b> {rich(question.text)}</summary>\n<ul>\n{choices}\n</ul>\n"
-            "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip

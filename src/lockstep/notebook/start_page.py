@@ -5,11 +5,12 @@ It is a notebook, written each time the lab starts, so the map is there before a
 
 from __future__ import annotations
 
-import json
 import sys
 from html import escape
 from pathlib import Path
-from typing import Any
+
+import nbformat
+from nbformat import v4
 
 from ..course import Course, CourseError
 from ..course.standing import standing
@@ -42,19 +43,14 @@ def write_start_page(course: Course) -> Path:
         shown += f'<p class="ls-soft">{STALE}</p>'
     except CourseError as unreadable:
         shown = f"<p>{escape(str(unreadable))}</p>"
-    output = {
-        "output_type": "display_data",
-        "data": {"text/html": said(ALONE + shown), "text/plain": "CourseMap()"},
-        "metadata": {},
-    }
-    cells: list[dict[str, Any]] = [
-        {"cell_type": "markdown", "id": "head", "metadata": {}, "source": HEAD},
-        {"cell_type": "code", "id": "map", "metadata": {"jupyter": {"source_hidden": True}}, "source": CELL,
-         "execution_count": None, "outputs": [output]},
-        {"cell_type": "markdown", "id": "foot", "metadata": {}, "source": FOOT},
-    ]  # fmt: skip
-    metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
-    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    output = v4.new_output("display_data", {"text/html": said(ALONE + shown), "text/plain": "CourseMap()"})
+    hidden = {"jupyter": {"source_hidden": True}}
+    cells = [
+        v4.new_markdown_cell(HEAD, id="head"),
+        v4.new_code_cell(CELL, id="map", metadata=hidden, outputs=[output]),
+        v4.new_markdown_cell(FOOT, id="foot"),
+    ]
     file = course.root / NAME
-    file.write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")
+    metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
+    nbformat.write(v4.new_notebook(cells=cells, metadata=metadata), file)
     return file

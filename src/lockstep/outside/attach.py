@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from ..ranks import text
 from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
 from ..ranks.report import Frame, Waiting
-from ..ranks.text import place, table
-from ..ranks.words import at, located, names, one_or_more
+from ..ranks.text import place
+from ..ranks.words import at, located, names, one_or_more, wait
 from . import watch
 from .jobs import Job
 from .watch import Seen
@@ -118,9 +119,8 @@ def explain(job: Job, positions: Sequence[Position]) -> Explained:
         verdict = Verdict.MOVES if moving else Verdict.WAITING
         return Explained(verdict, said, not moving, job, tuple(positions), () if moving else tuple(late), tuple(notes))
     where = _groups(waiting)
-    verb = one_or_more(waiting, "waits", "wait")
     place_ = f" in {said_of(waiting[0])}{at(waiting[0].frame)}" if len(where) == 1 else " in different calls"
-    who = f"{names(one.rank for one in waiting)} {verb}{place_}"
+    who = f"{wait(one.rank for one in waiting)}{place_}"
     ended = f"{names(job.missing)} {one_or_more(job.missing, 'has', 'have')} ended" if job.missing else ""
     if late:
         others = "; ".join(f"rank {one.rank} {_does(one)}" for one in late)
@@ -181,7 +181,7 @@ def rows(found: Explained) -> tuple[Waiting, ...]:
     shown = [
         Waiting(one.rank, told[one.rank], "", None, one.frame, one.rank in late, one.node) for one in found.positions
     ]
-    shown += [Waiting(rank, "nothing: its process has ended", differs=True) for rank in found.job.missing]
+    shown += [Waiting(rank, "nothing: its process has ended", differs=True, waits=False) for rank in found.job.missing]
     marks = any(not row.differs for row in shown)  # an arrow at every rank would point at none
     return tuple(sorted((row if marks else replace(row, differs=False) for row in shown), key=lambda row: row.rank))
 
@@ -203,16 +203,10 @@ def details(found: Explained) -> list[str]:
     return lines
 
 
-def describe(found: Explained) -> str:
-    """In full: headline, table, details, notes."""
-    parts = [f"{found.verdict.value}: {found.headline}"]
-    if shown := rows(found):
-        parts.append(table(shown))
-    if lines := details(found):
-        parts.append("\n".join(f"  {line}" for line in lines))
-    if found.notes:
-        parts.append("\n".join(found.notes))
-    return "\n\n".join(parts)
+def describe(found: Explained, width: int | None = None) -> str:
+    """In full: headline, table, details, notes; `width` is as for `text.Evidence.shown`."""
+    more = ("\n".join(f"  {line}" for line in details(found)), "\n".join(found.notes))
+    return text.explained(f"{found.verdict.value}: {found.headline}", rows(found), more, width)
 
 
 def to_json(found: Explained) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from ..ranks import text
 from ..ranks.explain import ECHO, TIMEOUT
 from ..ranks.mismatch import first_mismatch, mismatch_rows, odd_ones, rules, say_mismatch
 from ..ranks.places import said_of
 from ..ranks.report import Cause, Collective, Frame, Kind, RankReport, Waiting
-from ..ranks.text import TITLES, place, table
-from ..ranks.words import at, first_line, located, names, one_or_more
+from ..ranks.words import at, first_line, located, names, wait
 from . import attach, jobs
 from .leftovers import Failed, Leftovers
 from .stacks import Thread, main_thread
@@ -159,7 +159,7 @@ def _hang(group: Group, groups: Sequence[Group], found: Leftovers) -> Cause | No
     silent = _silent(group, found)
     first = made[(waits or sorted(made))[0]]
     what = f"{said_of(first)}{group.of}"
-    who = f"{names(waits)} {one_or_more(waits, 'waits', 'wait')} in {what}"
+    who = f"{wait(waits)} in {what}"
     notes = []
     if behind:
         ended = [rank for rank in made if rank not in waits]
@@ -224,15 +224,15 @@ def _no_dump(group: Group, found: Leftovers) -> tuple[str, ...]:
 def _row(rank: int, group: Group, found: Leftovers, differs: bool) -> Waiting:
     stood = _stood(rank, found)
     if rank not in found.dumps:
-        return Waiting(rank, "no dump", frame=stood, differs=differs)
+        return Waiting(rank, "no dump", frame=stood, differs=differs, waits=False)
     if one := group.open.get(rank):
         return Waiting(rank, said_of(one), one.tensor, frame=one.frame, differs=differs)
     if one := group.transfers.get(rank):
         return Waiting(rank, _to(one), one.tensor, frame=one.frame, differs=differs)
     if not group.calls[rank]:
-        return Waiting(rank, "nothing: no call of this group", frame=stood, differs=differs)
+        return Waiting(rank, "nothing: no call of this group", frame=stood, differs=differs, waits=False)
     one = group.calls[rank][group.last(rank)]
-    return Waiting(rank, f"nothing: {one.title} has ended", frame=stood or one.frame, differs=differs)
+    return Waiting(rank, f"nothing: {one.title} has ended", frame=stood or one.frame, differs=differs, waits=False)
 
 
 def _stood(rank: int, found: Leftovers) -> Frame | None:
@@ -277,9 +277,7 @@ def _say_crossed(one: Group, other: Group) -> Cause:
         call = group.open[rank]
         rows.append((Waiting(rank, f"{said_of(call)} of {group.title}", call.tensor, None, call.frame), is_first))
     sides = [[row for row, is_first in rows if is_first is side] for side in (rows[0][1], not rows[0][1])]
-    said = [
-        f"{names(row.rank for row in side)} {one_or_more(side, 'waits', 'wait')} in {side[0].what}" for side in sides
-    ]
+    said = [f"{wait(row.rank for row in side)} in {side[0].what}" for side in sides]
     headline = f"{said[0]}, {said[1]}: they call these two in different orders, and wait for each other."
     return Cause(Kind.HANG, headline, (), rows[0][0].frame, tuple(row for row, _ in rows), (SAME_ORDER,))
 
@@ -323,27 +321,24 @@ def _short(one: Failed) -> str:
 # What is shown -----------------------------------------------------------------------------------------------------
 
 
-def describe(causes: Iterable[Cause]) -> str:
-    """In full, one part for each cause."""
-    return "\n\n".join(_describe(cause) for cause in causes)
+def describe(causes: Iterable[Cause], width: int | None = None) -> str:
+    """In full, one part for each cause; `width` is as for `text.Evidence.shown`."""
+    return "\n\n".join(_describe(cause, width) for cause in causes)
 
 
-def _describe(cause: Cause) -> str:
-    parts = [f"{TITLES[cause.kind]}{at(cause.frame)}: {cause.headline}"]
-    if cause.rows:
-        parts.append(table(cause.rows))
-    elif cause.error is not None:
-        parts.append(cause.error.traceback.rstrip() or (f"  {place(cause.frame)}" if cause.frame else ""))
-    if cause.notes:
-        parts.append("\n".join(cause.notes))
-    return "\n\n".join(filter(None, parts))
+def _describe(cause: Cause, width: int | None) -> str:
+    traceback = ""
+    if cause.error is not None and not cause.rows:
+        traceback = cause.error.traceback.rstrip() or (f"  {text.place(cause.frame)}" if cause.frame else "")
+    headline = f"{text.TITLES[cause.kind]}{at(cause.frame)}: {cause.headline}"
+    return text.explained(headline, cause.rows, (traceback, "\n".join(cause.notes)), width)
 
 
 def to_json(causes: Sequence[Cause], found: Leftovers) -> dict[str, Any]:
     return {
         "causes": [
             {
-                "verdict": TITLES[cause.kind],
+                "verdict": text.TITLES[cause.kind],
                 "headline": cause.headline,
                 "ranks": list(cause.ranks),
                 "at": located(cause.frame),

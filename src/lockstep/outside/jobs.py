@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ..ranks.processes import descendants, is_janitor, parents
+from ..ranks.processes import descendants, environment, is_janitor, parents
 
 _SAME_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _LOOPBACK = ("localhost", "127.", "::1")
@@ -40,15 +39,6 @@ class Job:
     def remote(self) -> list[int]:
         """Ranks that run on other machines, as far as is known."""
         return sorted(set(range(self.world_size)) - self.expected - set(self.processes))
-
-
-def environment(pid: int) -> dict[str, str]:
-    """The variables with which the process was started; empty where they cannot be read."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
 
 
 def find(pids: Sequence[int] = (), within: Mapping[str, str] | None = None) -> list[Job]:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 
+from ..ranks.client import SOURCE
 from . import attach, jobs
 from .attach import Position
 from .jobs import Job, NoJob
@@ -106,9 +106,8 @@ def _both(one: Look, other: Look) -> Look:
 
 def _command(seconds: float) -> list[str]:
     """This program, with this Python and this package: the machines must have both at the same place."""
-    package = str(Path(__file__).resolve().parents[2])
     arguments = ["attach", "--answer", f"--seconds={seconds}"]
-    return ["env", f"PYTHONPATH={package}", sys.executable, "-m", "lockstep", *arguments]
+    return ["env", f"PYTHONPATH={SOURCE}", sys.executable, "-m", "lockstep", *arguments]
 
 
 def _ask(command: Sequence[str], seconds: float) -> tuple[list[Answer], str]:

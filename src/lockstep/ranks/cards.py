@@ -8,28 +8,29 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
 
 from . import text
-from .report import Cause, Waiting
+from .report import Cause
 from .result import Run
 from .words import names
 
 MOST_LINES = 14
 JOINTS = re.compile(r"[/_](?=\w)")
-STYLE = Path(__file__).with_name("cards.css")
 
 
 def said(body: str) -> str:
     """The HTML with the cards' style."""
-    return f'<div class="lockstep-said"><style>{_style()}</style>{body}</div>'
+    return f'<div class="lockstep-said"><style>{style("cards.css")}</style>{body}</div>'
 
 
 @cache
-def _style() -> str:
-    return " ".join(STYLE.read_text(encoding="utf-8").split())
+def style(name: str) -> str:
+    """A style sheet that is beside this file, in one line."""
+    return " ".join(Path(__file__).with_name(name).read_text(encoding="utf-8").split())
 
 
 def breakable(name: str) -> str:
@@ -52,7 +53,8 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     """Headline, ranks, the code around the branch, what to know and to read; `link` makes HTML of where to read on."""
     cause = run.cause
     assert cause is not None
-    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', _ranks(cause.rows), _code(cause)]
+    rows = [replace(row, code="") for row in text.rows(cause.rows)]  # that is in the code below
+    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', table(rows), _code(cause)]
     if cause.error is not None and cause.error.traceback:
         parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
     elif cause.frame is not None and not cause.rows:
@@ -63,37 +65,20 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
 
 
-def _ranks(rows: tuple[Waiting, ...]) -> str:
-    """The ranks of a hang, as in `text.table`; those that differ are tinted."""
+def table(rows: Sequence[text.Row]) -> str:
+    """Ranks, as in `text.table`; those that differ are tinted. On a narrow screen a row becomes two lines."""
     if not rows:
         return ""
-    together = text.alike(rows)
-    firsts = [same[0] for same in together]
-    cells = {
-        "rank": [text.ranks_of(same) for same in together],
-        "waits in": [row.what for row in firsts],
-        "tensor": [row.tensor for row in firsts],
-        "for": [text.waited(same) for same in together],
-        "node": [row.node for row in firsts],
-        "at": [row.frame.short if row.frame else "" for row in firsts],
-    }
-    used = [name for name, column in cells.items() if any(column)]
-    return table(used, [[cells[name][n] for name in used] for n in range(len(firsts))], [row.differs for row in firsts])
-
-
-def table(names: Sequence[str], rows: Sequence[Sequence[str]], odd: Sequence[bool]) -> str:
-    """Ranks, one to a row; on a narrow screen a row becomes two lines. Code follows a place after a gap."""
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    shown = [dict(zip(text.COLUMNS, map(escape, row.cells), strict=True)) for row in rows]
+    used = [name for name in text.COLUMNS[:-1] if any(cells[name] for cells in shown)]
+    head = "".join(f'<th scope="col">{name}</th>' for name in used)
     lines = []
-    for row, differs in zip(rows, odd, strict=True):
-        line = []  # with spaces between, at which the lines of a narrow screen break
-        for name, cell in zip(names, row, strict=True):
-            kinds = {"for": " class=ls-for", "waits in": " class=ls-in" if text.is_call(cell) else ""}
-            said, _, code = cell.partition(text.GAP)
-            line.append(
-                f"<td{kinds.get(name, '')}>{escape(said)}{f' <code>{escape(code.strip())}</code>' if code else ''}</td>"
-            )
-        lines.append(f"<tr{' class=ls-odd' if differs else ''}>{' '.join(line)}</tr>")
+    for row, cells in zip(rows, shown, strict=True):
+        cells["at"] += f" <code>{escape(row.code)}</code>" if row.code else ""
+        kinds = {"for": " class=ls-for", "waits in": " class=ls-in" if row.waits else ""}
+        # with spaces between, at which the lines of a narrow screen break
+        line = " ".join(f"<td{kinds.get(name, '')}>{cells[name]}</td>" for name in used)
+        lines.append(f"<tr{' class=ls-odd' if row.differs else ''}>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 

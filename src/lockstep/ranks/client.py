@@ -442,12 +442,12 @@ class _Listener:
         )  # fmt: skip
         if member.role is Role.RANK:
             report.stdout, report.stderr = ("".join(self.output.get((rank, one), [])) for one in ("stdout", "stderr"))
-        if (error := member.error) is not None:
-            report.error = Error(error.type, error.message, _frames(error.frames), error.traceback)
+        if member.error is not None:
+            report.error = _error(member.error)
         elif member.frames:
             report.error = Error("SystemExit", str(member.code), _frames(member.frames))
-        if (because := member.because) is not None:
-            report.because = Error(because.type, because.message, _frames(because.frames), because.traceback)
+        if member.because is not None:
+            report.because = _error(member.because)
         if member.stack is not None:
             report.stack = _stack(member.stack)
         _place_events(report, self.events.get(index, []), began)
@@ -487,9 +487,12 @@ def _frames(told: list[Any]) -> tuple[Frame, ...]:
     return tuple(frame for item in told if (frame := Frame.of(item)))
 
 
+def _error(told: messages.Raised) -> Error:
+    return Error(told.type, told.message, _frames(told.frames), told.traceback)
+
+
 def _stack(told: messages.StackReport) -> Stack:
-    detail = told.detail | {"innermost": told.innermost}
-    return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, detail)
+    return Stack(Frame.of(told.frame), told.call, told.operation, tuple(told.pending), told.threads, told.detail)
 
 
 def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:

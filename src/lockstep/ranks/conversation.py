@@ -20,7 +20,7 @@ from . import leftovers, messages, processes
 from .channel import Channel, ChannelError, whole
 from .comparison import Comparison
 from .draws import drawn
-from .hang_detector import Stacks
+from .hang_detector import TICK, Stacks
 from .member import Member, RunState, line_of
 from .messages import Role, read
 from .output import OutputPipe
@@ -31,6 +31,7 @@ ANSWER_SECONDS = 0.7
 LAST_ANSWER_SECONDS = 2.5
 """How long a rank that is about to be stopped may take to say where it is: it is asked only once."""
 NUMBERS_IN_MEMORY = 16  # How much larger numbers and lists are in memory than as text
+MAX_OBSERVED = 256 << 20  # Bytes
 MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10  # Bytes. A rank may tell of any number of collectives, but not of any number of books.
 DUMPED = 8  # Processes of a late rank that are asked for their stack
@@ -96,8 +97,8 @@ class Conversation:
             return one.node is None and processes.is_stopped(one.pid)
 
         give_up = time.monotonic() + (2 * seconds if elsewhere else seconds)
-        while time.monotonic() < give_up and not all(map(speechless, silent())):
-            self.hear(0.02)
+        while (left := give_up - time.monotonic()) > 0 and not all(map(speechless, silent())):
+            self.hear(min(left, TICK))  # an answer ends it at once
         for member in silent() if insist else ():
             if member.node is None and not processes.is_stopped(member.pid):
                 _ask_without_lock(member)
@@ -257,7 +258,7 @@ class Conversation:
         text = len(str(value))
         member.observed_headers += text
         member.observed += len(blob) + NUMBERS_IN_MEMORY * text
-        member.says_too_much |= member.observed > self.job.observation_limit
+        member.says_too_much |= member.observed > MAX_OBSERVED
         return not member.says_too_much
 
     def _answer(self, member: Member) -> None:

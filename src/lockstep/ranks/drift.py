@@ -58,7 +58,7 @@ def _drift(found: Compared, words: list[Replica], reports: list[RankReport]) -> 
         of=len(called[0]),
         ranks=tuple(odd),
         amount=_amount(found, words, tensor),
-        reason=_reason(found, words, differing, odd, step, reports),
+        reason=_reason(found, words, differing, step, reports),
         frame=Frame.of(words[odd[0]].frame),
     )
 
@@ -85,9 +85,7 @@ def _amount(found: Compared, words: list[Replica], tensor: str) -> float | None:
     return max((abs(a - b) for own in samples for a, b in zip(own, samples[0], strict=False)), default=None)
 
 
-def _reason(
-    found: Compared, words: list[Replica], differing: list[str], odd: list[int], step: int, reports: list[RankReport]
-) -> str:
+def _reason(found: Compared, words: list[Replica], differing: list[str], step: int, reports: list[RankReport]) -> str:
     orders = [tuple(order) for order in found.names]
     if len(set(orders)) > 1 and len({tuple(sorted(order)) for order in orders}) == 1:
         other = _odd(list(orders))

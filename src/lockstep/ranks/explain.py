@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from .divergence import Divergence, first_divergence, reached, say
 from .hangs import SAME_ORDER, branch, groups_apart, hang
 from .job import Job, TargetKind
-from .mismatch import SAME_ROOT, SAME_TENSORS, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
+from .mismatch import SAME_ROOT, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import call, is_users, place, rows, said_of, what
 from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
@@ -57,7 +56,7 @@ HELP = (
 def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     """Why `run` did not end well, or None when it did."""
     if end.why is Why.INTERRUPTED:
-        return _interrupted(run, job, end)
+        return _interrupted(run, end)
     if end.why is Why.NODE_LOST:
         return _node_lost(run, end)
     if end.why is Why.HANG:
@@ -67,13 +66,13 @@ def cause(run: Run, job: Job, end: RunEnd) -> Cause | None:
     if job.launcher:
         return launched(run, job)
     bad = [report for report in run.ranks if _is_bad(report, job)]
-    return _failure(run, job, bad) if bad else None
+    return _failure(run, bad) if bad else None
 
 
 # Failures --------------------------------------------------------------------------------------------------------
 
 
-def _failure(run: Run, job: Job, bad: Sequence[RankReport]) -> Cause:
+def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
     echoes = [report for report in bad if _is_echo(report)]
     causes = sorted((report for report in bad if report not in echoes), key=lambda report: report.ended)
     if not causes:
@@ -186,11 +185,11 @@ def _told_of_others(same: Sequence[RankReport], error: Error) -> Cause | None:
     models = {report.rank: MODEL.search(report.error.message) for report in same if report.error}
     sizes = {rank: int(found[1]) for rank, found in models.items() if found}
     if len(sizes) == len(same) > 1:
-        usual, count = Counter(sizes.values()).most_common(1)[0]
-        odd = [rank for rank in sizes if sizes[rank] != usual] if 2 * count > len(sizes) else []
+        odd = apart_from_most(sizes)
         have = ", ".join(f"rank {rank}: {size}" for rank, size in sorted(sizes.items()))
         said = f"the ranks' models have different numbers of parameters, and DDP needs the same on all ({have})"
         if odd:
+            usual = next(size for rank, size in sizes.items() if rank not in odd)
             said = f"{names(odd)} gave DDP a model with {sizes[odd[0]]} parameters, the others one with {usual}"
         return replace(_raised_by(names(odd), odd or sorted(sizes), error), headline=f"{said}.")
     gathered = GATHERED.search(error.message)
@@ -357,7 +356,7 @@ def launched(run: Run, job: Job) -> Cause | None:
         error is not None and error.type in ("ProcessRaisedException", "ProcessExitedException", "ChildFailedError")
     )
     if bad and by_a_worker:
-        found = _failure(replace(run, ranks=workers, world_size=len(workers)), job, bad)
+        found = _failure(replace(run, ranks=workers, world_size=len(workers)), bad)
     elif error is not None and (
         told := re.search(r"Process (\d+) terminated with the following error:\n(.*)", error.message, re.DOTALL)
     ):
@@ -433,11 +432,6 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     )
 
 
-def _members(run: Run, job: Job) -> list[RankReport]:
-    """The ranks: a launcher's workers, as soon as there are some."""
-    return latest(run.workers) if job.launcher and run.workers else list(run.ranks)
-
-
 def _still_waiting(waiting: list[RankReport], who: str) -> str:
     """`rank 1 was still waiting in barrier #2`; each call with its ranks, the one with the most of them first."""
     calls: dict[str, list[int]] = {}
@@ -451,7 +445,7 @@ def _still_waiting(waiting: list[RankReport], who: str) -> str:
 
 def _timed_out(run: Run, job: Job, end: RunEnd) -> Cause:
     limit = f"{end.limit:g}"
-    members = _members(run, job)
+    members = run.members
     late = [report for report in members if report.outcome is Outcome.TIMED_OUT] or list(run.ranks)
     held = [report for report in late if report.stopped]
     waiting = [report for report in late if report not in held and call(report)]
@@ -501,8 +495,8 @@ def _who(run: Run, job: Job, reports: Sequence[RankReport]) -> str:
     return names(report.rank for report in reports)
 
 
-def _interrupted(run: Run, job: Job, end: RunEnd) -> Cause:
-    members = _members(run, job)
+def _interrupted(run: Run, end: RunEnd) -> Cause:
+    members = run.members
     alive = [report.rank for report in members if report.outcome is Outcome.INTERRUPTED]
     still = f"{names(alive)} {one_or_more(alive, 'was', 'were')} still running"
     who = still if alive else "no rank was still running"

@@ -14,7 +14,6 @@ Pickle is used here between a launcher and its own children, as `multiprocessing
 
 from __future__ import annotations
 
-import array
 import contextlib
 import io
 import os
@@ -123,8 +122,7 @@ def _ask(fork_server: socket.socket, descriptors: list[int], number: int | None)
         memory = os.memfd_create("order")
         os.write(memory, order)
         shared = [] if tracker is None else [tracker]
-        sent = array.array("i", [memory, data_read, status_write, *shared, *descriptors])
-        fork_server.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+        socket.send_fds(fork_server, [b"!"], [memory, data_read, status_write, *shared, *descriptors])
         os.close(memory)
     finally:
         os.close(status_write)
@@ -150,13 +148,10 @@ def _serve(requests: socket.socket, directory: str, job: Job) -> None:
     children: dict[int, int] = {}
     while True:
         if loop.wait().request:
-            data, ancillary, _, _ = requests.recvmsg(1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4))
+            data, received, _, _ = socket.recv_fds(requests, 1, _MOST_DESCRIPTORS)
             if not data:
                 os._exit(0)
-            received = array.array("i")
-            for _, _, payload in ancillary:
-                received.frombytes(payload)
-            pid, status = _fork_child(loop, supervisor, directory, job, list(received))
+            pid, status = _fork_child(loop, supervisor, directory, job, received)
             children[pid] = status
         ended: dict[int, int] = {}
         processes.reap(ended)

@@ -12,11 +12,11 @@ from typing import Any
 
 from .divergence import Divergence, first_divergence, reached, say
 from .job import Job
-from .mismatch import first_mismatch, kinds_of, rules, say_mismatch
+from .mismatch import apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
-from .words import names, one_or_more
+from .words import names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
 PAIRS = "Every send needs its receive, and the other way round."
@@ -110,16 +110,15 @@ def groups_apart(members: Sequence[RankReport]) -> Finding | None:
             made[one.name] += 1
             meant.setdefault((one.name, made[one.name]), {})[report.rank] = one
     for groups in meant.values():
-        sides = Counter(one.members for one in groups.values())
-        if len(sides) > 1:
-            usual, count = sides.most_common(1)[0]
-            odd = [rank for rank, one in groups.items() if one.members != usual] if 2 * count > len(groups) else []
+        sides = {rank: one.members for rank, one in groups.items()}
+        if len({*sides.values()}) > 1:
             said = [
-                f"{names(rank for rank, one in groups.items() if one.members == side)} made one of {names(side)}"
-                for side in sorted(sides)
+                f"{names(rank for rank, mine in sides.items() if mine == side)} made one of {names(side)}"
+                for side in sorted({*sides.values()})
             ]
             where = {rank: one.frame for rank, one in groups.items()}
-            return Finding(f"{' where '.join(said)} in new_group.", odd or sorted(groups), [ALL_MAKE_GROUPS], where)
+            at_fault = apart_from_most(sides) or sorted(sides)
+            return Finding(f"{' where '.join(said)} in new_group.", at_fault, [ALL_MAKE_GROUPS], where)
     return None
 
 
@@ -143,8 +142,7 @@ def _collectives(
     concerned = [report for report in members if not group or report.rank in group]
     absent = [report.rank for report in waiting if report.rank not in there and report in concerned]
     gone = [report for report in finished if report in concerned]
-    who = names(there)
-    waits = one_or_more(there, "waits", "wait")
+    who = wait(there)
     if gone:
         ranks = [report.rank for report in gone]
         last = gone[0].last_collective
@@ -153,16 +151,16 @@ def _collectives(
         also = ""
         if absent:
             elsewhere = next(report for report in waiting if report.rank in absent)
-            also = f" {names(absent).capitalize()} {one_or_more(absent, 'waits', 'wait')} in {what(elsewhere)}."
+            also = f" {wait(absent).capitalize()} in {what(elsewhere)}."
         return Finding(
-            f"{who} {waits} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
+            f"{who} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
             ranks,
             [SAME_ORDER, *_counts(members)],
         )
     if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent):
         other = next(report for report in waiting if report.rank in absent)
         return Finding(
-            f"{who} {waits} in {expected}, {names(absent)} in {what(other)}: they wait for each other.",
+            f"{who} in {expected}, {names(absent)} in {what(other)}: they wait for each other.",
             [*absent, *there],  # which of the two sides is wrong, nobody but their author knows
             [SAME_ORDER],
         )
@@ -178,14 +176,12 @@ def _collectives(
 
 
 def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding:
-    here = names(report.rank for report in in_init)
-    waits = one_or_more(in_init, "waits", "wait")
     sizes = {report.rank: detail(report).get("world_size") for report in in_init}
     odd = {rank: size for rank, size in sizes.items() if isinstance(size, int) and size > 0 and size != len(members)}
     if odd:
         size = next(iter(odd.values()))
         return Finding(
-            f"{names(odd)} {one_or_more(odd, 'waits', 'wait')} in init_process_group for a group of {size}, but there "
+            f"{wait(odd)} in init_process_group for a group of {size}, but there "
             f"{one_or_more(members, 'is', 'are')} {len(members)}.",
             list(odd),
             [f"world_size={size} was given; the launcher started {len(members)}."],
@@ -210,7 +206,7 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
         done = [report.rank for report in members if report.rank in absent and report.outcome is not Outcome.HUNG]
         did = "finished without" if done == absent else "never reached"
         return Finding(
-            f"{names(absent)} {did} init_process_group; {here} {waits} there.",
+            f"{names(absent)} {did} init_process_group; {wait(report.rank for report in in_init)} there.",
             absent,
             [*notes, "With gloo, init_process_group returns only after every rank of the group has called it."],
         )
@@ -218,8 +214,7 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     if elsewhere:
         now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
         return Finding(
-            f"{names(report.rank for report in elsewhere)} {one_or_more(elsewhere, 'waits', 'wait')} in init_process_group "
-            f"for a store at {now}, where nothing listens: the launcher had set {launchers}.",
+            f"{wait(report.rank for report in elsewhere)} in init_process_group for a store at {now}, where nothing listens: the launcher had set {launchers}.",
             [report.rank for report in elsewhere],
             ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."],
         )
@@ -254,8 +249,7 @@ def _point_to_point(
     elsewhere = [report for report in waiting if report.rank not in messages]
     waited_for = [report for report in elsewhere if report.rank in peers.values()]
     if waited_for:
-        there = names(report.rank for report in waited_for)
-        in_what = f"{there} {one_or_more(waited_for, 'waits', 'wait')} in {what(waited_for[0])}"
+        in_what = f"{wait(report.rank for report in waited_for)} in {what(waited_for[0])}"
         at_fault = [report.rank for report in waited_for] if len(messages) > len(elsewhere) else list(messages)
         if len(messages) == len(elsewhere):  # who of the two sides is wrong, nobody but their author knows
             at_fault = [*messages, *(report.rank for report in elsewhere)]

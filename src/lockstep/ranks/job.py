@@ -141,7 +141,6 @@ class Job:
     memory_limit: int | None = 4 << 30
     output_limit: int | None = 8 << 20
     process_limit: int | None = None
-    observation_limit: int = 256 << 20
     environment: dict[str, str] = field(default_factory=dict)
     directory: str = ""
     hidden: list[str] = field(default_factory=list)

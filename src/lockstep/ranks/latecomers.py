@@ -6,7 +6,6 @@ each rank has begun, and when) decides whether the ranks are asked where they ar
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from .hang_detector import AskMembers
 from .member import Member, RunState, counterpart, others
 from .messages import Begin, Place
-from .places import is_users, said_of
+from .places import dumped, said_of
 from .report import Collective, Frame
 from .words import at, names, one_or_more
 
@@ -162,10 +161,13 @@ class Latecomers:
     def _place(self, member: Member) -> str:
         """Where a late rank is, by its own word or by the fault handler's, with the processes it has forked."""
         own = Frame.of(member.sample.frame) if member.sample is not None else None
-        dumped = [(pid, _frame(text)) for pid, text in self.dump(member)] if member.node is None else []
-        frame = own or next((frame for pid, frame in dumped if pid == member.pid), None)
+        texts = self.dump(member) if member.node is None else []
+        stacks = [
+            (pid, dumped(text.rpartition("(most recent call first)")[2])) for pid, text in texts
+        ]  # the last of each
+        frame = own or next((frame for pid, frame in stacks if pid == member.pid), None)
         said = [_at(frame) if frame else "in a library's code"]
-        said += [f"its process {pid} is {_at(frame)}" for pid, frame in dumped if pid != member.pid and frame]
+        said += [f"its process {pid} is {_at(frame)}" for pid, frame in stacks if pid != member.pid and frame]
         return "; ".join(said)
 
 
@@ -175,12 +177,6 @@ def _node(member: Member) -> str:
 
 def _at(frame: Frame) -> str:
     return f"at {frame.short}" + (f"   {frame.text}" if frame.text else "")
-
-
-def _frame(dumped: str) -> Frame | None:
-    """The innermost of the user's frames in the last stack of a dump."""
-    found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', dumped.rpartition("(most recent call first)")[2])
-    return next((Frame.of(raw) for raw in found if is_users(raw[0])), None)
 
 
 def _is_in(member: Member) -> bool:

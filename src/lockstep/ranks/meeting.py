@@ -189,7 +189,7 @@ class Guest:
                 link.channel.socket.setblocking(True)
                 link.channel.send(Join(
                     _proof(self.meeting, nonce, "node"), self.nonce, self.job.nodes, self.job.per_node, self.host,
-                    time.monotonic_ns(), self.meeting.node, self.job.run_id, VERSION,
+                    time.monotonic_ns(), self.meeting.node, VERSION,
                 ))  # fmt: skip
                 link.channel.socket.setblocking(False)
             case TurnedAway(why):

@@ -400,7 +400,6 @@ class Join(msgspec.Struct, tag_field="event", tag="join"):
     host: str
     time: int
     node: int | None = None
-    run_id: str = ""
     version: int = 0
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
+from .places import said_of
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
 
 FREE_SIZES = (
@@ -62,8 +63,13 @@ def kinds_of(found: dict[int, Collective]) -> set[str]:
 
 def odd_ones(found: dict[int, Collective]) -> list[int]:
     """The ranks that differ from most; nobody if no call is that of most: of two, only their author knows which is wrong."""
-    usual, count = Counter(map(signature, found.values())).most_common(1)[0]
-    return [rank for rank in sorted(found) if signature(found[rank]) != usual] if 2 * count > len(found) else []
+    return apart_from_most({rank: signature(call) for rank, call in found.items()})
+
+
+def apart_from_most(values: Mapping[int, Hashable]) -> list[int]:
+    """The ranks whose value is not that of most; nobody if no value is that of most."""
+    usual, count = Counter(values.values()).most_common(1)[0]
+    return [rank for rank in sorted(values) if values[rank] != usual] if 2 * count > len(values) else []
 
 
 def two_sides(found: dict[int, Collective]) -> tuple[Collective, Collective]:
@@ -103,9 +109,9 @@ def rules(found: dict[int, Collective]) -> list[str]:
 
 
 def _place(call: Collective) -> str:
-    """`train.py:15 (in backward, for DDP's gradients)`."""
+    """`train.py:15 (in backward, for DDP's gradient all-reduce #5)`."""
     assert call.frame is not None
-    return call.frame.short + (" (in backward, for DDP's gradients)" if call.inside == "backward" else "")
+    return call.frame.short + (f" (in {said_of(call)})" if call.inside == "backward" else "")
 
 
 def _root(call: Collective) -> int | None:

@@ -13,6 +13,7 @@ from .words import names
 
 _PYTHON = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent)
+DUMPED = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
 IN_DDP = {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}
 """What DDP does in calls of its own, as their caller knows it."""
 
@@ -28,15 +29,15 @@ def _row(report: RankReport, differs: bool, world_size: int) -> Waiting:
         frame = report.stack.frame or (operation.frame if operation else None)
         since = max(0.0, report.ended - operation.start) if operation else None
         of_group = f" of {names(operation.members)}" if operation and 1 < len(operation.members) < world_size else ""
-        return Waiting(
-            report.rank, what(report) + of_group, operation.tensor if operation else "", since, frame, differs
-        )
+        tensor = operation.tensor if operation else ""
+        return Waiting(report.rank, what(report) + of_group, tensor, since, frame, differs, waits=not report.stopped)
     last = report.last_collective
     said = "finished" if has_finished(report) else report.outcome.value
     if report.stopped:
         said = "held by a signal (SIGSTOP)"
     frame = exit_of(report) or (last.frame if last else None)
-    return Waiting(report.rank, f"{said} after {last.title}" if last else said, "", None, frame, differs)
+    said = f"{said} after {last.title}" if last else said
+    return Waiting(report.rank, said, frame=frame, differs=differs, waits=False)
 
 
 def has_finished(report: RankReport) -> bool:
@@ -91,13 +92,17 @@ def said_of(operation: Collective, doing: str = "") -> str:
 
 def place(report: RankReport) -> Frame | None:
     """Where a process stood when it was ended: from its crash dump, where it was last asked, or its last collective."""
-    found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', report.fault)
-    for file, line, function in found:
-        if is_users(file) and (frame := Frame.of((file, line, function))):
-            return frame
+    if frame := dumped(report.fault):
+        return frame
     if report.stack is not None and report.stack.frame is not None:
         return report.stack.frame
-    return report.last_collective.frame if report.last_collective and not found else None
+    return report.last_collective.frame if report.last_collective and not DUMPED.search(report.fault) else None
+
+
+def dumped(stack: str) -> Frame | None:
+    """The innermost of the user's frames in a stack that Python's fault handler has written."""
+    found = (Frame.of(raw) for raw in DUMPED.findall(stack) if is_users(raw[0]))
+    return next(filter(None, found), None)
 
 
 def is_users(file: str) -> bool:

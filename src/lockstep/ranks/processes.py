@@ -214,6 +214,14 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def environment(pid: int) -> dict[str, str]:
+    """The variables with which the process was started; empty where they cannot be read."""
+    with contextlib.suppress(OSError):
+        raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
+    return {}
+
+
 def is_helper(pid: int) -> bool:
     """True for a process that the runtime itself put beside a rank."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:

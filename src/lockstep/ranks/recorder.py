@@ -283,17 +283,13 @@ class Recorder:
         communicating: bool | None = None
         detail: dict[str, Any] = {}
         innermost = ""
+        place: messages.Place = None
         while frame is not None:
             code = frame.f_code
             name = code.co_name
             if self.is_users(code.co_filename):
-                return self._stack(
-                    (code.co_filename, frame.f_lineno, name),
-                    call if communicating else "",
-                    operation,
-                    detail,
-                    innermost,
-                )
+                place = code.co_filename, frame.f_lineno, name
+                break
             innermost = innermost or name
             if name == "_lockstep_wait":
                 communicating = True
@@ -318,17 +314,14 @@ class Recorder:
             elif inside == "backward":
                 call, communicating = "backward", True if communicating is None else communicating
             frame = frame.f_back
-        return self._stack(None, call if communicating else "", operation, detail, innermost)
-
-    def _stack(
-        self, frame: messages.Place, call: str, operation: int | None, detail: dict[str, Any], innermost: str
-    ) -> messages.StackReport:
+        if not communicating:
+            call = ""
         pending = [number for work, number in list(self._outstanding) if not _completed(work)]
         if operation is None and call and pending:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        return messages.StackReport(frame, call, operation, pending, self._own_threads(), detail, innermost)
+        return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost)
 
     def _own_threads(self) -> int:
         """How many threads of the user's might do something by themselves: no lock or queue holds them."""

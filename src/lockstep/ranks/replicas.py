@@ -174,11 +174,7 @@ def not_finite(tensor: torch.Tensor) -> str:
 
 
 def _value_or_none(tensor: torch.Tensor | None) -> str:
-    return (
-        ""
-        if tensor is None or tensor.layout is not torch.strided or hasattr(tensor, "placements")
-        else not_finite(tensor)
-    )
+    return not_finite(tensor) if tensor is not None and _is_plain(tensor) else ""
 
 
 def sketch(tensor: torch.Tensor) -> int:

@@ -296,7 +296,10 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A row of a hang's table: what one rank waits in, and where; its `node` when the nodes are machines of their own."""
+    """A row of a hang's table: what one rank waits in, and where; its `node` when the nodes are machines of their own.
+
+    `waits` is false for a rank that waits in nothing: then `what` says how it ended, or what is missing of it.
+    """
 
     rank: int
     what: str
@@ -305,6 +308,7 @@ class Waiting:
     frame: Frame | None = None
     differs: bool = False
     node: str = ""
+    waits: bool = True
 
 
 @dataclass(frozen=True)

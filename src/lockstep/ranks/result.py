@@ -50,6 +50,11 @@ class Run:
         return self.cause is None
 
     @property
+    def members(self) -> list[RankReport]:
+        """The ranks; of a launcher, those that it started, as soon as there are some."""
+        return latest(self.workers) or self.ranks
+
+    @property
     def outcomes(self) -> list[Outcome]:
         return [report.outcome for report in self.ranks]
 

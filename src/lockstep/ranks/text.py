@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 
 from .hangs import groups_apart
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rules, say_mismatch, two_sides
-from .report import Blowup, Frame, Kind, Outcome, Topic, Waiting
+from .report import Blowup, Frame, Kind, Topic, Waiting
 from .result import Run
 from .words import MANY, at, names, spans
 
 WIDTH = 96
 CODE_WIDTH = 40
 RANKS_WIDTH = 30
-COLUMNS = ("rank", "waits in", "tensor", "for", "node", "at", "")
+COLUMNS = ("rank", "waits in", "tensor", "for", "node", "at", "")  # What is above the cells of a `Row`
 GAP = "   "
-HEAD = re.compile(r"\s*rank +waits in\b")
-NOT_WAITING = re.compile(
-    rf".* after |nothing\b|no dump\b|held by |(finished|{'|'.join(one.value for one in Outcome)})$"
-)
-"""What a row says of a rank that stands in no call."""
 ODD = " ←"  # Behind the number of a rank that differs from the others
 TITLES = {kind: kind.value.upper() for kind in Kind} | {
     Kind.RAISED: "ERROR",
@@ -38,26 +33,61 @@ ReadOn = Mapping[Topic | None, str]  # Where a reader finds more about a topic
 NOWHERE: ReadOn = MappingProxyType({})
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of a table as it is shown: a rank, or `ranks` that wait in the same call at the same place; `code` is the line
+    there. For `waits` and `differs`, see `Waiting`.
+    """
+
+    ranks: str
+    what: str
+    tensor: str = ""
+    seconds: str = ""
+    node: str = ""
+    at: str = ""
+    code: str = ""
+    _: KW_ONLY
+    waits: bool = True
+    differs: bool = False
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return self.ranks, self.what, self.tensor, self.seconds, self.node, self.at, self.code
+
+    def mapped(self, function: Callable[[str], str]) -> Row:
+        """The same with each cell as `function` has it."""
+        return Row(*map(function, self.cells), waits=self.waits, differs=self.differs)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What stands under a headline: the ranks' table, and other text."""
+
+    rows: tuple[Row, ...] = ()
+    text: str = ""
+
+    def shown(self, width: int | None = None) -> str:
+        """As text. With a `width`, no line is longer, and a table that does not fit becomes a few lines for each rank."""
+        return "\n\n".join(filter(None, (table(self.rows, width), fit(self.text, width))))
+
+
 def describe(run: Run, read_on: ReadOn = NOWHERE, width: int | None = None) -> str:
     """Why the run did not end well, in full: headline, the ranks' table or traceback, notes. Empty when it did.
 
-    With a `width`, no line is longer, and a table that does not fit becomes a few lines for each rank.
+    `width` is as for `Evidence.shown`.
     """
     if run.cause is None:
         return ""
     sentences = min(width or WIDTH, WIDTH)
-    parts = [_wrapped(headline(run), sentences), evidence(run, read_on, sentences)]
-    said = "\n\n".join(filter(None, parts))
-    return fit(said, width) if width else said
+    parts = [_wrapped(headline(run), sentences), evidence(run, read_on, sentences).shown(width)]
+    return "\n\n".join(filter(None, parts))
 
 
-def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH) -> str:
+def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH) -> Evidence:
     """What stands under the headline: the ranks' table or traceback, and the notes."""
     if run.cause is None:
-        return ""
+        return Evidence()
     parts = []
-    if run.cause.rows:
-        parts.append(table(run.cause.rows))
     if run.cause.error is not None and run.cause.error.traceback:
         parts.append(run.cause.error.traceback.rstrip())
     elif run.cause.frame is not None and not run.cause.rows:
@@ -67,7 +97,19 @@ def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH) -> str:
         closing.append(f"Read: {read_on[run.cause.topic]}")
     if closing:
         parts.append("\n".join(_wrapped(line, width) for line in closing))
-    return "\n\n".join(parts)
+    return Evidence(rows(run.cause.rows), "\n\n".join(parts))
+
+
+def explained(headline: str, waiting: Sequence[Waiting], more: Iterable[str], width: int | None = None) -> str:
+    """A headline, the ranks' table and `more` paragraphs; `width` is as for `Evidence.shown`."""
+    found = Evidence(rows(waiting), "\n\n".join(filter(None, more)))
+    return "\n\n".join(filter(None, (fit(headline, width), found.shown(width))))
+
+
+def ended_well(run: Run) -> str:
+    """`All 4 ranks ended well after 1.2 s.`"""
+    count = len(run.members)
+    return f"{'The rank' if count == 1 else f'All {count} ranks'} ended well after {run.seconds:.1f} s."
 
 
 def headline(run: Run) -> str:
@@ -92,8 +134,8 @@ def silent_mismatch(run: Run) -> str:
     if not met or (run.device != "cpu" and kinds_of(met) <= UNEVEN):
         return ""
     said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
-    return "\n\n".join(
-        [_wrapped(said, WIDTH), table(mismatch_rows(met, odd_ones(met))), *(_wrapped(one, WIDTH) for one in rules(met))]
+    return explained(
+        _wrapped(said, WIDTH), mismatch_rows(met, odd_ones(met)), [_wrapped(one, WIDTH) for one in rules(met)]
     )
 
 
@@ -154,36 +196,18 @@ def _blowup(run: Run, found: Blowup) -> list[str]:
     return said
 
 
-def table(rows: tuple[Waiting, ...]) -> str:
-    """One line a rank: what it waits in, with what tensor, for how long, and where. An arrow marks the odd one.
-
-    Of many ranks, those that wait in the same call at the same place share a line.
-    """
-    cells = [list(COLUMNS)]
-    for same in alike(rows):
-        row = same[0]
-        cells.append([
-            ranks_of(same) + (ODD if row.differs else ""),
-            row.what,
-            row.tensor,
-            waited(same),
-            row.node,
-            row.frame.short if row.frame else "",
-            _code(row.frame),
-        ])  # fmt: skip
-    used = [column for column in range(len(COLUMNS)) if column in (0, 1) or any(line[column] for line in cells[1:])]
-    widths = {column: max(len(line[column]) for line in cells) for column in used}
-    return "\n".join("  " + GAP.join(line[column].ljust(widths[column]) for column in used).rstrip() for line in cells)
-
-
-def alike(rows: Sequence[Waiting]) -> list[list[Waiting]]:
-    """The rows of a table, each alone; of more than `MANY` ranks, those that differ only in rank and seconds together."""
-    if len(rows) <= MANY:
-        return [[row] for row in rows]
+def rows(waiting: Sequence[Waiting]) -> tuple[Row, ...]:
+    """The table's rows. Of more than `MANY` ranks, those that differ only in rank and seconds have one together."""
     together: dict[Waiting, list[Waiting]] = {}
-    for row in rows:
-        together.setdefault(replace(row, rank=0, since=None), []).append(row)
-    return list(together.values())
+    for one in waiting:
+        together.setdefault(replace(one, rank=0, since=None) if len(waiting) > MANY else one, []).append(one)
+    return tuple(_row(first, same) for first, same in together.items())
+
+
+def _row(first: Waiting, same: Sequence[Waiting]) -> Row:
+    at, code = (first.frame.short, _code(first.frame)) if first.frame else ("", "")
+    cells = ranks_of(same), first.what, first.tensor, waited(same), first.node, at, code
+    return Row(*cells, waits=first.waits, differs=first.differs)
 
 
 def ranks_of(rows: Sequence[Waiting]) -> str:
@@ -198,22 +222,33 @@ def waited(rows: Sequence[Waiting]) -> str:
     return "–".join(dict.fromkeys([seconds[0], seconds[-1]])) + " s" if seconds else ""
 
 
-def fit(text: str, width: int) -> str:
+def table(rows: Sequence[Row], width: int | None = None) -> str:
+    """One line a row: ranks, what they wait in, with what tensor, for how long, and where. An arrow marks the odd one.
+
+    `width` is as for `Evidence.shown`.
+    """
+    if not rows:
+        return ""
+    cells = [COLUMNS, *((row.ranks + ODD * row.differs, *row.cells[1:]) for row in rows)]
+    columns = [column for n, column in enumerate(zip(*cells, strict=True)) if n < 2 or any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    lines = ["  " + GAP.join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
+    if width and max(map(len, lines)) > width:
+        lines = [line for row in rows for line in _stacked(row, width)]
+    return "\n".join(lines)
+
+
+def fit(text: str, width: int | None) -> str:
     """The same text without a line that is longer than `width`, unless one word is.
 
-    Lines go on indented. Of a table that is too wide (`table`), each row becomes a few lines. A sentence that was
-    broken for a wider place is joined before it is broken again.
+    Lines go on indented. A sentence that was broken for a wider place is joined before it is broken again.
     """
+    if width is None:
+        return text
     lines: list[str] = []
     source = text.splitlines()
     while source:
         line = source.pop(0)
-        if HEAD.match(line):
-            end = next((n for n, one in enumerate(source) if not one.strip()), len(source))
-            rows, source = source[:end], source[end:]
-            wide = max(len(one) for one in (line, *rows)) > width
-            lines += _stacked(line, rows, width) if wide else [line, *rows]
-            continue
         margin = line[: len(line) - len(line.lstrip())]
         while source and _goes_on(line, source[0], width):
             line += " " + source.pop(0).strip()
@@ -235,35 +270,15 @@ def _goes_on(line: str, following: str, width: int) -> bool:
     return width < WIDTH + margin and bool(word) and same and full
 
 
-def columns(head: str, rows: list[str]) -> tuple[list[str], list[list[str]]]:
-    """The names of a table's columns, as `table` makes it, and the cells of its rows; code follows a place after a gap."""
-    names = [name for name in COLUMNS[1:-1] if "  " + name in head]
-    starts = [head.index("rank"), *(head.index("  " + name) + 2 for name in names)]
-    ends = [*starts[1:], None]
-    return ["rank", *names], [[row[a:b].strip() for a, b in zip(starts, ends, strict=True)] for row in rows]
-
-
-def is_call(what: str) -> bool:
-    """True for what a rank waits in; false for what is said of a rank that stands in no call."""
-    return NOT_WAITING.match(what) is None
-
-
-def _stacked(head: str, rows: list[str], width: int) -> list[str]:
-    """A table as `table` makes it, with a line for each rank and, below it, what does not fit beside it."""
-    (_, *names), of_ranks = columns(head, rows)
-    margin = head[: head.index("rank")]
-    lines = []
-    for cells in of_ranks:
-        waits = "waits in " if is_call(cells[1]) else ""
-        alone, counted = cells[0].removesuffix(ODD).isdigit(), "ranks" in cells[0]
-        who = f"{margin}{'rank ' if alone else '' if counted else 'ranks '}{cells[0]}"
-        lines += _broken(f"{who}  {waits if alone else waits.replace('waits', 'wait')}{cells[1]}", width, margin)
-        more = dict(zip(names[1:], cells[2:], strict=True))
-        where = re.sub(r" {3,}", GAP, more.pop("at", ""))
-        beside = " · ".join(value if name == "tensor" else f"{name} {value}" for name, value in more.items() if value)
-        for one in filter(None, (beside, where)):
-            lines += _broken(f"{margin}    {one}", width, margin + "    ")
-    return lines
+def _stacked(row: Row, width: int) -> list[str]:
+    """A row of a table that is too wide: a line, and below it what does not fit beside it."""
+    alone, counted = row.ranks.isdigit(), "ranks" in row.ranks
+    who = f"{'rank ' if alone else '' if counted else 'ranks '}{row.ranks}{ODD * row.differs}"
+    waits = "" if not row.waits else "waits in " if alone else "wait in "
+    beside = (row.tensor, f"for {row.seconds}" if row.seconds else "", f"node {row.node}" if row.node else "")
+    below = (" · ".join(filter(None, beside)), GAP.join(filter(None, (row.at, row.code))))
+    lines = _broken(f"  {who}  {waits}{row.what}", width, "  ")
+    return lines + [line for one in filter(None, below) for line in _broken(f"      {one}", width, "      ")]
 
 
 def _broken(line: str, width: int, margin: str) -> list[str]:
@@ -278,10 +293,8 @@ def place(frame: Frame) -> str:
     return f"{frame.short}   {frame.text}".rstrip()
 
 
-def _code(frame: Frame | None) -> str:
+def _code(frame: Frame) -> str:
     """The source line without its comment, cut where a narrow window would wrap it."""
-    if frame is None:
-        return ""
     text = frame.text.split("  #")[0].rstrip()
     return text if len(text) <= CODE_WIDTH else text[: CODE_WIDTH - 1] + "…"
 

@@ -188,9 +188,7 @@ def _closed(report: RankReport) -> RankReport:
     if turns and turns[-1].name != END:
         number = 1 + max([marks[-1].number, *(one.number for one in report.collectives)])
         marks.append(Mark(report.rank, number, END, last))
-    closed = RankReport(report.rank, marks=marks, waits=report.waits, ended=last)
-    closed.collectives = report.collectives
-    return closed
+    return RankReport(report.rank, marks=marks, waits=report.waits, ended=last, collectives=report.collectives)
 
 
 def _is_phase(mark: Mark) -> bool:

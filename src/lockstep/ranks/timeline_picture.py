@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
-from pathlib import Path
 
 from . import cards
 from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
+STYLE = "timeline.css"
 WIDTH, LEFT, RIGHT = 720, 62, 14
 CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
@@ -24,7 +23,7 @@ TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
 ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
 GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
-PHASES = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
+LABELS = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
 SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
@@ -42,7 +41,7 @@ def inline(timeline: Timeline) -> str:
     )
     plain = "<br>".join(map(escape, repr(timeline).splitlines()))
     return (
-        f'<div class="lockstep-timeline"><style>{style()}</style><p class="tl-plain">{plain}<br>'
+        f'<div class="lockstep-timeline"><style>{cards.style(STYLE)}</style><p class="tl-plain">{plain}<br>'
         f'The picture is not shown here.</p><div class="tl-keys" hidden>{keys}</div>'
         f'<div class="tl-box" hidden>{_svg(timeline.panels)}</div></div>'
     )
@@ -51,11 +50,6 @@ def inline(timeline: Timeline) -> str:
 def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
     return cards.page(title, said + inline(timeline), "; overflow-wrap: anywhere")
-
-
-@cache
-def style() -> str:
-    return " ".join(Path(__file__).with_name("timeline.css").read_text(encoding="utf-8").split())
 
 
 @dataclass
@@ -168,7 +162,7 @@ def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
     parts.append(f'<text class="tl-soft" x="8" y="{top + 14:g}">{scale.unit}</text>')
     height = top + AXIS
     legend, above = _legend(panels) if alone else ([], 0.0)
-    head = f"<style>{style()}</style>" if alone else ""
+    head = f"<style>{cards.style(STYLE)}</style>" if alone else ""
     label = escape(" ".join(map(tell, panels)))
     return "\n".join([
         f'<svg data-measured="" class="lockstep-timeline" xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above:g} {WIDTH} {height + above:g}" '
@@ -236,8 +230,8 @@ def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, in
 
 def _phase(phase: Phase, where: str, left: float, right: float) -> _Bar:
     kind = phase.name if phase.name in ("forward", "backward") else "code"
-    said = [PHASES[phase.name], where, _ms(phase.end - phase.begin)]
-    return _Bar(left, right, [(kind, left, right)], said, PHASES[phase.name], "tl-phase")
+    said = [LABELS[phase.name], where, _ms(phase.end - phase.begin)]
+    return _Bar(left, right, [(kind, left, right)], said, LABELS[phase.name], "tl-phase")
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -268,7 +262,7 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     items = [item for one in steps for item in one.collectives]
     sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
     keys = [(name if name in ("forward", "backward") else "code", words, "")
-            for name, words in PHASES.items() if name in phases]  # fmt: skip
+            for name, words in LABELS.items() if name in phases]  # fmt: skip
     for some, words, group in ((sums, "all-reduce", ""), (others, "other collective", "tl-other")):
         if any(one.hidden_seconds > SHORT for one in some):
             keys.append(("hidden", f"{words}, hidden: the rank computes", group))

@@ -38,6 +38,12 @@ def one_or_more(ranks: Sized, one: str, more: str) -> str:
     return one if len(ranks) == 1 else more
 
 
+def wait(ranks: Iterable[int]) -> str:
+    """`rank 2 waits`, `ranks 0 and 1 wait`."""
+    ranks = list(ranks)
+    return f"{names(ranks)} {one_or_more(ranks, 'waits', 'wait')}"
+
+
 def at(frame: Frame | None) -> str:
     """` at train.py:7`, or nothing."""
     return f" at {frame.short}" if frame else ""

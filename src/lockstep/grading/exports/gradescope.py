@@ -64,7 +64,7 @@ def _test(exercise: str, check: CheckResult) -> dict[str, Any]:
     if check.diagnosis is not None:
         found = check.diagnosis
         read = f"Read {found.read}." if found.read else ""
-        text = "\n\n".join(part for part in (found.message, found.evidence, read) if part)
+        text = "\n\n".join(part for part in (found.message, found.proof.shown(), read) if part)
     return {
         "name": f"{exercise}: {check.name}",
         "score": int(passed),

@@ -117,7 +117,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
             "file": _file(found.file or "", exercise),
             "line": found.line,
             "source": cut(found.source, MOST_MESSAGE),
-            "evidence": _own(learner, cut(found.evidence)).strip("\n"),
+            "evidence": _own(learner, cut(found.proof.shown())).strip("\n"),
             "why": found.why,
             "read": found.read,
         }

@@ -75,7 +75,8 @@ def _case(suite: ElementTree.Element, exercise: str, check: CheckResult) -> None
         kind = _text(found.id) if found else "failed"
         failure = ElementTree.SubElement(case, "failure", message=message.partition("\n")[0], type=kind)
         if found:
-            lines = (found.place, found.message, found.why, f"read: {found.read}" if found.read else "", found.evidence)
+            read, proof = f"read: {found.read}" if found.read else "", found.proof.shown()
+            lines = (found.place, found.message, found.why, read, proof)
             failure.text = _text("\n".join(line for line in lines if line))
     if check.output:
         ElementTree.SubElement(case, "system-out").text = _text(check.output)

@@ -100,9 +100,9 @@ def _check(exercise: str, check: CheckResult) -> str:
     parts += [f"\nAt {plain(found.place)}."] if found.place else []
     parts += [f"\n{plain(found.why)}"] if found.why else []
     parts += [f"\nRead {plain(found.read)}."] if found.read else []
-    if found.evidence:
-        more = len(found.evidence) - MOST_EVIDENCE
-        text = found.evidence[:MOST_EVIDENCE] + (f"\n… {more} characters more" if more > 0 else "")
+    if proof := found.proof.shown():
+        more = len(proof) - MOST_EVIDENCE
+        text = proof[:MOST_EVIDENCE] + (f"\n… {more} characters more" if more > 0 else "")
         shown = html.escape(visible(text, keep="\n\t"))
         parts.append(f"\n<details><summary>what was seen</summary>\n\n<pre>\n{shown}\n</pre>\n\n</details>")
     return "\n".join(parts)
