@@ -19,6 +19,7 @@ from judging.resumed import Job, Lines, apart, read_loading, together
 
 from lockstep.grading import (
     EXACT,
+    Cause,
     Diagnosis,
     Grader,
     Hypothesis,
@@ -85,7 +86,7 @@ def resumed(grader: Grader, left: dict[str, torch.Tensor], **more: Any) -> Run:
     return grader.require(start(grader, left=left, **more))
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     return read_loading(grader, run, LOADING)
 

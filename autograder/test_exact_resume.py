@@ -35,6 +35,7 @@ from judging.resumed import read_loading
 
 from lockstep.grading import (
     EXACT,
+    Cause,
     CheckNotRun,
     Diagnosis,
     Each,
@@ -84,7 +85,7 @@ def cases(grader: Grader) -> list[Case]:
     ]
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     return read_loading(grader, run, LOADING)
 

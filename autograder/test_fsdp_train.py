@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from lockstep.grading import (
+    Cause,
     Collective,
     Diagnosis,
     Each,
@@ -280,10 +281,8 @@ class Plain:
         return {name: one.detach().clone() for name, one in own.items()}
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if found := grader.read_error(run, ERRORS):
         return found
     error = cause.error

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.grading import Collective, Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, evidence, names
 
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
@@ -68,10 +68,8 @@ def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
     return [call for call in run.collectives[rank] if first < call.number < last]
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     table = evidence(run)
     rank = cause.ranks[0] if cause.ranks else 0

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lockstep.grading import (
+    Cause,
     Collective,
     Diagnosis,
     Each,
@@ -163,10 +164,8 @@ def mean(own: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(own)).mean(0)
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if found := grader.read_error(run, ERRORS):
         return found
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and cause.error is None):

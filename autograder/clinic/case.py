@@ -167,6 +167,19 @@ def unequal(run: Run, name: str = "model") -> tuple[str, list[int]] | None:
     return None
 
 
+def judge_equal(
+    grader: Grader,
+    run: Run,
+    said: str = "After training, {tensor} of {ranks} differs from rank 0's.",
+    at: str = TRAINING,
+    id: str = "another-illness",
+) -> None:
+    """The models that the ranks returned have to be equal, bit for bit. `{tensor}` and `{ranks}` say what isn't."""
+    if different := unequal(run):
+        tensor, ranks = different
+        grader.fail_on(ranks, id, said.replace("{tensor}", tensor), at=at)
+
+
 def timeouts(run: Run) -> list[float]:
     """The longest timeout, in seconds, that each rank gave to a process group; 0 where it gave none."""
     return [max([0.0, *(seen or [])]) for seen in run.observed("timeouts")]

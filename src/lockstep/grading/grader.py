@@ -39,8 +39,8 @@ PASSED_ON = (
     "OMP_NUM_THREADS", "VIRTUAL_ENV", "SYSTEMROOT", "TORCH_SHOW_CPP_STACKTRACES",
 )  # fmt: skip
 
-Reader = Callable[[ranks.Run], Diagnosis | None]
-"""An exercise's own reading of a run that failed; None leaves it to the general one."""
+Reader = Callable[["Grader", ranks.Run, ranks.Cause], Diagnosis | None]
+"""An exercise's own reading of a run that failed of this cause; None leaves it to the general one."""
 
 
 class Failed(Exception):
@@ -317,9 +317,9 @@ class Grader:
 
     def diagnose(self, run: ranks.Run) -> Diagnosis:
         """From a run that ended badly to a diagnosis: the exercise's own reading first, then the general one."""
-        if self.reader is not None and (own := self.reader(run)) is not None:
-            return own
         assert run.cause is not None
+        if self.reader is not None and (own := self.reader(self, run, run.cause)) is not None:
+            return own
         found = diagnose.general(self.submission, run)
         return self.diagnosis(found.id, found.message, evidence=found.evidence, of=run.cause.ranks, at=found.at)
 
