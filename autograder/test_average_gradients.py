@@ -37,7 +37,7 @@ Gradients = list[dict[str, torch.Tensor]]
 
 def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
     """Gradients for every rank: `held[rank]` says which it has. What is large on one rank is small on the next."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
 
     def one(rank: int, name: str) -> torch.Tensor:
         size = 4 if (name in RIGHT) == (rank % 2 == 0) else 1

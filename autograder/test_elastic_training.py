@@ -55,7 +55,7 @@ LINES = Lines(
 
 def given(grader: Grader, **other: int) -> dict[str, Any]:
     """What train is called with, drawn for every seed."""
-    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+    generator = grader.generator("data")
     x, y = torch.randn(SAMPLES, 6, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
     options = {
         "steps": TOTAL,

@@ -30,7 +30,7 @@ Inputs = dict[str, list[torch.Tensor]]
 
 def draw(grader: Grader, purpose: str, world: int, shapes: dict[str, tuple[int, ...]]) -> Inputs:
     """Whole numbers, so that their sums are exact in whichever order they are added."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
     return {
         name: [torch.randint(1, 1000, shape, generator=generator).float() for _ in range(world)]
         for name, shape in shapes.items()
@@ -52,7 +52,7 @@ def main_run(grader: Grader) -> tuple[Run, Inputs]:
 
 def short_run(grader: Grader) -> Run:
     """Numbers of all 16 bits, whose sum has no more: what is sent is counted by the operating system."""
-    generator = torch.Generator().manual_seed(grader.random("short").randrange(1 << 30))
+    generator = grader.generator("short")
     inputs = {
         SHORT: [torch.randint(-(2**15), 2**15, (SHORT_LENGTH,), generator=generator).short() for _ in range(WORLD)]
     }

@@ -70,7 +70,7 @@ class Played:
         dtype: torch.dtype = torch.float32,
         **defaults: Any,
     ) -> None:
-        generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+        generator = grader.generator(purpose)
         self.initial = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
         self.gradients: list[list[torch.Tensor | None]] = [
             [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes] for _ in range(STEPS)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from .. import ranks
 from ..course import Course, leaf
 from ..ranks.channel import encode
@@ -175,6 +177,10 @@ class Grader:
     def random(self, name: str) -> random.Random:
         """Random numbers for one purpose, the same for the same seed."""
         return random.Random(zlib.crc32(f"{self.seed}/{name}".encode()))
+
+    def generator(self, name: str) -> torch.Generator:
+        """The same for tensors."""
+        return torch.Generator().manual_seed(self.random(name).randrange(1 << 30))
 
     def _attempt(self, play: Play) -> ranks.Run:
         if self._endless:
