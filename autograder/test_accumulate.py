@@ -16,6 +16,7 @@ import torch
 from judging.accumulate import LR, PAYLOAD, SHAPES, STALE, Gradients, Micro, Played, Step, play, times, whole
 
 from lockstep.grading import (
+    Cause,
     Diagnosis,
     Each,
     Grader,
@@ -73,10 +74,8 @@ def say_held(step: Step) -> str:
     return f"In the step where {held},"
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     error = cause.error
     if error is not None and "generator" in error.message:
         said = f"Micro-batches came from a generator, and {names(cause.ranks)} raised {error}."

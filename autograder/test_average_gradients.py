@@ -15,7 +15,7 @@ import math
 import pytest
 import torch
 
-from lockstep.grading import Diagnosis, Grader, Run, evidence, names, say_mismatch
+from lockstep.grading import Cause, Diagnosis, Grader, Run, evidence, names, say_mismatch
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {
@@ -37,7 +37,7 @@ Gradients = list[dict[str, torch.Tensor]]
 
 def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
     """Gradients for every rank: `held[rank]` says which it has. What is large on one rank is small on the next."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
 
     def one(rank: int, name: str) -> torch.Tensor:
         size = 4 if (name in RIGHT) == (rank % 2 == 0) else 1
@@ -63,10 +63,8 @@ def branches(grader: Grader) -> tuple[Run, Gradients]:
     return averages(grader, gradients), gradients
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if cause.error is not None and "NoneType" in cause.error.message:
         return grader.diagnosis(
             "trips-over-none",

@@ -30,7 +30,7 @@ from judging.checkpoint import (
     way,
 )  # fmt: skip
 
-from lockstep.grading import EXACT, Diagnosis, Failed, Grader, Hypothesis, Run, evidence, fitting, names
+from lockstep.grading import EXACT, Cause, Diagnosis, Failed, Grader, Hypothesis, Run, evidence, fitting, names
 
 WORLD = 3
 CHECKPOINT_BYTES = 6000  # a file of so many bytes holds a good part of a state of 12 KB
@@ -58,10 +58,8 @@ KEEP = r"\[[^\]]*keep || " + REMOVE
 AGREE = r"broadcast || all_reduce || all_gather || barrier || " + SAVE
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     said = cause.headline[0].upper() + cause.headline[1:]
     scenario = next((name for name in run.observed("scenario") if name), "")
     if found := several_writers(grader, run.observed("operations"), WRITE, f" {said}"):
@@ -131,7 +129,7 @@ def test_round_trip(grader: Grader) -> None:
 def test_names(grader: Grader) -> None:
     """a wrapped model's state and a plain one's come back with plain names"""
     own = ("first.weight", "submodule.bias", "head.module.scale", "module.inner")
-    generator = torch.Generator().manual_seed(grader.random("names").randrange(1 << 30))
+    generator = grader.generator("names")
     plain = {name: torch.randn(3, generator=generator) for name in own}
     others = {"module.lr": torch.ones(1), "decay": torch.ones(1)}
     run = grader.run("wrapped", 2, plain=plain, others=others)

@@ -41,6 +41,7 @@ from judging.compress_gradients import (
 )  # fmt: skip
 
 from lockstep.grading import (
+    Cause,
     Collective,
     Diagnosis,
     Each,
@@ -68,10 +69,8 @@ RESIDUAL = (
 GROUP = r"get_world_size || group || all_reduce\( || " + REGISTER
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     error = cause.error
     if error is None:
         return None

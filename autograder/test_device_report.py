@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Diagnosis, Grader, Run
+from lockstep.grading import Cause, Diagnosis, Grader, Run
 
 FUNCTION = r"def device_report"
 WALK = r"named_parameters || parameters\( || " + FUNCTION
@@ -66,10 +66,8 @@ Tensors = dict[str, tuple[str, str, str]]
 """Path: kind, device (HERE or THERE), type."""
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if run.observed("forward_called")[0]:
         return grader.diagnosis("report-acts", CALLED, at=CALL)
     if cause.error is None or cause.error.type in ("NotImplementedError", "ImportError", "SyntaxError"):

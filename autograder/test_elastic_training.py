@@ -19,6 +19,7 @@ from judging.resumed import Job, Lines, apart, read_loading, together
 
 from lockstep.grading import (
     EXACT,
+    Cause,
     Diagnosis,
     Grader,
     Hypothesis,
@@ -54,7 +55,7 @@ LINES = Lines(
 
 def given(grader: Grader, **other: int) -> dict[str, Any]:
     """What train is called with, drawn for every seed."""
-    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+    generator = grader.generator("data")
     x, y = torch.randn(SAMPLES, 6, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
     options = {
         "steps": TOTAL,
@@ -85,7 +86,7 @@ def resumed(grader: Grader, left: dict[str, torch.Tensor], **more: Any) -> Run:
     return grader.require(start(grader, left=left, **more))
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     return read_loading(grader, run, LOADING)
 

@@ -35,6 +35,7 @@ from judging.resumed import read_loading
 
 from lockstep.grading import (
     EXACT,
+    Cause,
     CheckNotRun,
     Diagnosis,
     Each,
@@ -54,7 +55,7 @@ SAVE_EVERY = 5
 
 def given(grader: Grader, batch: int = BATCH, save_every: int = SAVE_EVERY) -> dict[str, Any]:
     """What train is called with, drawn for every seed. On three ranks the seed is 0: NumPy takes none below it."""
-    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+    generator = grader.generator("data")
     x, y = torch.randn(SAMPLES, 6, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
     seed = 0 if batch == ODD_BATCH else grader.random("seed").randrange(1, 9999)
     return {"x": x, "y": y, "options": {"epochs": EPOCHS, "batch_size": batch, "save_every": save_every, "seed": seed}}
@@ -84,7 +85,7 @@ def cases(grader: Grader) -> list[Case]:
     ]
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     return read_loading(grader, run, LOADING)
 

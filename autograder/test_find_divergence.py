@@ -14,7 +14,7 @@ import math
 import pytest
 from judging.find_divergence import WORLD, Change, Found, add, between, compared, found, one_of_each_kind, read, say
 
-from lockstep.grading import Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, evidence, names
 
 EVERY, STEPS = 2, 7
 TOLERANCE = 0.75
@@ -50,10 +50,8 @@ CASES = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     case = run.observed("case")[0]
     what = CASES.get(case)
     if cause.kind == "raised" and cause.error is not None and case == "missing":

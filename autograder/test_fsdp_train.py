@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from lockstep.grading import (
+    Cause,
     Collective,
     Diagnosis,
     Each,
@@ -129,7 +130,7 @@ class Played:
 
 def initial(grader: Grader) -> State:
     """The model's parameters, without the second name of the shared one."""
-    generator = torch.Generator().manual_seed(grader.random("model").randrange(1 << 30))
+    generator = grader.generator("model")
     shapes = {"embedding.weight": (VOCABULARY, WIDTH)}
     for n in range(LAYERS):
         shapes |= {f"layers.{n}.gain": (1,), f"layers.{n}.first.weight": (HIDDEN, WIDTH),
@@ -144,7 +145,7 @@ def initial(grader: Grader) -> State:
 
 def batches(grader: Grader, world_size: int) -> list[list[list[torch.Tensor]]]:
     """`batches[step][rank]`: inputs and targets. The joined batches are the same for every number of ranks."""
-    generator = torch.Generator().manual_seed(grader.random("batches").randrange(1 << 30))
+    generator = grader.generator("batches")
     drawn = [torch.randint(VOCABULARY, (2, 7), generator=generator) for _ in range(STEPS)]
     return [
         [list(part) for part in joined.split(sizes, 1)] for joined, sizes in zip(drawn, SIZES[world_size], strict=True)
@@ -280,10 +281,8 @@ class Plain:
         return {name: one.detach().clone() for name, one in own.items()}
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if found := grader.read_error(run, ERRORS):
         return found
     error = cause.error
@@ -362,9 +361,9 @@ def listed(sizes: Sequence[int]) -> str:
     return f"{len(sizes)} all-gather{'s' if len(sizes) != 1 else ''}" + (f" ({said} bytes)" if sizes else "")
 
 
-def judge_forward_gathers(grader: Grader, played: Played, itemsize: int = 4) -> None:
+def judge_forward_gathers(grader: Grader, played: Played) -> None:
     """One gather for each layer in forward, and one for the rest."""
-    expected = [itemsize * size for size in played.groups()]
+    expected = [4 * size for size in played.groups()]
     for rank in range(played.world_size):
         for forward, _ in phases(played, rank)[1:]:
             seen = gathers(forward)

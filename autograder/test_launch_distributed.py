@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from lockstep.grading import Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, evidence
+from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, evidence
 
 SAMPLES, BATCH, RATE = 97, 32, 0.1  # three ranks make two steps an epoch, two ranks two, one rank four
 IN_TURN = ({"world_size": 3, "epochs": 3}, {"world_size": 1, "epochs": 2})
@@ -49,7 +49,7 @@ HOW = {"raise": "raised ValueError", "exit": "left with exit status 3", "kill": 
 
 def dataset(grader: Grader) -> tuple[torch.Tensor, torch.Tensor]:
     """A task that a linear net can learn; drawn anew for every seed."""
-    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+    generator = grader.generator("data")
     features = torch.randn(SAMPLES, 6, generator=generator)
     return features, (features @ torch.randn(6, 3, generator=generator)).argmax(1)
 
@@ -70,10 +70,8 @@ def at_once(grader: Grader) -> tuple[Run, list[dict[str, Any] | None]]:
     return run, [run.observed(f"launch {number}")[0] for number in range(len(told))]
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     text = str(cause.error or "")
     last = (text.strip().splitlines() or [""])[-1]
     if "EADDRINUSE" in text or "address already in use" in text.lower():

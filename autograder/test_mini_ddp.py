@@ -33,6 +33,7 @@ from judging.mini_ddp import (
 
 from lockstep.grading import (
     EXACT,
+    Cause,
     Diagnosis,
     Each,
     Grader,
@@ -90,10 +91,8 @@ def overlap_run(grader: Grader) -> Run:
     return grader.run("overlaps", WORLD, layers=LAYERS, per_bucket=PER_BUCKET)
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     known = (("that doesn't require gradient", "hooks-frozen", HOOK), ("None", "trips-over-none", MISSING))
     if found := grader.read_error(run, known):
         return found

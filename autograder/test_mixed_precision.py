@@ -31,7 +31,19 @@ from judging.mixed_precision import (
     overflow_run,
 )  # fmt: skip
 
-from lockstep.grading import Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, evidence, fitting, names, wrong_ranks
+from lockstep.grading import (
+    Cause,
+    Diagnosis,
+    Each,
+    Grader,
+    Hypothesis,
+    Run,
+    Tolerance,
+    evidence,
+    fitting,
+    names,
+    wrong_ranks,
+)
 
 # How far half precision may lie from double: five times the worst of 400 random draws (1.6e-3 and 1.6e-2 for gradients,
 # 3.7e-4 and 3.2e-3 for losses). The mistakes lie further away.
@@ -55,10 +67,8 @@ HALF = r"\.half\( || \.bfloat16\( || \.to\( || " + FUNCTION
 # A run that failed ---------------------------------------------------------------------------------------------------
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     step = max((number for number in run.observed("step") if number is not None), default=0)
     if cause.error is not None:
         return read_error(grader, cause.error, cause.ranks, step)

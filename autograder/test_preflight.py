@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Diagnosis, Grader, Play, Run, evidence, names
+from lockstep.grading import Cause, Diagnosis, Grader, Play, Run, evidence, names
 
 WORLD = 3
 SECONDS = 1.2  # where somebody is waited for until the deadline
@@ -52,10 +52,8 @@ CASES: list[tuple[str, str | None]] = [
 ]
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     case = next((one for one in run.observed("case") if one is not None), None)
     if case is None:
         return None

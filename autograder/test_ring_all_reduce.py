@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.grading import Collective, Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, evidence, names
 
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
@@ -30,7 +30,7 @@ Inputs = dict[str, list[torch.Tensor]]
 
 def draw(grader: Grader, purpose: str, world: int, shapes: dict[str, tuple[int, ...]]) -> Inputs:
     """Whole numbers, so that their sums are exact in whichever order they are added."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
     return {
         name: [torch.randint(1, 1000, shape, generator=generator).float() for _ in range(world)]
         for name, shape in shapes.items()
@@ -52,7 +52,7 @@ def main_run(grader: Grader) -> tuple[Run, Inputs]:
 
 def short_run(grader: Grader) -> Run:
     """Numbers of all 16 bits, whose sum has no more: what is sent is counted by the operating system."""
-    generator = torch.Generator().manual_seed(grader.random("short").randrange(1 << 30))
+    generator = grader.generator("short")
     inputs = {
         SHORT: [torch.randint(-(2**15), 2**15, (SHORT_LENGTH,), generator=generator).short() for _ in range(WORLD)]
     }
@@ -68,10 +68,8 @@ def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
     return [call for call in run.collectives[rank] if first < call.number < last]
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     table = evidence(run)
     rank = cause.ranks[0] if cause.ranks else 0

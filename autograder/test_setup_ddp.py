@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Diagnosis, Frame, Grader, Run, names, wrong_ranks
+from lockstep.grading import Cause, Diagnosis, Frame, Grader, Run, names, wrong_ranks
 
 INIT = r"init_process_group\( || def setup_ddp"
 DESTROY = r"destroy_process_group || def cleanup_ddp"
@@ -41,10 +41,8 @@ ERRORS = (
 )  # fmt: skip
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     error = cause.error
     if error is None:
         return None

@@ -17,6 +17,7 @@ import torch
 
 from lockstep.grading import (
     EXACT,
+    Cause,
     Diagnosis,
     Each,
     Grader,
@@ -69,7 +70,7 @@ class Played:
         dtype: torch.dtype = torch.float32,
         **defaults: Any,
     ) -> None:
-        generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+        generator = grader.generator(purpose)
         self.initial = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
         self.gradients: list[list[torch.Tensor | None]] = [
             [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes] for _ in range(STEPS)
@@ -137,10 +138,8 @@ def main_run(grader: Grader, world_size: int = 3) -> Played:
     return Played(grader, "main", world_size, SHAPES, **OPTIONS)
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if cause.error is not None and "empty parameter list" in cause.error.message:
         return grader.diagnosis(
             "owns-nothing",

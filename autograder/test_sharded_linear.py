@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lockstep.grading import (
+    Cause,
     Collective,
     Diagnosis,
     Each,
@@ -76,7 +77,7 @@ class Played:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         purpose = f"{rows} rows on {world_size}, bias {bias}, {dtype}"
-        self.generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+        self.generator = grader.generator(purpose)
         self.world_size, self.rows, self.dtype = world_size, rows, dtype
         self.state: State = {"weight": self._draw(rows, COLUMNS).to(dtype)}
         if bias:
@@ -163,10 +164,8 @@ def mean(own: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(own)).mean(0)
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause = run.cause
-    assert cause is not None
     if found := grader.read_error(run, ERRORS):
         return found
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and cause.error is None):
@@ -214,7 +213,7 @@ def judge_state(grader: Grader, played: Played) -> None:
     grader.explain(what, seen, state, mistakes, otherwise="wrong-full-state", at=STATE, tolerance=CLOSE)
 
 
-def judge_outputs(grader: Grader, played: Played, tolerance: Tolerance = CLOSE) -> None:
+def judge_outputs(grader: Grader, played: Played) -> None:
     """What each forward returned, against the layer as the submission says it was before it."""
     first = [states[0] for states in played.states]
 
@@ -234,11 +233,11 @@ def judge_outputs(grader: Grader, played: Played, tolerance: Tolerance = CLOSE) 
     ]  # fmt: skip
     grader.explain(
         "[forward] of the output", played.outputs, played.returned(whole), mistakes,
-        otherwise="wrong-linear-output", at=FORWARD, tolerance=tolerance,
+        otherwise="wrong-linear-output", at=FORWARD, tolerance=CLOSE,
     )  # fmt: skip
 
 
-def judge_training(grader: Grader, played: Played, tolerance: Tolerance = CLOSE) -> None:
+def judge_training(grader: Grader, played: Played) -> None:
     """The layer after each step on every rank, against DDP's and what the usual mistakes give."""
     world = played.world_size
 
@@ -292,9 +291,7 @@ def judge_training(grader: Grader, played: Played, tolerance: Tolerance = CLOSE)
         f"With {world} ranks, [step] of the layer (0 is before the first)" if world > 1 else "With one rank, the layer"
     )
     right = played.trained(mean)
-    grader.explain(
-        what, played.states, right, mistakes, otherwise="wrong-sharded-gradient", at=REDUCE, tolerance=tolerance
-    )
+    grader.explain(what, played.states, right, mistakes, otherwise="wrong-sharded-gradient", at=REDUCE, tolerance=CLOSE)
 
 
 def judge_two_calls(grader: Grader, played: Played) -> None:
@@ -325,7 +322,7 @@ def judge_two_calls(grader: Grader, played: Played) -> None:
     )
 
 
-def judge_input_gradients(grader: Grader, played: Played, tolerance: Tolerance = CLOSE) -> None:
+def judge_input_gradients(grader: Grader, played: Played) -> None:
     """The gradient of each batch of inputs, against the layer as the submission says it was then."""
     world = played.world_size
 
@@ -348,7 +345,7 @@ def judge_input_gradients(grader: Grader, played: Played, tolerance: Tolerance =
     ]  # fmt: skip
     what = "[backward] of the inputs' gradient"
     grader.explain(
-        what, played.gradients, gradient(), mistakes, otherwise="wrong-input-gradient", at=INPUTS, tolerance=tolerance
+        what, played.gradients, gradient(), mistakes, otherwise="wrong-input-gradient", at=INPUTS, tolerance=CLOSE
     )
 
 

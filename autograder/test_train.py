@@ -40,7 +40,7 @@ from judging.train import (
 )  # fmt: skip
 from judging.train_batch import Batch
 
-from lockstep.grading import Diagnosis, Each, Failed, Grader, Hypothesis, Outcome, Run, Tolerance, cluster, equal
+from lockstep.grading import Cause, Diagnosis, Each, Failed, Grader, Hypothesis, Outcome, Run, Tolerance, cluster, equal
 
 WORLD = 2
 WANTED = 0.95
@@ -75,7 +75,7 @@ def start(grader: Grader, **more: Any) -> Run:
     return grader.attempt("start", WORLD, arguments=arguments(grader), **data(grader), **more)
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     for report in run.ranks:
         told, met = (report.observations.get(key) for key in ("told", "met at"))

@@ -33,7 +33,7 @@ from judging.train_ddp import (
     wraps,
 )
 
-from lockstep.grading import Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, Where, evidence, names, show
+from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, Where, evidence, names, show
 
 # BATCH and WORLD differ, so that a sum over the one is not mistaken for a sum over the other.
 NODES = 2
@@ -78,10 +78,9 @@ def say_counts(counts: list[int]) -> str:
     return ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    cause, table, source = run.cause, evidence(run), grader.submission.text
-    assert cause is not None
+    table, source = evidence(run), grader.submission.text
     headline = cause.headline[0].upper() + cause.headline[1:]
     error = cause.error.message if cause.error is not None else ""
     if cause.kind in ("hang", "mismatch"):

@@ -20,6 +20,7 @@ from lockstep.grading.classroom import ClassResult, Learner
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.html_report import html_report
 from lockstep.grading.intake import Handed
+from lockstep.grading.policy import Policy, apply
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook.bars import bars
 from lockstep.notebook.cards import report_card, run_card
@@ -96,18 +97,19 @@ REPORT = Report(7, (
 PEOPLE = tuple(
     Learner(Handed(id, id.title(), Path("/x"), ("train_ddp.py",)), REPORT, 7, isolation="none") for id in ("ada", "bob")
 )
+GRADED = ClassResult(7, ("train_ddp", "mini_ddp", "checkpoint"), PEOPLE, max_scores={"train_ddp": 3})
+GRADES = apply(Policy(), GRADED)
 
 
 @in_both_schemes
 def test_the_learners_report(browser: Any, tmp_path: Path, scheme: str) -> None:
-    (tmp_path / "report.html").write_text(html_report(PEOPLE[0]), encoding="utf-8")
+    (tmp_path / "report.html").write_text(html_report(PEOPLE[0], GRADES["ada"]), encoding="utf-8")
     assert found_on(browser, tmp_path / "report.html", scheme) == []
 
 
 @in_both_schemes
 def test_the_class_page(browser: Any, tmp_path: Path, scheme: str) -> None:
-    graded = ClassResult(7, ("train_ddp", "mini_ddp", "checkpoint"), PEOPLE, max_scores={"train_ddp": 3})
-    (tmp_path / "class.html").write_text(class_page(graded), encoding="utf-8")
+    (tmp_path / "class.html").write_text(class_page(GRADED, GRADES), encoding="utf-8")
     assert found_on(browser, tmp_path / "class.html", scheme) == []
 
 

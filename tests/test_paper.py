@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from pypdf import PdfReader
-from test_accessibility import PEOPLE, REPORT
+from test_accessibility import GRADED, GRADES, PEOPLE, REPORT
 
 from lockstep.authoring import book as books
 from lockstep.grading.classroom import ClassResult
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.html_report import html_report
+from lockstep.grading.policy import Policy, apply
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook.cards import report_card, run_card
 from lockstep.ranks import Kind, Run
@@ -150,8 +151,7 @@ def test_cards_are_whole_and_dark_only_on_a_screen(printed: Any, width: int, tmp
 
 @pytest.mark.parametrize("width", [A4, A5])
 def test_reports_are_whole(printed: Any, width: int) -> None:
-    classes = ClassResult(7, ("train_ddp", "mini_ddp", "checkpoint"), PEOPLE, max_scores={"train_ddp": 3})
-    for text in (html_report(PEOPLE[0]), class_page(classes)):
+    for text in (html_report(PEOPLE[0], GRADES["ada"]), class_page(GRADED, GRADES)):
         page = printed(text, width)
         assert page.evaluate(CUT) == []
         assert page.evaluate(FOLDED) == 0
@@ -193,11 +193,13 @@ def test_on_a_phone_names_are_whole_and_go_on_at_a_joint(browser: Any, tmp_path:
     graded = Report(7, exercises)
     learners = (replace(PEOPLE[0], report=graded),)
     names = tuple(one.name for one in exercises)
+    classes = ClassResult(7, names, learners)
+    grades = apply(Policy(), classes)
     page = browser.new_page(viewport={"width": 390, "height": 844})
     for text in (
         str(report_card(graded)._repr_mimebundle_()["text/html"]),
-        html_report(learners[0]),
-        class_page(ClassResult(7, names, learners)),
+        html_report(learners[0], grades["ada"]),
+        class_page(classes, grades),
     ):
         page.set_content(text)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")

@@ -148,16 +148,16 @@ def judge_diagnosis(grader: Grader, case: Case, refuted: dict[str, str] | None =
         grader.fail("wrong-rank", f"RANK is {rank!r}, {what} under your ticket, {ticket}.", at=r"^RANK")
 
 
-def digests(run: Run, name: str = "model") -> list[dict[str, Any]]:
-    """Each rank's returned state dict under `name`: tensor name to tensor."""
-    return [dict((returned or {}).get(name) or {}) for returned in run.observed("result")]
+def digests(run: Run) -> list[dict[str, Any]]:
+    """The state dict of the model that each rank returned."""
+    return [dict((returned or {}).get("model") or {}) for returned in run.observed("result")]
 
 
-def unequal(run: Run, name: str = "model") -> tuple[str, list[int]] | None:
-    """The first tensor of the returned `name` that is not bit for bit that of rank 0, and the ranks where; or None."""
+def unequal(run: Run) -> tuple[str, list[int]] | None:
+    """The first tensor of the returned model that is not bit for bit that of rank 0, and the ranks where; or None."""
     import torch
 
-    states = digests(run, name)
+    states = digests(run)
     for tensor, value in states[0].items():
         other = [
             rank for rank, state in enumerate(states) if tensor not in state or not torch.equal(state[tensor], value)
@@ -165,6 +165,19 @@ def unequal(run: Run, name: str = "model") -> tuple[str, list[int]] | None:
         if other:
             return tensor, other
     return None
+
+
+def judge_equal(
+    grader: Grader,
+    run: Run,
+    said: str = "After training, {tensor} of {ranks} differs from rank 0's.",
+    at: str = TRAINING,
+    id: str = "another-illness",
+) -> None:
+    """The models that the ranks returned have to be equal, bit for bit. `{tensor}` and `{ranks}` say what isn't."""
+    if different := unequal(run):
+        tensor, ranks = different
+        grader.fail_on(ranks, id, said.replace("{tensor}", tensor), at=at)
 
 
 def timeouts(run: Run) -> list[float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, judge_diagnosis, other_ticket, samples, treat, unequal
+from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, samples, steps, treat
 
-from lockstep.grading import Grader, names
+from lockstep.grading import Grader
 
 CASE = cases()["bypassed"]
 FORWARD = r"\.module\. || \.module\( || loss = || DDP\("
@@ -25,16 +25,11 @@ def test_equal(grader: Grader) -> None:
     """the ranks train one model together"""
     for world_size in (CASE.ranks, 3):
         run = treat(grader, CASE, other_ticket(grader, CASE, world_size), world_size)
-        reduced = [sum(call.inside == "backward" for call in calls) for calls in run.collectives]
-        different = unequal(run)
-        if different:
-            tensor, ranks = different
-            grader.fail(
-                "still-broken",
-                f"After training, {tensor} of {names(ranks)} differs from rank 0's: DDP averaged gradients {reduced[0]} times.",
-                of=ranks,
-                at=FORWARD,
-            )
+        reduced = steps(run)
+        said = (
+            f"After training, {{tensor}} of {{ranks}} differs from rank 0's: DDP averaged gradients {reduced[0]} times."
+        )
+        judge_equal(grader, run, said, FORWARD, id="still-broken")
         if not reduced[0]:
             grader.fail(
                 "symptom-hidden",

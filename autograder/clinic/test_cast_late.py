@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, digests, judge_diagnosis, other_ticket, samples, treat, unequal
+from clinic.case import cases, digests, judge_diagnosis, judge_equal, other_ticket, samples, treat
 from clinic.retrain import reductions
 
-from lockstep.grading import Grader, names
+from lockstep.grading import Grader
 
 CASE = cases()["cast_late"]
 WORLD, STEPS = 3, 4
@@ -28,15 +28,8 @@ def test_equal(grader: Grader) -> None:
     """the ranks train one model together"""
     run = treat(grader, CASE, other_ticket(grader, CASE, WORLD), WORLD)
     reduced = min(reductions(run))
-    different = unequal(run)
-    if different:
-        tensor, ranks = different
-        grader.fail(
-            "still-broken",
-            f"After training, {tensor} of {names(ranks)} differs from rank 0's: {STEPS} steps, {reduced} all-reduces of gradients.",
-            of=ranks,
-            at=WRAPPING,
-        )
+    said = f"After training, {{tensor}} of {{ranks}} differs from rank 0's: {STEPS} steps, {reduced} all-reduces of gradients."
+    judge_equal(grader, run, said, WRAPPING, id="still-broken")
     if reduced < STEPS:
         grader.fail(
             "symptom-hidden",

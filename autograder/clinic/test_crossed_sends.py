@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from clinic.case import cases, judge_diagnosis, treat, treat_widely, unmended
 
-from lockstep.grading import Diagnosis, Grader, Run
+from lockstep.grading import Cause, Diagnosis, Grader, Run
 
 CASE = cases()["crossed_sends"]
 EXCHANGE = r"if \w*first || dist\.send\( || dist\.recv\( || isend || def exchange || def main"
@@ -20,10 +20,9 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still waiting: two neighbors in the same call."""
-    assert run.cause is not None
-    if run.cause.kind not in ("hang", "mismatch", "exited"):
+    if cause.kind not in ("hang", "mismatch", "exited"):
         return None
     last = [report.last_collective for report in run.ranks]
     for rank, (one, next_one) in enumerate(pairwise(last)):
@@ -31,9 +30,9 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
             continue
         if one.peer == rank + 1 and next_one.peer == rank:
             verb = "send to" if one.kind == "send" else "receive from"
-            seen = f"Ranks {rank} and {rank + 1} both wait to {verb} each other: {run.cause.headline}"
+            seen = f"Ranks {rank} and {rank + 1} both wait to {verb} each other: {cause.headline}"
             return unmended(grader, run, seen, EXCHANGE, [rank, rank + 1])
-    return unmended(grader, run, run.cause.headline[0].upper() + run.cause.headline[1:], EXCHANGE, run.cause.ranks)
+    return unmended(grader, run, cause.headline[0].upper() + cause.headline[1:], EXCHANGE, cause.ranks)
 
 
 def test_diagnosis(grader: Grader) -> None:

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 import torch
-from clinic.case import cases, judge_diagnosis, other_ticket, treat, treat_widely, unequal
+from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, steps, treat, treat_widely, unequal
 from clinic.support import clinic_data
 from torch import nn
 
-from lockstep.grading import Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["failing_rank"]
 COUNT, BATCH, RATE = 48, 4, 0.5
@@ -24,19 +24,17 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """The same error still, or a rank that now leaves out a batch."""
-    cause = run.cause
-    assert cause is not None
     if cause.kind == "raised" and cause.error and cause.error.type == "ValueError":
         return grader.diagnosis("still-broken", _sentence(cause.headline), of=cause.ranks, at=READING)
-    steps = [sum(call.inside == "backward" for call in calls) for calls in run.collectives]
-    if len(set(steps)) == 1:
+    took = steps(run)
+    if len(set(took)) == 1:
         return None
-    fewest = [rank for rank, taken in enumerate(steps) if taken == min(steps)]
+    fewest = [rank for rank, count in enumerate(took) if count == min(took)]
     return grader.diagnosis(
         "symptom-hidden",
-        f"{names(fewest).capitalize()} took {min(steps)} steps of backward where others started {max(steps)}: what raised before is "
+        f"{names(fewest).capitalize()} took {min(took)} steps of backward where others started {max(took)}: what raised before is "
         "left out now, and the steps of the ranks no longer fit.",
         of=fewest,
         at=SWALLOWED,
@@ -103,12 +101,6 @@ def test_all_measurements(grader: Grader) -> None:
 @pytest.mark.needs("test_it_ends")
 def test_equal(grader: Grader) -> None:
     """all ranks end with the same model"""
-    different = unequal(treat(grader, CASE, other_ticket(grader, CASE, 2), 2))
-    if different:
-        tensor, ranks = different
-        grader.fail(
-            "another-illness",
-            f"It ends, but {tensor} of {names(ranks)} differs from rank 0's: steps are missing from the average.",
-            of=ranks,
-            at=r"no_sync || \.module\( || DDP\( || for .* in ",
-        )
+    run = treat(grader, CASE, other_ticket(grader, CASE, 2), 2)
+    said = "It ends, but {tensor} of {ranks} differs from rank 0's: steps are missing from the average."
+    judge_equal(grader, run, said, r"no_sync || \.module\( || DDP\( || for .* in ")

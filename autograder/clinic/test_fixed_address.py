@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import cases, judge_diagnosis, other_ticket, timeouts, treat, unequal
+from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, timeouts, treat
 
-from lockstep.grading import Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["fixed_address"]
 ADDRESS = r"MASTER_(ADDR|PORT) || tcp:// || file:// || Store\( || init_process_group"
@@ -17,10 +17,8 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still waiting where nobody listens, or waiting shorter, or making the place oneself."""
-    cause = run.cause
-    assert cause is not None
     said = cause.error.message if cause.error else ""
     if "EADDRINUSE" in said:
         return grader.diagnosis(
@@ -73,12 +71,5 @@ def test_meeting_place(grader: Grader) -> None:
 def test_equal(grader: Grader) -> None:
     """all ranks train one model"""
     run = treat(grader, CASE, other_ticket(grader, CASE, CASE.ranks))
-    different = unequal(run)
-    if different:
-        tensor, ranks = different
-        grader.fail(
-            "another-illness",
-            f"It ends, but {tensor} of {names(ranks)} differs from rank 0's: every rank trains for itself.",
-            of=ranks,
-            at=r"DDP\( || init_process_group || def main",
-        )
+    said = "It ends, but {tensor} of {ranks} differs from rank 0's: every rank trains for itself."
+    judge_equal(grader, run, said, r"DDP\( || init_process_group || def main")

@@ -6,12 +6,12 @@ from functools import cache
 
 import pytest
 import torch
-from clinic.case import cases, draw, judge_diagnosis, treat_widely, unequal
+from clinic.case import cases, draw, judge_diagnosis, judge_equal, treat_widely
 from clinic.support import clinic_data
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lockstep.grading import Grader, names
+from lockstep.grading import Grader
 
 CASE = cases()["late_load"]
 LOADING = r"load_state_dict || copy_ || broadcast || found_on_disk\( || DDP\("
@@ -63,25 +63,12 @@ def test_diagnosis(grader: Grader) -> None:
 def test_equal(grader: Grader) -> None:
     """the ranks train one model together, whichever disk holds the weights"""
     for number, (ticket, run) in enumerate(treat_widely(grader, CASE, 2)):
-        different = unequal(run)
-        if different is None:
-            continue
-        tensor, ranks = different
-        owner = draw(ticket, CASE.name, run.world_size)
-        where = f"where rank {owner} of {run.world_size} has the weights"
+        where = f"where rank {draw(ticket, CASE.name, run.world_size)} of {run.world_size} has the weights"
         if number:
-            grader.fail(
-                "mended-halfway",
-                f"Under your ticket it works now; {where}, {tensor} of {names(ranks)} differs from rank 0's after training.",
-                of=ranks,
-                at=LOADING,
-            )
-        grader.fail(
-            "still-broken",
-            f"After training, {tensor} of {names(ranks)} differs from rank 0's, {where}.",
-            of=ranks,
-            at=LOADING,
-        )
+            said = f"Under your ticket it works now; {where}, {{tensor}} of {{ranks}} differs from rank 0's after training."
+        else:
+            said = f"After training, {{tensor}} of {{ranks}} differs from rank 0's, {where}."
+        judge_equal(grader, run, said, LOADING, id="mended-halfway" if number else "still-broken")
 
 
 @pytest.mark.needs("test_equal")

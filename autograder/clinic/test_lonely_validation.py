@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, draw, judge_diagnosis, treat_widely, unmended, wrapped_with
 
-from lockstep.grading import Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["lonely_validation"]
 MEASURING = r"accuracy\(model[,.] || accuracies\.append || DDP\( || def main"
@@ -18,9 +18,8 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still waiting: who sent or awaited statistics that nobody else did."""
-    assert run.cause is not None
     calls = [sum(call.kind == "broadcast" for call in one) for one in run.collectives]
     if len(set(calls)) == 1:
         return None
@@ -28,7 +27,7 @@ def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
     many = [rank for rank, count in enumerate(calls) if count == max(calls)]
     seen = (
         f"{names(many).capitalize()} called {max(calls)} broadcasts, {names(few)} only {min(calls)}, and the job's code has none: "
-        f"{run.cause.headline}"
+        f"{cause.headline}"
     )
     return unmended(grader, run, seen, MEASURING, many)
 

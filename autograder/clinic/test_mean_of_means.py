@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from clinic.case import cases, digests, draw, judge_diagnosis, other_ticket, treat, unequal
+from clinic.case import cases, digests, draw, judge_diagnosis, judge_equal, other_ticket, treat
 from clinic.retrain import CLOSE, State, apart, start
 from clinic.support import clinic_data
 
@@ -32,15 +32,7 @@ def test_weights(grader: Grader) -> None:
         run = treat(grader, CASE, ticket, world_size)
         counts = [FEW if rank == draw(ticket, CASE.name, world_size) else BATCH for rank in range(world_size)]
         state = digests(run)[0]
-        different = unequal(run)
-        if different:
-            tensor, ranks = different
-            grader.fail(
-                "another-illness",
-                f"After training, {tensor} of {names(ranks)} differs from rank 0's.",
-                of=ranks,
-                at=r"no_sync || DDP\( || " + LOSS,
-            )
+        judge_equal(grader, run, at=r"no_sync || DDP\( || " + LOSS)
         off = apart(state, _trained(counts, [1 / sum(counts)] * world_size))
         if off <= CLOSE:
             continue

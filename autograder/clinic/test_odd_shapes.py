@@ -7,7 +7,7 @@ import torch
 from clinic.case import cases, draw, judge_diagnosis, treat_widely
 from clinic.support import clinic_data
 
-from lockstep.grading import Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["odd_shapes"]
 GATHER = r"all_gather || all_reduce || gather || def from_all_ranks || def main"
@@ -19,13 +19,12 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still different sizes: say which."""
-    assert run.cause is not None
-    if run.cause.kind not in ("mismatch", "crashed"):
+    if cause.kind not in ("mismatch", "crashed"):
         return None
-    headline = run.cause.headline[0].upper() + run.cause.headline[1:]
-    return grader.diagnosis("still-broken", headline, of=run.cause.ranks, at=GATHER)
+    headline = cause.headline[0].upper() + cause.headline[1:]
+    return grader.diagnosis("still-broken", headline, of=cause.ranks, at=GATHER)
 
 
 def expected(guilty: int, world_size: int) -> tuple[list[int], float]:

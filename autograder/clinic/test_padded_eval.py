@@ -9,7 +9,7 @@ from clinic.case import cases, digests, judge_diagnosis, other_ticket, samples, 
 from clinic.retrain import start
 from clinic.support import clinic_data
 
-from lockstep.grading import Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["padded_eval"]
 WORLDS = (CASE.ranks, 4)
@@ -24,10 +24,8 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Parts of unequal length, with a collective in the loop."""
-    cause = run.cause
-    assert cause is not None
     if cause.kind != "hang":
         return None
     return grader.diagnosis(

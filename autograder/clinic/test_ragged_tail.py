@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from clinic.case import cases, digests, judge_diagnosis, other_ticket, samples, treat, unequal
+from clinic.case import cases, digests, judge_diagnosis, judge_equal, other_ticket, samples, treat
 from clinic.retrain import CLOSE, State, apart, batch, cut, reduced_bytes, reductions, start
 from clinic.support import clinic_data
 
-from lockstep.grading import Grader, Run, names
+from lockstep.grading import Grader, Run
 
 CASE = cases()["ragged_tail"]
 OTHER_WORLD = 3
@@ -31,16 +31,11 @@ def test_equal(grader: Grader) -> None:
     for world_size in (CASE.ranks, OTHER_WORLD):
         run = treat(grader, CASE, other_ticket(grader, CASE, world_size), world_size)
         micro = RECORDS // world_size // MICRO
-        different = unequal(run)
-        if different:
-            tensor, ranks = different
-            grader.fail(
-                "still-broken" if world_size == CASE.ranks else "mended-halfway",
-                f"With {world_size} ranks, {micro} micro-batches an epoch and {min(reductions(run))} all-reduces in {EPOCHS} epochs, "
-                f"{tensor} of {names(ranks)} differs from rank 0's at the end.",
-                of=ranks,
-                at=WHERE,
-            )
+        said = (
+            f"With {world_size} ranks, {micro} micro-batches an epoch and {min(reductions(run))} all-reduces in {EPOCHS} epochs, "
+            "{tensor} of {ranks} differs from rank 0's at the end."
+        )
+        judge_equal(grader, run, said, WHERE, id="still-broken" if world_size == CASE.ranks else "mended-halfway")
         _judge_training(grader, run, micro)
 
 

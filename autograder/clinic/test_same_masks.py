@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat, unequal
+from clinic.case import cases, digests, judge_diagnosis, judge_equal, other_ticket, treat
 from clinic.retrain import apart
 
 from lockstep.grading import Grader, names
@@ -78,15 +78,8 @@ def test_masks(grader: Grader) -> None:
 def test_repeatable(grader: Grader) -> None:
     """the ranks end with one model, and a second run with the same one"""
     first = treat(grader, CASE, other_ticket(grader, CASE, WORLD), WORLD)
-    different = unequal(first)
-    if different:
-        tensor, ranks = different
-        grader.fail(
-            "another-illness",
-            f"The masks differ now, and so do the models: {tensor} of {names(ranks)} differs from rank 0's.",
-            of=ranks,
-            at=r"init_sync || DDP\(",
-        )
+    said = "The masks differ now, and so do the models: {tensor} of {ranks} differs from rank 0's."
+    judge_equal(grader, first, said, r"init_sync || DDP\(")
     # Another ticket changes nothing here, so it is a second start of the same job.
     second = treat(grader, CASE, other_ticket(grader, CASE, WORLD) + 1, WORLD)
     off = apart(digests(first)[0], digests(second)[0])

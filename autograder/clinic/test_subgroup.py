@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat, unmended
 
-from lockstep.grading import Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 
 CASE = cases()["subgroup"]
 TEAM = r"team = || groups\[ || new_group || def main"
@@ -21,10 +21,9 @@ REFUTED = {
 }
 
 
-def read_failure(grader: Grader, run: Run) -> Diagnosis | None:
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still waiting: which ranks called in which group."""
-    assert run.cause is not None
-    if run.cause.kind not in ("hang", "mismatch", "exited"):
+    if cause.kind not in ("hang", "mismatch", "exited"):
         return None
     half = run.world_size // 2
     made = [sum(call.kind == "all_reduce" for call in calls) for calls in run.collectives]

@@ -177,7 +177,7 @@ def compute(state: Gradients, x: torch.Tensor, y: torch.Tensor, smoothing: float
 
 def play(grader: Grader, purpose: str, sizes: Sizes, once: bool = False, dtype: str = "float32") -> Played:
     """Draw weights and data for these micro-batches, and call the submission once a step."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
     initial = {name: torch.randn(shape, generator=generator) / 2 for name, shape in SHAPES.items()}
     world, count, most = len(sizes), len(sizes[0]), max(sum(own) for steps in sizes for own in steps)
     x = torch.randn(world, count, most, FEATURES, generator=generator)

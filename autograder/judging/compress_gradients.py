@@ -31,7 +31,7 @@ Owing = tuple[list[Gradients], dict[str, float]]
 
 def draw(grader: Grader, purpose: str, world: int = WORLD) -> list[Gradients]:
     """A gradient for every rank, larger on the higher ranks, whose mean is nowhere near zero at most places."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
     return [
         {name: (rank + 1) * (torch.randn(shape, generator=generator) + 2) for name, shape in SHAPES.items()}
         for rank in range(world)
@@ -55,7 +55,7 @@ def owing(grader: Grader, sizes: list[float]) -> Owing:
     Each share lies 0.44 or 0.15 units, in turn, above what bfloat16 can hold: together more than one half, and never
     near to a tie. Every parameter has a size of its own, so that what one is owed is wrong for any other.
     """
-    generator = torch.Generator().manual_seed(grader.random(f"owing {sizes}").randrange(1 << 30))
+    generator = grader.generator(f"owing {sizes}")
     shares: list[Gradients] = [{} for _ in range(LONG)]
     units = {}
     for (name, shape), size in zip(SHAPES.items(), sizes, strict=True):

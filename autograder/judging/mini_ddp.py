@@ -90,7 +90,7 @@ def loss_of(weights: Tensors, tokens: torch.Tensor, side: bool) -> torch.Tensor:
 
 def inputs(grader: Grader, purpose: str, steps: int) -> tuple[list[Tensors], torch.Tensor]:
     """Each rank's initial values, and the batches `tokens[step, rank]`."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
     tokens = torch.randint(0, 11, (steps, WORLD, BATCH), generator=generator)
     initial: list[Tensors] = []
     for rank in range(WORLD):

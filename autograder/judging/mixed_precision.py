@@ -85,7 +85,7 @@ def clipped(gradient: torch.Tensor, max_norm: float) -> torch.Tensor:
 
 def draw(grader: Grader, purpose: str, dtype: str, max_norms: list[float]) -> dict[str, Any]:
     """Weights and data for these steps."""
-    generator = torch.Generator().manual_seed(grader.random(purpose).randrange(1 << 30))
+    generator = grader.generator(purpose)
     count = len(max_norms)
     # Each rank's samples lie somewhere else, so that the ranks' gradients differ.
     place = torch.randn(WORLD, 1, 1, 1, generator=generator)

@@ -101,7 +101,7 @@ class Training:
 
 def dataset(grader: Grader, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbered samples of a task that a small net can learn; drawn for every seed."""
-    generator = torch.Generator().manual_seed(grader.random("data").randrange(1 << 30))
+    generator = grader.generator("data")
     features = torch.randn(count, 6, generator=generator)
     labels = (features @ torch.randn(6, 3, generator=generator)).argmax(1)
     return torch.cat([torch.arange(count).float()[:, None], features], 1), labels

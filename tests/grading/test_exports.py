@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from support.hostile_texts import HOSTILE
+from support.one_learner import class_of
 
-from lockstep.grading.exports.csv_grades import Row, cell, grades_csv
+from lockstep.grading.classroom import ClassResult
+from lockstep.grading.exports.csv_grades import cell, grades_csv
 from lockstep.grading.exports.junit import junit
-from lockstep.grading.exports.summary_md import MOST_BYTES, plain, summary_md
+from lockstep.grading.exports.summary_md import MOST_BYTES, class_md, plain
+from lockstep.grading.policy import Policy, apply
 from lockstep.grading.text import check_text
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 
@@ -34,40 +38,43 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
+def plain_csv(graded: ClassResult) -> str:
+    """`grades.csv` without a policy."""
+    return grades_csv(graded, apply(Policy(), graded))
+
+
 def test_grades() -> None:
-    text = grades_csv([
-        Row("bob", "Bob", report(PASSED, failed("x"), SKIPPED)), Row("ada", "Ada", None, ("nothing to grade: …",)),
-        Row("eve", "Eve", report(PASSED, faults=("a worker died",))),
-    ], ["mini_ddp", "train_ddp"])  # fmt: skip
-    ada, bob, eve = rows(text)
-    assert ada == {"learner": "ada", "name": "Ada", "outcome": "nothing to grade", "score": "0", "max_score": "", "mini_ddp": "",
+    ada, bob, eve = (
+        rows(plain_csv(replace(graded, exercises=("mini_ddp", "train_ddp"))))[0]
+        for graded in (
+            class_of(None, refused=("nothing to grade: …",)),
+            class_of(report(PASSED, failed("x"), SKIPPED), "Bob"),
+            class_of(report(PASSED, faults=("a worker died",)), "Eve"),
+        )
+    )
+    assert ada == {"learner": "ada", "name": "Ada", "outcome": "nothing to grade", "score": "0", "max_score": "0", "mini_ddp": "",
                    "train_ddp": "", "seed": "", "remarks": "nothing to grade: …"}  # fmt: skip
     assert (bob["score"], bob["max_score"], bob["train_ddp"], bob["mini_ddp"], bob["seed"]) == ("1", "3", "1", "", "7")
     assert (eve["outcome"], eve["score"], eve["remarks"]) == ("fault of the grader", "", "a worker died")
-    with pytest.raises(ValueError, match="same learner id"):
-        grades_csv([Row("a", "A", None), Row("a", "B", None)], [])
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_cell_is_a_formula_or_breaks_a_row(text: str) -> None:
-    out = grades_csv([Row("ada", text, report(PASSED), (text,)), Row("bob", "Bob", None, (text,))], ["train_ddp"])
-    assert out.count("\r\n") == len(out.splitlines()) == 3
-    assert all(
-        line.startswith('"') and line.endswith('"') for line in out.splitlines()
-    )  # no other separator cuts a cell
-    for row in rows(out):
-        for value in row.values():
+    for graded in (class_of(report(PASSED), text, (text,)), class_of(None, text, (text,))):
+        out = plain_csv(graded)
+        assert out.count("\r\n") == len(out.splitlines()) == 2
+        # No other separator cuts a cell.
+        assert all(line.startswith('"') and line.endswith('"') for line in out.splitlines())
+        for value in rows(out)[0].values():
             assert not re.match(r"\s*[=+\-@＝＋－＠]", value) and value.isprintable()
     assert cell("a-b = c") == "a-b = c"
 
 
 def test_junit() -> None:
-    root = ElementTree.fromstring(
-        junit(report(PASSED, failed("message\nmore", "proof"), SKIPPED, faults=("broke",)), "ada")
-    )
-    suite, faults = root
+    done = report(PASSED, failed("message\nmore", "proof"), SKIPPED, faults=("broke",))
+    suite, faults = ElementTree.fromstring(junit(class_of(done)))
     assert suite.attrib == {
-        "name": "train_ddp",
+        "name": "ada: train_ddp",
         "tests": "3",
         "failures": "1",
         "skipped": "1",
@@ -78,11 +85,13 @@ def test_junit() -> None:
     assert len(one) == 0 and three[0].attrib == {"message": "there is no GPU"}
     assert two[0].attrib["message"] == "message" and "proof" in (two[0].text or "")
     assert faults.attrib["errors"] == "1" and faults[0][0].tag == "error"
+    [[case]] = ElementTree.fromstring(junit(class_of(None, refused=("no file", "no other"))))
+    assert case[0].tag == "skipped" and case[0].attrib == {"message": "no file; no other"}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_junit_stays_xml(text: str) -> None:
-    written = junit(report(failed(text, text), SKIPPED, name=text, faults=(text,)), text)
+    written = junit(class_of(report(failed(text, text), SKIPPED, name=text, faults=(text,)), text))
     root = ElementTree.fromstring(written.encode())
     assert [len(suite) for suite in root] == [2, 1]
     assert {item.tag for item in root.iter()} == {
@@ -98,32 +107,34 @@ def test_junit_stays_xml(text: str) -> None:
         assert root[0][0].attrib["name"] == text == root[0][0][1].text
 
 
+def summary(graded: ClassResult) -> str:
+    """`summary.md` without a policy."""
+    return class_md(graded, apply(Policy(), graded))
+
+
 def test_summary() -> None:
-    text = summary_md(report(PASSED, failed("rank 1 saw 3", "<b>proof</b>"), SKIPPED))
-    assert "| train&#95;ddp | 1 of 3 | ✅❌– |" in text
-    assert "rank 1 saw 3" in text and "&lt;b&gt;proof&lt;/b&gt;" in text and "Not run: there is no GPU" in text
-    assert "costs no points" not in text and "costs no points" in summary_md(report(PASSED, faults=("broke",)))
+    text = summary(class_of(report(PASSED, failed("x"), SKIPPED)))
+    assert "| learner | points | train&#95;ddp |" in text and "| ada | 1 of 3 | 1 |" in text
+    assert "1 graded" in text and "Most frequent: x 1." in text and "Seed 7." in text
+    assert "costs no points" not in text and "costs no points" in summary(class_of(report(PASSED, faults=("broke",))))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_summary_holds_no_markup_of_others(text: str) -> None:
-    ours = summary_md(report(failed("x", "x"), SKIPPED, name="x", faults=("x",)), "x")
-    theirs = summary_md(report(failed(text, text), SKIPPED, name=text, faults=(text,)), text)
-    marks = r"[<>|#*_`\[\]!@]|::|//"
-
-    def structure(written: str) -> list[str]:
-        outside = re.sub(r"<pre>\n.*?\n</pre>", "", written, flags=re.DOTALL)
-        return re.findall(marks, re.sub(r"&#\d+;", "", outside))
-
-    assert structure(theirs) == structure(ours)
-    assert theirs.count("<pre>") == theirs.count("</pre>") == theirs.count("<details>") == 1
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\ud800]", theirs)
+    for faults in ((), (text,)):
+        ours = summary(class_of(report(failed("x"), SKIPPED, name="x", faults=faults and ("x",))))
+        theirs = summary(class_of(report(failed(text), SKIPPED, name=text, faults=faults), text, (text,)))
+        structure = [re.findall(r"[<>|#*_`\[\]!@]|::|//", re.sub(r"&#\d+;", "", one)) for one in (ours, theirs)]
+        assert structure[0] == structure[1]
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\ud800]", theirs)
 
 
 def test_summary_stays_below_what_github_takes() -> None:
-    text = summary_md(report(*[failed("é" * 9_000, "<" * 50_000) for _ in range(60)]))
-    assert len(text.encode()) < MOST_BYTES and "more checks did not pass" in text
-    assert text.endswith("Seed 7.\n") and text.count("<pre>") == text.count("</pre>")
+    (one,) = class_of(report(PASSED)).learners
+    many = [replace(one, handed=replace(one.handed, id=f"{'é' * 500}-{n:04}")) for n in range(2_000)]
+    text = summary(ClassResult(7, ("train_ddp",), tuple(many)))
+    assert len(text.encode()) < MOST_BYTES and "more learners; grades.csv has them all" in text
+    assert text.endswith("Seed 7.\n")
 
 
 def test_plain_is_one_line() -> None:

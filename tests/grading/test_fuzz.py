@@ -20,11 +20,13 @@ from xml.etree import ElementTree
 
 import pytest
 from support import ROOT, hostile_sources
+from support.one_learner import class_of
 
 from lockstep.grading.archives import Budget, Refused, members, printable
 from lockstep.grading.exports import csv_grades, gradescope, junit, summary_md
 from lockstep.grading.exports.markdown import rendered
 from lockstep.grading.hypotheses import EXACT, Each, difference, show, wrong_ranks
+from lockstep.grading.policy import Policy, apply
 from lockstep.grading.text import harmless, report_text
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report, from_json
 from lockstep.ranks import client, leftovers
@@ -225,11 +227,13 @@ def test_any_text_can_be_shown(text: str, other: str) -> None:
     kept = harmless(text)
     assert not {c for c in kept if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t"}
     assert report_text(report)
-    assert [len(suite) for suite in ElementTree.fromstring(junit.junit(report, text).encode())] == [1, 1]
+    graded = class_of(report, text, (other,))
+    grades = apply(Policy(), graded)
+    assert [len(suite) for suite in ElementTree.fromstring(junit.junit(graded).encode())] == [1, 1]
     json.dumps(gradescope.results(replace(report, faults=()))).encode()
-    outside = summary_md.summary_md(report, text).split("<pre>")[0]
-    assert "<script" not in outside and "\n::" not in outside
-    table = csv_grades.grades_csv([csv_grades.Row("a", text, report, (other,))], ["train_ddp"])
+    summary = summary_md.class_md(graded, grades)
+    assert "<script" not in summary and "\n::" not in summary
+    table = csv_grades.grades_csv(graded, grades)
     assert (
         table.count("\r\n") == 2 and '"=' not in table and '"@' not in table and '"+' not in table and '"-' not in table
     )

@@ -278,7 +278,10 @@ def classful(text: str) -> ClassResult:
 def test_what_a_text_does(text: str) -> None:
     """Pages gain no tag from it; in no table does a cell begin as a formula does, or end the row."""
     plain, graded = classful("x"), classful(text)
-    for page in (lambda one: class_page(one), lambda one: html_report(one.learners[0])):
+    for page in (
+        lambda one: class_page(one, apply(Policy(), one)),
+        lambda one: html_report(one.learners[0], apply(Policy(), one)["ada"]),
+    ):
         theirs, ours = str(page(graded)), str(page(plain))
         assert len(TAG.findall(theirs)) == len(TAG.findall(ours))
         assert theirs.count("<!--") == ours.count("<!--") and theirs.count("\0") == 0

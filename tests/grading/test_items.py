@@ -11,6 +11,7 @@ from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.exports.class_page import class_page
 from lockstep.grading.exports.items import checks_csv, items, items_csv
 from lockstep.grading.intake import Handed
+from lockstep.grading.policy import Policy, apply
 from lockstep.grading.verdict import CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 
 PASSED, FAILED, NOT_RUN = CheckOutcome.PASSED, CheckOutcome.FAILED, CheckOutcome.NOT_RUN
@@ -56,7 +57,7 @@ def test_who_passed_what() -> None:
 
 
 def test_the_class_page_has_both() -> None:
-    page = class_page(SOME)
+    page = class_page(SOME, apply(Policy(), SOME))
     marks = re.findall(r'<td class="mono">((?:<span class="(?:pass|fail|skip)">[✓✗–]+</span>)*)</td>', page)
     assert [re.sub("<[^>]*>", "", one) for one in marks] == ["", "✓✗–", "", "✓✗✓", "", "✗✗✗", "", ""]
     text = re.sub(r"<[^>]+>", " ", page)
@@ -65,5 +66,5 @@ def test_the_class_page_has_both() -> None:
 
 
 def test_two_of_one_name_can_be_told_apart() -> None:
-    page = class_page(SOME)
+    page = class_page(SOME, apply(Policy(), SOME))
     assert ">ada (ada)<" in page and ">ada (di)<" in page and ">bob<" in page

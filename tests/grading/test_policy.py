@@ -17,7 +17,7 @@ from lockstep.authoring.release import contents
 from lockstep.course import Course
 from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.exports.classroom50 import Handin, result, scores
-from lockstep.grading.exports.csv_grades import Row, grades_csv
+from lockstep.grading.exports.csv_grades import grades_csv
 from lockstep.grading.exports.gradescope import class_results
 from lockstep.grading.exports.html_report import html_report
 from lockstep.grading.intake import Handed
@@ -298,7 +298,7 @@ def everybody() -> tuple[ClassResult, Grades]:
 
 def test_grades_csv_has_the_policys_points_and_says_why() -> None:
     whole, grades = everybody()
-    text = grades_csv((Row(one.id, one.id, one.report, (), grades[one.id]) for one in whole.learners), whole.exercises)
+    text = grades_csv(whole, grades)
     ada, bob, eve, nil, *_ = csv.DictReader(io.StringIO(text, newline=""))
     assert (ada["score"], ada["max_score"], ada["mini_ddp"], ada["train_ddp"]) == ("9.5", "13", "8", "2.5")
     assert (
@@ -372,7 +372,7 @@ def test_classroom_50_of_a_class() -> None:
     )
     assert [test["max-score"] for test in ada["tests"]] == [1] * 8 + [5]
     with pytest.raises(ValueError, match="short name"):
-        scores(whole, "CS 1", "hw1", DUE)
+        scores(whole, "CS 1", "hw1", DUE, grades)
 
 
 def test_whole_points_in_the_policy_are_classroom_50s() -> None:
@@ -454,10 +454,11 @@ def test_more_points_by_hand_than_there_are_is_a_remark() -> None:
 def test_a_comment_stays_when_the_grader_broke() -> None:
     known = policy('[learner.ada]\ncomment = "call me"\nextra_days = 2\nlate = false\n')
     some = graded(learner("ada", faults=("broke",)))
-    grade = apply(known, some)["ada"]
+    grades = apply(known, some)
+    grade = grades["ada"]
     assert grade.score is None and grade.by_hand == ("2 days more", "nothing is taken off for lateness")
     assert "call me" in html_report(some.learners[0], grade)
-    (row,) = csv.DictReader(io.StringIO(grades_csv([Row("ada", "ada", some.learners[0].report, (), grade)], ())))
+    (row,) = csv.DictReader(io.StringIO(grades_csv(some, grades)))
     assert row["remarks"] == "broke / comment: call me"
 
 
@@ -479,8 +480,7 @@ def test_marks_by_hand() -> None:
         assert di.late_days == 2 and di.taken_off == Rounding()(Fraction(8 + points, 5))
         assert di.lines[0].startswith("2 days late: 20 % of the points taken off")
         assert "di has marks by hand for what was not graded here: clinic/subgroup" in grades.remarks
-        rows = [Row(one.id, one.id, one.report, (), grades[one.id]) for one in some.learners]
-        table = {row["learner"]: row for row in csv.DictReader(io.StringIO(grades_csv(rows, some.exercises)))}
+        table = {row["learner"]: row for row in csv.DictReader(io.StringIO(grades_csv(some, grades)))}
         assert table["ada"]["score"] == "20.5" and "given by hand" in table["ada"]["remarks"]
         assert (table["cy"]["score"], table["cy"]["mini_ddp"]) == ("8", "8")
         assert class_results(some.learners[2], cy)["score"] == 8.0

@@ -18,7 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,9 @@ class Section:
     """The text under one heading, up to the next one, and its code cells."""
 
     heading: str
-    text: str
-    cells: list[dict[str, Any]]
+    level: int
+    text: str = ""
+    cells: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read(root: Path) -> Ledger:
@@ -113,9 +114,9 @@ def sections(notebook: Mapping[str, Any]) -> list[Section]:
         fenced = False
         for line in source.splitlines():
             fenced ^= line.startswith("```")
-            heading = None if fenced else re.match(r"#+ (.+)", line)
+            heading = None if fenced else re.match(r"(#+) (.+)", line)
             if heading:
-                found.append(Section(heading.group(1).strip(), "", []))
+                found.append(Section(heading[2].strip(), len(heading[1])))
             elif found:
                 found[-1].text += line + "\n"
     return found

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..course.outline import CHECK, EFFORT
+from ..course.outline import CHECK, EFFORT, with_group
 
 FOR_LEARNERS = ("## Two commands", "## The course", "## For learners")
 NOT_IN_A_COPY = (
@@ -34,7 +34,7 @@ def chapter(notebook: bytes, names: Collection[str]) -> bytes:
     while at < len(parts):
         end = next(after for after in range(at + 1, len(levels)) if levels[after])
         asked = CHECK.findall("\n".join(text for _, text in parts[at:end]))
-        if levels[at] and asked and not any(_is_released(one, names) for line in asked for one in line.split()):
+        if levels[at] and asked and not any(with_group(one, names) for line in asked for one in line.split()):
             end = next(after for after in range(end, len(levels)) if 0 < levels[after] <= levels[at])
         else:
             kept += parts[at:end]
@@ -58,12 +58,6 @@ def chapter(notebook: bytes, names: Collection[str]) -> bytes:
 def _parts(cell: dict[str, Any]) -> list[str]:
     text = "".join(cell["source"])
     return [one for one in HEADING.split(text) if one] if cell["cell_type"] == "markdown" else [text]
-
-
-def _is_released(name: str, names: Collection[str]) -> bool:
-    """One exercise of a group stands for all of them."""
-    group = f"{name.partition('/')[0]}/"
-    return any(one == name or one.startswith(group) for one in names)
 
 
 def _minutes(parts: Iterable[tuple[Any, str]]) -> int:

@@ -118,13 +118,10 @@ def _cells(notebook: NotebookNode) -> Iterator[str]:
 
 def top_sections(notebook: NotebookNode) -> dict[str, str]:
     """The second-level sections, each with everything in it as one text."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    unfenced = re.sub(r"^```$.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    top = set(re.findall(r"^## (.+)$", unfenced, re.MULTILINE))
     merged: dict[str, str] = {}
     current = ""
     for section in claims.sections(notebook):
-        current = section.heading if section.heading in top else current
+        current = section.heading if section.level == 2 else current
         if current:
             body = section.text + "\n".join(cell["source"] for cell in section.cells)
             merged[current] = merged.get(current, "") + body

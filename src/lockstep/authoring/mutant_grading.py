@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from ..course import Course, CourseError, leaf
+from ..course.files import write
 from ..grading.pool import Pool, deadline
 from ..grading.request import GradeRequest
 from ..grading.verdict import CheckResult, Report
@@ -88,7 +88,7 @@ def examine(
     if again:
         for one in kept.values():
             one.verdicts.clear()
-    plain = [_task(course, name, THE_SOLUTION, solution(course, name), kept[name]) for name in names]
+    plain = [_task(name, THE_SOLUTION, solution(course, name), kept[name]) for name in names]
     with Pool(jobs, Worker) as pool:
         grade = partial(_graded, course)
         for task, verdict in pool.each([one for one in plain if not kept[one.name].passed(one.key)], grade):
@@ -97,7 +97,7 @@ def examine(
                 raise CourseError(f"{task.name}: the solution does not pass: {verdict.by}")
         took = {task.name: kept[task.name].verdicts[task.key].seconds for task in plain}
         tasks = [
-            _task(course, name, mutant.id, mutant.text, kept[name], SECONDS + TIMES * took[name])
+            _task(name, mutant.id, mutant.text, kept[name], SECONDS + TIMES * took[name])
             for name in names
             for mutant in found[name].mutants
         ]
@@ -166,12 +166,10 @@ class _Kept:
 
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        new = self.file.with_suffix(".new")
-        new.write_text(json.dumps(msgspec.to_builtins(self.verdicts), ensure_ascii=False, indent=1), encoding="utf-8")
-        new.replace(self.file)
+        write(self.file, msgspec.json.format(msgspec.json.encode(self.verdicts), indent=1))
 
 
-def _task(course: Course, name: str, id: str, text: str, kept: _Kept, seconds: float = SECONDS) -> _Task:
+def _task(name: str, id: str, text: str, kept: _Kept, seconds: float = SECONDS) -> _Task:
     key = hashlib.sha256(f"{kept.inputs} {code_of(text)}".encode()).hexdigest()
     return _Task(name, id, text, key, seconds)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
         if kind == "code" and sections:
             sections[-1].quizzes += QUIZ.findall(text)
             for name in (name for line in CHECK.findall(text) for name in line.split()):
-                sections[-1].exercises += [one for one in _with_group(name, listed) if one not in _placed(sections)]
+                sections[-1].exercises += [one for one in with_group(name, listed) if one not in _placed(sections)]
     left = [name for name in listed if name not in _placed(sections)]
     if left and sections:
         sections[-1].exercises += left
@@ -144,7 +144,7 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
     yield heading, "\n".join(lines)
 
 
-def _with_group(name: str, listed: list[str]) -> list[str]:
+def with_group(name: str, listed: Iterable[str]) -> list[str]:
     """The exercise; one of a group stands for the whole group."""
     group = f"{name.partition('/')[0]}/"
     return [one for one in listed if one == name or one.startswith(group)]

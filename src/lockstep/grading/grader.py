@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from .. import ranks
 from ..course import Course, leaf
 from ..ranks.channel import encode
@@ -40,8 +42,8 @@ PASSED_ON = (
     "OMP_NUM_THREADS", "VIRTUAL_ENV", "SYSTEMROOT", "TORCH_SHOW_CPP_STACKTRACES",
 )  # fmt: skip
 
-Reader = Callable[[ranks.Run], Diagnosis | None]
-"""An exercise's own reading of a run that failed; None leaves it to the general one."""
+Reader = Callable[["Grader", ranks.Run, ranks.Cause], Diagnosis | None]
+"""An exercise's own reading of a run that failed of this cause; None leaves it to the general one."""
 
 
 class Failed(Exception):
@@ -176,6 +178,10 @@ class Grader:
     def random(self, name: str) -> random.Random:
         """Random numbers for one purpose, the same for the same seed."""
         return random.Random(zlib.crc32(f"{self.seed}/{name}".encode()))
+
+    def generator(self, name: str) -> torch.Generator:
+        """The same for tensors."""
+        return torch.Generator().manual_seed(self.random(name).randrange(1 << 30))
 
     def _attempt(self, play: Play) -> ranks.Run:
         if self._endless:
@@ -320,9 +326,9 @@ class Grader:
 
     def diagnose(self, run: ranks.Run) -> Diagnosis:
         """From a run that ended badly to a diagnosis: the exercise's own reading first, then the general one."""
-        if self.reader is not None and (own := self.reader(run)) is not None:
-            return own
         assert run.cause is not None
+        if self.reader is not None and (own := self.reader(self, run, run.cause)) is not None:
+            return own
         found = diagnose.general(self.submission, run)
         return self.diagnosis(found.id, found.message, evidence=found.evidence, of=run.cause.ranks, at=found.at)
 

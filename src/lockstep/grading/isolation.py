@@ -126,23 +126,25 @@ def works(one: Tier) -> bool:
             f"sys.exit(not (os.path.exists(sys.argv[1]) and os.getuid() == {NOBODY}))"
         )
         command = [*one.command(scratch), sys.executable, "-c", looks, str(scratch / "seen")]
-        try:
-            tried = subprocess.run(
-                command, env=one.environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return tried.returncode == 0
+        return _ends_well(command, one.environment())
 
 
 @cache
 def can_close_namespaces() -> bool:
     """Whether this bubblewrap (0.8 or newer) can keep what it starts from making user namespaces."""
     command = ["bwrap", *CLOSED, "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    return _ends_well(command)
+
+
+def _ends_well(command: list[str], environment: dict[str, str] | None = None) -> bool:
+    devnull = subprocess.DEVNULL
     try:
-        return subprocess.run(command, capture_output=True, timeout=TRIAL_SECONDS).returncode == 0
+        tried = subprocess.run(
+            command, env=environment, stdin=devnull, stdout=devnull, stderr=devnull, timeout=TRIAL_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return tried.returncode == 0
 
 
 def _bubblewrap(scratch: Path, namespaces: bool) -> list[str]:

@@ -12,7 +12,7 @@ import inspect
 import secrets
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="module")
-def grader(request: pytest.FixtureRequest) -> Iterator[Grader]:
+def grader(request: pytest.FixtureRequest) -> Grader:
     """The submission under test, for the exercise that the module's name says."""
     try:
         one = request.config.stash[SESSION].grader(exercise_of(request))
     except CourseError as error:
         pytest.fail(str(error), pytrace=False)
-    if hasattr(request.module, "read_failure"):
-        one.reader = lambda run: request.module.read_failure(one, run)
-    yield one
+    one.reader = getattr(request.module, "read_failure", None)
+    return one
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

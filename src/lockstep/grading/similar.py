@@ -74,13 +74,9 @@ def in_class(graded: ClassResult, course: Course) -> tuple[Pair, ...]:
     """The pairs of all exercises of a class, in the course's order, from the files that the learners handed in."""
     found: list[Pair] = []
     for name in graded.exercises:
-        sources = {}
-        for learner in graded.learners:
-            if f"{name}.py" in learner.handed.files:
-                sources[learner.id] = _read(learner.source(name), MAX_BYTES)
         given = [folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises, course.solutions)]
         texts = [path.read_text(encoding="utf-8") for path in given if path.is_file()]
-        found += pairs(sources, texts, exercise=name)
+        found += pairs(_sources(graded, name), texts, exercise=name)
     return tuple(found)
 
 
@@ -126,14 +122,13 @@ def from_solution(graded: ClassResult, course: Course) -> tuple[tuple[str, tuple
             continue
         known = {mark for _, mark in _Code.of(stub.read_text(encoding="utf-8")).grams()}
         own = set(_Code.of(solution.read_text(encoding="utf-8")).fingerprints(known))
-        held = []
-        for learner in graded.learners:
-            if f"{name}.py" in learner.handed.files:
-                marks = {mark for _, mark in _Code.of(_read(learner.source(name), MAX_BYTES)).grams()}
-                if own and len(own & marks) >= SOLVED * len(own):
-                    held.append(learner.id)
+        held = tuple(
+            id
+            for id, text in (_sources(graded, name).items() if own else ())
+            if len(own.intersection(mark for _, mark in _Code.of(text).grams())) >= SOLVED * len(own)
+        )
         if held:
-            found.append((name, tuple(held)))
+            found.append((name, held))
     return tuple(found)
 
 
@@ -165,6 +160,12 @@ def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
     for learner in sorted(leader):
         members[lead(learner)].append(learner)
     return tuple(sorted((tuple(group) for group in members.values()), key=lambda group: (-len(group), group)))
+
+
+def _sources(graded: ClassResult, name: str) -> dict[str, str]:
+    """By learner, the file handed in for this exercise."""
+    handed_in = [one for one in graded.learners if f"{name}.py" in one.handed.files]
+    return {one.id: _read(one.source(name), MAX_BYTES) for one in handed_in}
 
 
 def _read(path: Path, most: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import cluster
-from ..ranks import Collective, Frame, Mark, Outcome, Run
+from ..ranks import Cause, Collective, Frame, Mark, Outcome, Run
 from ..ranks.mismatch import say_mismatch
 from ..ranks.processes import seconds_in_queue
 from ..ranks.text import evidence
@@ -28,8 +28,8 @@ from .source import parse
 from .verdict import Diagnosis
 
 __all__ = [
-    "EXACT", "OUTPUT_BYTES", "ROUNDING", "CheckNotRun", "Collective", "Diagnosis", "Each", "Failed", "Frame", "Grader",
-    "Hypothesis", "Lacking", "Mark", "Outcome", "Play", "Run", "Tolerance", "Where", "cluster", "difference", "equal",
-    "evidence", "factor_of", "fitting", "names", "on_ranks", "one_or_more", "parse", "say_mismatch",
+    "EXACT", "OUTPUT_BYTES", "ROUNDING", "Cause", "CheckNotRun", "Collective", "Diagnosis", "Each", "Failed", "Frame",
+    "Grader", "Hypothesis", "Lacking", "Mark", "Outcome", "Play", "Run", "Tolerance", "Where", "cluster", "difference",
+    "equal", "evidence", "factor_of", "fitting", "names", "on_ranks", "one_or_more", "parse", "say_mismatch",
     "seconds_in_queue", "show", "wrong_ranks",
 ]  # fmt: skip

@@ -15,15 +15,15 @@ from pathlib import Path
 from ..course import Course
 from ..course.files import write
 from . import similar
-from .classroom import ClassResult, Learner
+from .classroom import ClassResult
 from .exports.class_page import class_page
 from .exports.classroom50 import scores
-from .exports.csv_grades import Row, grades_csv
+from .exports.csv_grades import grades_csv
 from .exports.gradebooks import canvas_csv, canvas_feedback, moodle_csv, moodle_feedback
 from .exports.gradescope import class_results
 from .exports.html_report import html_report
 from .exports.items import checks_csv, items_csv
-from .exports.junit import junit_class
+from .exports.junit import junit
 from .exports.summary_md import class_md
 from .policy import Grades, Policy, apply
 from .policy_file import load
@@ -47,30 +47,20 @@ class Marked:
 Writer = Callable[[Marked, Path], list[Path]]
 
 
-def remarks(learner: Learner) -> tuple[str, ...]:
-    """What a teacher should know about this grading: what was refused, what is missing, what was set aside."""
-    missing = (f"not handed in: {', '.join(learner.missing)}",) if learner.missing else ()
-    return (*learner.handed.refused, *missing, *learner.handed.notes)
-
-
 def write_csv(marked: Marked, folder: Path) -> list[Path]:
     """`grades.csv`, with the mark by which spreadsheets recognize UTF-8."""
-    graded = marked.graded
-    rows = (Row(one.id, one.handed.shown, one.report, remarks(one), marked.grades[one.id]) for one in graded.learners)
-    return _written(folder / "grades.csv", grades_csv(rows, graded.exercises).encode("utf-8-sig", "backslashreplace"))
+    text = grades_csv(marked.graded, marked.grades)
+    return _written(folder / "grades.csv", text.encode("utf-8-sig", "backslashreplace"))
 
 
 def write_junit(marked: Marked, folder: Path) -> list[Path]:
     """`junit.xml`: a suite for each learner's exercise, and one for each learner with nothing to grade."""
-    learners = marked.graded.learners
-    reports = {one.id: one.report for one in learners if one.report is not None}
-    nothing = {one.id: "; ".join(one.handed.refused) for one in learners if one.report is None}
-    return _written(folder / "junit.xml", junit_class(reports, nothing).encode())
+    return _written(folder / "junit.xml", junit(marked.graded).encode())
 
 
 def write_summary(marked: Marked, folder: Path) -> list[Path]:
     """`summary.md`, for the summary of a CI job."""
-    return _written(folder / "summary.md", class_md(marked.graded, grades=marked.grades).encode())
+    return _written(folder / "summary.md", class_md(marked.graded, marked.grades).encode())
 
 
 def write_gradescope(marked: Marked, folder: Path) -> list[Path]:
@@ -102,7 +92,7 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
         write(reports / f"{one.id}.html", html_report(one, marked.grades[one.id]).encode())
     page = class_page(
         graded,
-        grades=marked.grades,
+        marked.grades,
         similar=similar.in_class(marked.once, marked.course),
         tickets=similar.same_tickets(marked.once),
         solved=similar.from_solution(marked.once, marked.course),

@@ -30,8 +30,8 @@ MOST_PASSAGE = 3_000  # characters
 
 def class_page(
     graded: ClassResult,
+    grades: Grades,
     *,
-    grades: Grades | None = None,
     similar: Sequence[Pair] = (),
     tickets: Sequence[tuple[str, Sequence[str]]] = (),
     solved: Sequence[tuple[str, Sequence[str]]] = (),
@@ -39,7 +39,7 @@ def class_page(
 ) -> str:
     """The page, with links to `reports/ID.html`.
 
-    `grades` are the policy's; `similar`, `tickets` and `solved` come from `similar.in_class`, `similar.same_tickets`
+    `similar`, `tickets` and `solved` come from `similar.in_class`, `similar.same_tickets`
     and `similar.from_solution`; `titles` are the diagnoses' titles by id.
     """
     learners = {learner.id: learner for learner in graded.learners}
@@ -51,7 +51,7 @@ def class_page(
         twice = f" ({learner})" if shown and named[shown] > 1 else ""
         return {"link": f"reports/{quote(learner, safe='')}.html", "name": name + twice}
 
-    given = {one.id: _points(one, grades[one.id] if grades else None) for one in graded.learners}
+    given = {one.id: _points(one, grades[one.id]) for one in graded.learners}
     shares = [Fraction(score) / Fraction(most) for score, most in given.values() if score is not None and most]
     counted = Counter(learner.outcome for learner in graded.learners)
     checks = items(graded)
@@ -61,11 +61,11 @@ def class_page(
         headline=f"{plural(len(learners), 'learner')}, {plural(len(graded.exercises), 'exercise')}",
         summary=_summary(counted),
         tiles=_tiles(graded, given, shares),
-        remarks=grades.remarks if grades else (),
+        remarks=grades.remarks,
         faults=[person(one.id) | {"text": _first_line(one), "attempts": one.attempts} for one in graded.faults],
         nothing=[person(one.id) | {"refused": one.handed.refused} for one in _of(graded, GradingOutcome.NOTHING)],
         chart=_chart(shares) if shares else None,
-        by_hand=[person(one.id) | said for one in graded.learners if (said := _by_hand(one, grades))],
+        by_hand=[person(one.id) | said for one in graded.learners if (said := _by_hand(grades[one.id]))],
         exercises=_exercises(graded),
         checks=_checks(checks),
         matrix=[person(one.id) | {"cells": _cells(one, checks)} for one in graded.learners if one.exercises],
@@ -76,7 +76,7 @@ def class_page(
         groups=_groups(pairs, person),
         tickets=[{"ticket": ticket, "people": [person(one) for one in held]} for ticket, held in tickets],
         solved=[{"exercise": exercise, "people": [person(one) for one in held]} for exercise, held in solved],
-        late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades))],
+        late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades[one.id]))],
         slowest=_slowest(graded, person),
         learners=[person(one.id) | _row(one, *given[one.id]) for one in graded.learners],
         ids=any(person(one)["name"] != one for one in learners),
@@ -94,11 +94,9 @@ def _of(graded: ClassResult, outcome: GradingOutcome) -> list[Learner]:
     return [learner for learner in graded.learners if learner.outcome is outcome]
 
 
-def _points(learner: Learner, grade: Grade | None) -> tuple[Any, Any]:
+def _points(learner: Learner, grade: Grade) -> tuple[Any, Any]:
     """Points and the most that there are; None instead of points where nothing was graded or the grader broke."""
-    if learner.outcome is not GradingOutcome.GRADED:
-        return None, 0
-    return (learner.score, learner.max_score) if grade is None else (grade.score, grade.most)
+    return (grade.score, grade.most) if learner.outcome is GradingOutcome.GRADED else (None, 0)
 
 
 def _summary(counted: Counter[GradingOutcome]) -> str:
@@ -156,9 +154,8 @@ def _exercises(graded: ClassResult) -> list[dict[str, Any]]:
     return rows
 
 
-def _by_hand(learner: Learner, grades: Grades | None) -> dict[str, Any] | None:
-    grade = grades[learner.id] if grades else None
-    if grade is None or not (grade.by_hand or grade.comments):
+def _by_hand(grade: Grade) -> dict[str, Any] | None:
+    if not (grade.by_hand or grade.comments):
         return None
     return {
         "lines": grade.by_hand,
@@ -225,12 +222,10 @@ def _pair(pair: Pair, person: Person) -> dict[str, Any]:
     }
 
 
-def _late(learner: Learner, grades: Grades | None) -> dict[str, Any] | None:
-    grade = grades[learner.id] if grades else None
-    days, taken_off = (grade.late_days, grade.taken_off) if grade else (0, 0)
-    if not learner.handed.marked_late and not days:
+def _late(learner: Learner, grade: Grade) -> dict[str, Any] | None:
+    if not learner.handed.marked_late and not grade.late_days:
         return None
-    return {"when": handed_in(learner), "days": days or "–", "taken_off": taken_off or "–"}
+    return {"when": handed_in(learner), "days": grade.late_days or "–", "taken_off": grade.taken_off or "–"}
 
 
 def _slowest(graded: ClassResult, person: Person) -> list[dict[str, Any]]:

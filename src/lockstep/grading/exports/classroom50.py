@@ -89,9 +89,7 @@ def result(report: Report, handin: Handin, grade: Grade | None = None) -> dict[s
     return _record(handin, score, most, tests)
 
 
-def scores(
-    graded: ClassResult, classroom: str, assignment: str, now: datetime, grades: Grades | None = None
-) -> Gradebook:
+def scores(graded: ClassResult, classroom: str, assignment: str, now: datetime, grades: Grades) -> Gradebook:
     """The gradebook of a class under one assignment. `now` is used when a download does not say when it was handed in.
 
     A learner's name in the download has to be a GitHub login, bare or after `CLASSROOM-ASSIGNMENT-` as in the names of
@@ -115,21 +113,16 @@ def scores(
             moment = learner.handed.handed_in or now
             tag = f"submit/manual-{_stamp(moment).replace(':', '-')}"
             handin = Handin(classroom, assignment, login, tag, tag, tag, tag, moment)
-            entries[login.lower()] = _entry(graded, learner, handin, grades[learner.id] if grades else None)
+            entries[login.lower()] = _entry(learner, handin, grades[learner.id])
     bucket = {"type": "individual", "entries": [entries[login] for login in sorted(entries)]}
     return Gradebook({"schema": SCORES, "assignments": {assignment: bucket}}, tuple(left_out))
 
 
-def _entry(graded: ClassResult, learner: Learner, handin: Handin, grade: Grade | None) -> dict[str, Any]:
+def _entry(learner: Learner, handin: Handin, grade: Grade) -> dict[str, Any]:
     if learner.report is not None:
         record = result(learner.report, handin, grade)
     else:
-        record = _record(
-            handin,
-            _whole(grade.score or Decimal(0)) if grade else 0,
-            _whole(grade.most) if grade else sum(graded.max_scores.values()),
-            [],
-        )
+        record = _record(handin, _whole(grade.score or Decimal(0)), _whole(grade.most), [])
     del record["assignment"]  # the key of the bucket says it
     return {"owner": handin.owner, "override": True, "submissions": [record]}
 

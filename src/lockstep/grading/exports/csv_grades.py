@@ -5,51 +5,30 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from typing import Literal
 
-from ..policy import Grade
-from ..verdict import Report
+from ..classroom import ClassResult, Learner
+from ..policy import Grade, Grades
 from . import visible
 
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One learner's grading; no report when nothing was handed in that could be graded, and `refused` says why.
-
-    With a `grade`, points are those of the policy, and the remarks say what it takes off.
-    """
-
-    id: str
-    shown: str
-    report: Report | None
-    refused: tuple[str, ...] = ()
-    grade: Grade | None = None
-
-
-def grades_csv(rows: Iterable[Row], exercises: Sequence[str]) -> str:
-    """RFC 4180 text, sorted by id: points in all and by exercise (the columns), and how the grading ended.
+def grades_csv(graded: ClassResult, grades: Grades) -> str:
+    """A row for each learner: points in all and by exercise, how the grading ended, and the remarks.
 
     A fault of ours leaves the total empty instead of costing points; an exercise that was not handed in leaves its cell
-    empty. Raises ValueError when two rows have one id.
+    empty.
     """
-    ordered = sorted(rows, key=lambda row: row.id)
-    if len({row.id for row in ordered}) < len(ordered):
-        raise ValueError("two rows have the same learner id")
-    out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
-    writer.writerow(["learner", "name", "outcome", "score", "max_score", *map(cell, exercises), "seed", "remarks"])
-    for row in ordered:
-        writer.writerow(_cells(row, exercises))
-    return out.getvalue()
+    head = ("learner", "name", "outcome", "score", "max_score", *map(cell, graded.exercises), "seed", "remarks")
+    rows = (_row(one, grades[one.id], graded.exercises) for one in graded.learners)
+    return csv_text([head, *rows], csv.QUOTE_NONNUMERIC)
 
 
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
+def csv_text(rows: Iterable[Sequence[object]], quoting: Literal[0, 2] = csv.QUOTE_MINIMAL) -> str:
     """RFC 4180 text. Texts of others go through `cell` first."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\r\n").writerows(rows)
+    csv.writer(out, quoting=quoting, lineterminator="\r\n").writerows(rows)
     return out.getvalue()
 
 
@@ -62,36 +41,22 @@ def cell(text: str) -> str:
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
 
 
-Cell = str | int | Decimal
-
-
-def _cells(row: Row, exercises: Sequence[str]) -> list[Cell]:
-    report, grade, points = row.report, row.grade, _points(row, exercises)
-    said = grade.said if grade else ()
-    score: Cell
-    most: Cell
-    if report is None:
-        outcome = "nothing to grade"
-        score, most = (grade.score or 0, grade.most) if grade else (0, "")
-        if not score:  # nothing was given by hand either
-            points = ["" for _ in exercises]
-    else:
-        outcome = "graded"
-        score = sum(result.score for result in report.exercises)
-        most = sum(result.max_score for result in report.exercises)
-        if grade is not None and grade.score is not None:
-            score, most = grade.score, grade.most
-        if report.faults:
-            outcome, score, most = "fault of the grader", "", grade.most if grade else most
-            said = (*report.faults, *(said[len(grade.lines) :] if grade else ()))
-    seed, remarks = report.seed if report else "", cell(" / ".join((*row.refused, *said)))
-    return [cell(row.id), cell(row.shown), outcome, score, most, *points, seed, remarks]
-
-
-def _points(row: Row, exercises: Sequence[str]) -> list[Cell]:
-    """Points for each exercise; empty when it was not asked for or does not count."""
-    if row.grade is not None:
-        own = {one.name: one.points for one in row.grade.exercises}
-        return [own.get(name, "") for name in exercises]
-    results = {result.name: result.score for result in row.report.exercises} if row.report else {}
-    return [results.get(name, "") for name in exercises]
+def _row(one: Learner, grade: Grade, exercises: Sequence[str]) -> list[object]:
+    report, score, said = one.report, grade.score, grade.said
+    points = {own.name: own.points for own in grade.exercises}
+    if report is None and not score:  # nothing was given by hand either
+        points = {}
+    if report is not None and report.faults:
+        said = (*report.faults, *said[len(grade.lines) :])
+    missing = (f"not handed in: {', '.join(one.missing)}",) if one.missing else ()
+    remarks = cell(" / ".join((*one.handed.refused, *missing, *one.handed.notes, *said)))
+    return [
+        cell(one.id),
+        cell(one.handed.shown),
+        one.outcome.value,
+        "" if score is None else score,
+        grade.most,
+        *(points.get(name, "") for name in exercises),
+        report.seed if report else "",
+        remarks,
+    ]

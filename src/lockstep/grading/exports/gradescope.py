@@ -41,21 +41,18 @@ def results(report: Report) -> dict[str, Any]:
     }
 
 
-def class_results(learner: Learner, grade: Grade | None = None) -> dict[str, Any]:
+def class_results(learner: Learner, grade: Grade) -> dict[str, Any]:
     """`results.json` of one learner of a class. Raises ValueError after a fault of ours.
 
-    With a grade, its points are the submission's `score`, which Gradescope takes instead of the sum over the checks,
-    and the output has the policy's explanations. When nothing could be graded it says why, and gives 0 points.
+    The grade's points are the submission's `score`, which Gradescope takes instead of the sum over the checks, and the
+    output has the policy's explanations. When nothing could be graded it says why.
     """
-    said = "\n".join((*learner.handed.refused, *learner.handed.notes))
+    said = "\n".join((*grade.said, *learner.handed.refused, *learner.handed.notes)).strip()
     if learner.report is None:
-        said = "\n".join((*(grade.said if grade else ()), said)).strip()
-        return {"score": float(grade.score or 0) if grade else 0, "output": said, **SHOWN}
+        return {"score": float(grade.score or 0), "output": said, **SHOWN}
     data = results(learner.report)
-    if grade is not None and grade.score is not None:
-        data["score"] = float(grade.score)
-        said = "\n".join((f"{grade.score} of {grade.most} points", *grade.said, said)).strip()
-    return {**data, "output": f"{data['output']}\n\n{said}".strip()}
+    output = f"{data['output']}\n\n{grade.score} of {grade.most} points\n{said}".strip()
+    return {**data, "score": float(grade.score or 0), "output": output}
 
 
 def _test(exercise: str, check: CheckResult) -> dict[str, Any]:

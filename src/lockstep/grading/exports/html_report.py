@@ -17,30 +17,25 @@ STATES = {CheckOutcome.PASSED: "passed", CheckOutcome.FAILED: "failed", CheckOut
 MOST_MESSAGE = 4_000  # characters
 
 
-def html_report(learner: Learner, grade: Grade | None = None) -> str:
-    """The page. With a grade, points are those of the policy and each thing taken off is explained.
-
-    Texts are shown without the grader's folder of the submission: a learner knows only their own file.
-    """
+def html_report(learner: Learner, grade: Grade) -> str:
+    """The page. Texts are shown without the grader's folder of the submission: a learner knows only their own file."""
     report = learner.report
     fault, nothing = learner.outcome is GradingOutcome.FAULT, learner.outcome is GradingOutcome.NOTHING
-    score: object = learner.score if grade is None else grade.score
-    most: object = learner.max_score if grade is None else grade.most
     exercises = [_exercise(learner, one, n, grade) for n, one in enumerate(learner.exercises, 1)]
     checks = [check for one in learner.exercises for check in one.checks]
     graded = [one.name for one in learner.exercises if was_handed_in(one)]
     return render(
         "learner.html",
         name=cut(learner.handed.shown, MOST_NAME) or learner.id,
-        score=None if nothing else score,
-        most=most,
-        percent=_percent(score, most),
+        score=None if nothing else grade.score,
+        most=grade.most,
+        percent=_percent(grade),
         passed=sum(check.outcome is CheckOutcome.PASSED for check in checks),
         checks=len(checks),
         faults=[without_folders(_own(learner, cut(line))) for line in report.faults] if report else [],
         nothing=nothing,
-        lines=grade.lines if grade and not fault else (),
-        comments=[{"on": name, "text": rendered(text)} for name, text in grade.comments] if grade else (),
+        lines=() if fault else grade.lines,
+        comments=[{"on": name, "text": rendered(text)} for name, text in grade.comments],
         exercises=exercises,
         refused=learner.handed.refused,
         notes=learner.handed.notes,
@@ -52,20 +47,16 @@ def html_report(learner: Learner, grade: Grade | None = None) -> str:
     )
 
 
-def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grade | None) -> dict[str, Any]:
+def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grade) -> dict[str, Any]:
     worth = Worth()
     written = [check for check in result.checks if worth(check) and not is_unwritten(check)]
-    points: object = result.score
-    most: object = result.max_score
-    if grade is not None:
-        own = grade.of(result.name)
-        points, most = (own.points, own.most) if own else ("does not count", "")
+    own = grade.of(result.name)
     return {
         "name": result.name,
         "number": number,
         "missing": not was_handed_in(result),
-        "points": points,
-        "most": most,
+        "points": own.points if own else "does not count",
+        "most": own.most if own else "",
         "seconds": f"{result.seconds:.1f}",
         "marks": [(KINDS[check.outcome], MARKS[check.outcome]) for check in result.checks],
         "stubs": _stubs(learner, result),
@@ -145,6 +136,7 @@ def isolation_said(name: str) -> str:
     return next((tier.said for tier in TIERS if tier.name == name), name)
 
 
-def _percent(score: Any, most: Any) -> str:
+def _percent(grade: Grade) -> str:
     """How far the bar goes, 0 to 100."""
-    return f"{100 * max(0.0, min(1.0, float(score) / float(most))):.1f}" if score is not None and most else "0"
+    share = float(grade.score / grade.most) if grade.score is not None and grade.most else None
+    return "0" if share is None else f"{100 * max(0.0, min(1.0, share)):.1f}"

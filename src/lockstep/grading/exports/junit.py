@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from xml.etree import ElementTree
 
+from ..classroom import ClassResult
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from . import visible
 
 
-def junit(report: Report, learner: str = "") -> str:
-    """The report as XML 1.0. A failed check is a failure, a check not run is skipped, a fault of ours is an error."""
-    root = ElementTree.Element("testsuites", name=_text(learner or "lockstep"))
-    _report(root, report, "")
-    return _document(root)
+def junit(graded: ClassResult) -> str:
+    """The class as XML 1.0, its suites called `LEARNER: EXERCISE`.
 
-
-def junit_class(reports: Mapping[str, Report], nothing: Mapping[str, str] | None = None) -> str:
-    """The reports of a class, by learner, in one document: its suites are called `LEARNER: EXERCISE`.
-
-    A learner in `nothing` handed in nothing that can be graded: one case, skipped for this reason.
+    A failed check is a failure, a check not run is skipped, a fault of ours is an error. A learner with nothing to
+    grade has one case, skipped for this reason.
     """
     root = ElementTree.Element("testsuites", name="lockstep")
-    for learner, report in reports.items():
-        _report(root, report, f"{learner}: ")
-    for learner, why in (nothing or {}).items():
-        suite = _suite_of(root, f"{learner}: nothing to grade", skipped=1)
-        case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name="handed in", time="0.000")
-        ElementTree.SubElement(case, "skipped", message=_text(why))
-    return _document(root)
-
-
-def _document(root: ElementTree.Element) -> str:
+    for one in graded.learners:
+        if one.report is not None:
+            _report(root, one.report, f"{one.id}: ")
+    for one in graded.learners:
+        if one.report is None:
+            suite = _suite_of(root, f"{one.id}: nothing to grade", skipped=1)
+            case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name="handed in", time="0.000")
+            ElementTree.SubElement(case, "skipped", message=_text("; ".join(one.handed.refused)))
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
