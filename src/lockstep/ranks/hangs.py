@@ -214,7 +214,8 @@ def _rendezvous(members: list[RankReport], in_init: list[RankReport]) -> Finding
     if elsewhere:
         now, launchers = detail(elsewhere[0])["address"], detail(elsewhere[0])["launchers_address"]
         return Finding(
-            f"{wait(report.rank for report in elsewhere)} in init_process_group for a store at {now}, where nothing listens: the launcher had set {launchers}.",
+            f"{wait(report.rank for report in elsewhere)} in init_process_group for a store at {now}, where nothing "
+            f"listens: the launcher had set {launchers}.",
             [report.rank for report in elsewhere],
             ["MASTER_ADDR and MASTER_PORT belong to the launcher: read them, never write them."],
         )
