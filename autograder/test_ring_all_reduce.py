@@ -14,6 +14,7 @@ import torch
 
 from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, evidence, names
 
+OWN_GPUS = True  # gloo sends no CUDA tensor from rank to rank
 WORLD, LENGTH = 4, 4000
 LENGTHS = (10, 7, 5, 3, 1)  # on four ranks: not divisible, shorter than the world
 WHOLE = "length 8 and type int64"

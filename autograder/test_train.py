@@ -42,6 +42,7 @@ from judging.train_batch import Batch
 
 from lockstep.grading import Cause, Diagnosis, Each, Failed, Grader, Hypothesis, Outcome, Run, Tolerance, cluster, equal
 
+OWN_GPUS = True  # `join` takes the GPU with the number of the rank on its node
 WORLD = 2
 WANTED = 0.95
 LOOSE, CLOSE = Tolerance(1e-3, 1e-5), Tolerance(0.0, 1e-4)

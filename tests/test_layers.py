@@ -146,8 +146,9 @@ def test_a_rank_does_not_load_the_judges_side() -> None:
     assert not {name for name in loaded if package_of(name) not in ("ranks", "grading", "")}
 
 
-def test_the_engine_that_grades_a_class_loads_no_torch() -> None:
-    """Its workers do. Without it a class begins seconds sooner."""
-    code = "import sys, lockstep.commands.grade_class; print(sorted({'torch', 'pytest'} & {*sys.modules}))"
+@pytest.mark.parametrize("command", ["grade_class", "run"])
+def test_who_only_watches_others_loads_no_torch(command: str) -> None:
+    """The engine's workers and a run's ranks do. Without it a class, and each run, begins seconds sooner."""
+    code = f"import sys, lockstep.commands.{command}; print(sorted({{'torch', 'pytest'}} & {{*sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

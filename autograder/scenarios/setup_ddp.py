@@ -114,7 +114,7 @@ def _use(label: str, number: float) -> None:
     seen: dict[str, object] = {"initialized": dist.is_initialized()}
     if dist.is_initialized():
         seen |= {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
-        total = torch.tensor([number])
+        total = torch.tensor([number], device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(total)
         seen["sum"] = float(total)
     observe(label, seen)

@@ -23,7 +23,7 @@ def grader(tmp_path: Path) -> Any:
     scenario = tmp_path / "scenario.py"
     scenario.touch()
     course: Any = SimpleNamespace(scenario=lambda name: scenario)
-    submission: Any = SimpleNamespace(name="example")
+    submission: Any = SimpleNamespace(name="example", file=scenario, folder=tmp_path)
     grader: Any = Grader(course, submission, tmp_path, seed=0, device="cpu")
     meeting, grader.played = threading.Barrier(len(NAMES)), []
 
@@ -69,3 +69,16 @@ def test_a_play_is_known_by_every_bit_of_what_it_is_given() -> None:
     apart = [Play.of("one", each=[{"given": given}, {"given": near}]).key for given in (near, other)]
     assert apart[0] != apart[1]
     assert Play.of("one", a=1).key != Play.of("one", a="1").key != Play.of("two", a="1").key
+
+
+@pytest.mark.parametrize(("device", "own", "gpus", "used"), [
+    ("cuda", True, 1, "cpu"), ("cuda", True, 2, "cuda"), ("cuda", False, 1, "cuda"), ("cpu", True, 2, "cpu")])  # fmt: skip
+def test_ranks_that_cannot_share_a_gpu_take_the_cpu(
+    device: str, own: bool, gpus: int, used: str, grader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    asked = []
+    monkeypatch.setattr(ranks, "run", lambda target, world_size, **how: asked.append(how["device"]))
+    grader.device, grader.own_gpus = device, own
+    Grader._carry_out(grader, Play.of("one", 2))
+    assert asked == [used]

@@ -117,6 +117,8 @@ class Grader:
     device: str
     tier: Tier | None = None
     reader: Reader | None = None
+    own_gpus: bool = False
+    """A GPU can't be shared in this exercise. Where there are fewer than ranks, the ranks take the CPU."""
     output: str = ""
     _played: dict[str, ranks.Run | Diagnosis] = field(default_factory=dict)
     _ahead: dict[str, Future[ranks.Run]] = field(default_factory=dict)
@@ -208,7 +210,7 @@ class Grader:
             secret = hashlib.sha256(f"{self.seed}/{self.submission.name}/{play.key}/{last}".encode()).hexdigest()
             try:
                 return ranks.run(
-                    target, play.world_size, device=self.device, launcher=play.launcher, nodes=play.nodes,
+                    target, play.world_size, device=self._device(play), launcher=play.launcher, nodes=play.nodes,
                     network=play.network, deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS,
                     memory_limit=MEMORY_BYTES, output_limit=OUTPUT_BYTES, own_directory=True, process_limit=PROCESSES,
                     hidden=[self._stage.parent], environment=self._environment() | play.environment,
@@ -223,6 +225,10 @@ class Grader:
                     self._endless = True
                     raise Failed(self.diagnosis("broke-the-run", said)) from None
         raise AssertionError("unreachable")
+
+    def _device(self, play: Play) -> str:
+        crowded = self.device == "cuda" and self.own_gpus and torch.cuda.device_count() < play.world_size
+        return "cpu" if crowded else self.device
 
     def _environment(self) -> dict[str, str]:
         """An allow-list: the tier's, if there is one."""

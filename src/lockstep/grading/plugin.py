@@ -127,6 +127,7 @@ def grader(request: pytest.FixtureRequest) -> Grader:
     except CourseError as error:
         pytest.fail(str(error), pytrace=False)
     one.reader = getattr(request.module, "read_failure", None)
+    one.own_gpus = getattr(request.module, "OWN_GPUS", False)
     return one
 
 
@@ -233,6 +234,7 @@ def _breaks_anyway(item: pytest.Item, session: Session) -> bool:
         scratch = Path(folder)
         submission = prepare(session.course, exercise, GradeRequest((exercise,), reference), scratch)
         control = Grader(session.course, submission, scratch, session.seed, session.request.device)
+        control.own_gpus = session.graders[exercise].own_gpus
         given = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
         try:
             item.obj(**{**given, "grader": control})

@@ -5,8 +5,8 @@ bytes each process has moved: nothing has happened for a while. The ranks say wh
 communication call or has finished, and the same again a moment later. Either alone proves nothing, on a loaded machine
 or for somebody who sleeps; both together, with nothing on its way between them, leave nobody who could move the others.
 
-Of an accelerator's work the system tells nothing. There it takes a long time, and the ranks' own proof: each waits for a
-call that another has not begun.
+Of an accelerator's work the system tells nothing. There it takes the ranks' own proof: each waits for a call that another
+has not begun; and a long time, unless they are all in calls that do nothing but wait.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ IN_FLIGHT_STILL = {"": 0.0, "tcp": 2.0, "udp": 11.0}
 """... where bytes lie in a socket's queue (nobody reads them, or the link is slow), or a name server may answer."""
 UNPROVEN_STILL = 15.0
 """... where the system does not tell whether a process moves: no /proc, or the work is on an accelerator."""
+DEADLOCK_STILL = 1.0
+"""... there too, once each is inside the very call that another has not begun."""
+ACCELERATED_PATIENCE = 5.0  # So many times a limit for stillness holds where an accelerator is in use
 RENDEZVOUS_SECONDS = 1.5
 """... in a rendezvous, whose host asks its own store for the others again and again, and so never stands still."""
 BETWEEN_MACHINES_STILL = 2.0
@@ -33,6 +36,8 @@ BETWEEN_MACHINES_STILL = 2.0
 FRESH_SECONDS = 1.0  # A machine that has not told for so long how still it is may be anything
 STARVED = 0.2  # A rank that spent this share of a time in the queue for a processor has not had that time
 
+MEETINGS = ("init_process_group", "monitored_barrier")  # They end when all have come
+COMPUTES_TOO = ("backward", "DDP()", "forward")  # The call of a rank that may begin further ones before it waits
 
 Stacks = list[tuple[int, StackReport | None]]  # Where members stand: process id and stack of each
 AskMembers = Callable[[list[Member]], Stacks | None]
@@ -98,8 +103,12 @@ class HangDetector:
         self.rendezvous: Rendezvous | None = None
 
     def seconds(self) -> float:
-        """For how long nothing at all has moved in this run, as far as is known."""
-        return self.everyone.seconds()
+        """For how long nothing at all has moved in this run, as far as is known.
+
+        A rank that sleeps while an accelerator works for it looks idle too; there a second counts for less.
+        """
+        accelerated = any(member.accelerated for member in self.run.members)
+        return self.everyone.seconds() / (ACCELERATED_PATIENCE if accelerated else 1.0)
 
     def still_for(self) -> float:
         """For how long nothing has moved on any machine; 0 when one has not told lately."""
@@ -152,12 +161,13 @@ class HangDetector:
             return None
         pulses = [pulse for _, pulse in self.run.pulses.values()]
         settled = self.clock.settled and all(pulse.settled for pulse in pulses)
-        if not settled or self.still_for() < max([self._needed(), *(pulse.needed for pulse in pulses)]):
-            return None
         proven = self.clock.before is not None and all(pulse.proven for pulse in pulses)
-        if not proven and not each_waits_for_another(waiting, self.run.everyone):
+        if not settled or not (proven or each_waits_for_another(waiting, self.run.everyone)):
             return None
-        return waiting
+        needed = max([self._needed(), *(pulse.needed for pulse in pulses)])
+        if not proven and not self.run.elsewhere and each_waits_for_another(waiting, self.run.everyone, inside=True):
+            needed = max(self.job.patience, DEADLOCK_STILL)
+        return waiting if self.still_for() >= needed else None
 
     def _look_at_rendezvous(self, now: float) -> list[Member] | None:
         """The hang, when all wait for each other in a rendezvous and have had every chance to get on."""
@@ -196,7 +206,8 @@ class HangDetector:
         waiting = self._waiting()
         if self.ask(self.run.unfinished()) is None or not self._all_communicate(waiting):
             return None
-        return waiting
+        proven = self.clock.before is not None or each_waits_for_another(waiting, self.run.everyone)
+        return waiting if proven else None
 
     def for_now(self) -> bool:
         """True when nothing has moved between the last two looks."""
@@ -217,12 +228,22 @@ class HangDetector:
         operations = [member.operations for member in self.run.members]
         same_operations, self.operations = operations == self.operations, operations
         movement = processes.movement(everybody, ignore)
-        if movement is None or any(member.accelerated for member in self.run.members):
+        if movement is None:
             self.everyone.guess(same_operations, now)
             return self.clock.guess(same_operations, now)
         self.everyone.look(movement, now)
+        if self._accelerated():
+            self.clock.before = None
+            return self.clock.guess(same_operations, now)
         launcher = self.run.ranks[0]
         return self.clock.look(movement.without(launcher.pid) if self._only_launches(launcher) else movement, now)
+
+    def _accelerated(self) -> bool:
+        """True when a rank of this machine computes on an accelerator: it may sleep, and its work go on."""
+        for member in self.run.members:
+            if self.job.device != "cpu" and not member.accelerated and not member.gone:
+                member.accelerated = processes.holds_accelerator(member.pid)
+        return any(member.accelerated for member in self.run.members)
 
     def _needed(self) -> float:
         """For how long nothing may move before it is a hang."""
@@ -249,20 +270,26 @@ class HangDetector:
         return launcher.done or (asleep and launcher.sample is not None and bool(launcher.sample.innermost))
 
 
-def each_waits_for_another(waiting: list[Member], members: list[Member]) -> bool:
-    """True when each of these has an operation open that another member, which belongs to it, has not begun."""
+def each_waits_for_another(waiting: list[Member], members: list[Member], *, inside: bool = False) -> bool:
+    """True when each of these has an operation open that another member, which belongs to it, has not begun.
+
+    With `inside` it must be the one whose end the rank's main thread waits for, and the call one that only waits: then
+    there is nothing left, whatever the accelerators do, that could begin the missing calls.
+    """
     begun = {
         member.rank: {_identity(one, member.rank) for one in member.events if isinstance(one, Begin)}
         for member in members
     }
-    return all(_waits_for_another(member, begun) for member in waiting)
+    return all(_waits_for_another(member, begun, inside) for member in waiting)
 
 
-def _waits_for_another(member: Member, begun: dict[int | None, set[tuple[object, ...]]]) -> bool:
+def _waits_for_another(member: Member, begun: dict[int | None, set[tuple[object, ...]]], inside: bool) -> bool:
     sample = member.sample or StackReport()
-    if sample.call in ("init_process_group", "monitored_barrier"):  # They end when all have come.
-        return True
-    open_ = {*sample.pending, sample.operation}
+    if sample.call in MEETINGS:
+        return not inside
+    if inside and sample.call in COMPUTES_TOO:
+        return False
+    open_ = {sample.operation} if inside else {*sample.pending, sample.operation}
     return any(
         _identity(one, member.rank) not in begun.get(other, set())
         for one in member.events

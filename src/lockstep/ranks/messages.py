@@ -79,6 +79,10 @@ class Waited(msgspec.Struct, tag_field="event", tag="waited"):
     time: int
 
 
+OWN_MARK = "lockstep: "
+"""How the names of the marks begin that `steps` makes, and not the code."""
+
+
 class Mark(msgspec.Struct, tag_field="event", tag="mark"):
     """A point of the code."""
 

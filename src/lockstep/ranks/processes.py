@@ -27,6 +27,7 @@ HELPER_NAME = "lockstep-helper"
 CROWD = 64  # So many processes are ended by groups: whoever looks at one after the other is slower than they multiply
 BREEDING_SECONDS = 20.0
 PRECEDENCE = -15
+ACCELERATORS = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
 def cores() -> int:
@@ -365,6 +366,16 @@ def _thread(status: bytes) -> tuple[bytes, int, bool]:
         elif b"voluntary_ctxt_switches:" in line:
             count += int(line.split()[1])
     return state, count, polls
+
+
+def holds_accelerator(pid: int) -> bool:
+    """True when the process has CUDA's or ROCm's memory device open: it may wait for work that the system doesn't see."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path) in ACCELERATORS:
+                    return True
+    return False
 
 
 def in_flight(pids: Iterable[int]) -> str:

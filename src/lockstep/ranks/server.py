@@ -117,11 +117,18 @@ def serve(control: socket.socket, preload: Sequence[str]) -> None:
                 _wait_and_tidy(supervisors)
                 return
             for descriptor in descriptors:
-                pid = os.fork()
+                pid = _fork()
                 if not pid:
                     _become_supervisor(loop, descriptor)
                 supervisors.add(pid)
                 os.close(descriptor)
+
+
+def _fork() -> int:
+    """Fork, without Python's warning (3.12 on) that there are threads: a preloaded library's, which sleep and hold no lock."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _become_supervisor(loop: ForkLoop, descriptor: int) -> None:

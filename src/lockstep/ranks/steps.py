@@ -13,10 +13,10 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .messages import OWN_MARK
+
 if TYPE_CHECKING:
     from .recorder import Recorder
-
-PREFIX = "lockstep: "
 
 
 class StepMarks:
@@ -43,7 +43,7 @@ class StepMarks:
     def _enter(self, phase: str) -> None:
         if phase != self.phase and self.depth == 0 and threading.get_ident() == self._main:
             self.phase = phase
-            self.recorder.mark(PREFIX + phase)
+            self.recorder.mark(OWN_MARK + phase)
 
     def _forward(self, module: torch.nn.Module, inputs: Any) -> None:
         if self.phase != "backward" and torch.is_grad_enabled():  # in backward: activations are computed a second time

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .messages import OWN_MARK
 from .report import Collective, Mark, RankReport
 from .result import Run
-from .steps import PREFIX
 
 PHASES = ("forward", "backward", "after backward", "step")
 READY = "ready "
@@ -176,8 +176,8 @@ def whole(run: Run, most: int | None = None) -> Panel:
 def _closed(report: RankReport) -> RankReport:
     """With one set of marks, and an end for a step that the run's end has cut off, or whose optimizer was never asked."""
     own = any(_is_phase(mark) for mark in report.marks)
-    marks = [Mark(one.rank, one.number, one.name.removeprefix(PREFIX), one.at) for one in report.marks
-             if not (own and one.name.startswith(PREFIX))]  # fmt: skip
+    marks = [Mark(one.rank, one.number, one.name.removeprefix(OWN_MARK), one.at) for one in report.marks
+             if not (own and one.name.startswith(OWN_MARK))]  # fmt: skip
     if not own and not any(mark.name in (END, "step") for mark in marks):
         marks = [Mark(one.rank, one.number, END if one.name == "after backward" else one.name, one.at) for one in marks]
     turns = [mark for mark in marks if _is_phase(mark)]
