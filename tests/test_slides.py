@@ -142,6 +142,9 @@ def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> Non
         first, then = shown[at].img, shown[at + 1].img
         assert first["src"] == then["src"] and "covered" not in then["class"]
         assert "ask" in shown[at]["class"] and "answer" in shown[at + 1]["class"]
+        picture = base64.b64decode(first["src"].partition(",")[2]).decode()
+        (width,), (after,) = re.findall(r'viewBox="0 0 (\d+)', picture), re.findall(r'x="(\d+)"[^>]*>after', picture)
+        assert first["style"] == f"--after: {int(after) / int(width):.0%}"
 
 
 def test_what_a_slide_lacks_is_not_spoken_of() -> None:

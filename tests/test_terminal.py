@@ -282,6 +282,24 @@ def test_what_is_not_written_is_one_line_and_what_waits_for_it_none() -> None:
     ]
 
 
+@pytest.mark.parametrize("waiting", [1, 3])
+def test_checks_that_wait_for_a_mistake_share_a_line_at_the_end(waiting: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """What went wrong is the last thing on the screen, not what was not run because of it."""
+    wrong = CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("raised", "It raised."))
+    later = [not_run(f"keeps {number}", "needs “adds”") for number in range(waiting)]
+    passed = CheckResult("is quiet", "q", CheckOutcome.PASSED)
+    result = ExerciseResult("add", (wrong, *later, passed), 1.0)
+    end = "  – keeps 0" if waiting == 1 else "  – 3 not run: each needs a check that is listed before it"
+    shower = _Shower(5)
+    for check in result.checks:
+        shower("add", check)
+    shower.finish()
+    for shown in (capsys.readouterr().out, report_text(Report(0, (result,)))):
+        lines = [line.rstrip() for line in shown.splitlines() if line.startswith("  ")]
+        assert lines.index("  ✓ is quiet") < next(n for n, line in enumerate(lines) if line.startswith(end))
+        assert ("keeps 1" in shown) is False
+
+
 def test_what_waits_for_a_mistake_is_listed() -> None:
     worth = Worth()
     wrong = CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("raised", "It raised."))

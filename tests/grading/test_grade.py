@@ -126,6 +126,7 @@ def test_a_class_from_download_to_grades(tiny: Course, tmp_path: Path) -> None:
     assert lines[0].startswith("4 submissions · less than a minute, ") and lines[0].endswith(" · seed 7")
     assert [line.split("  ")[0] for line in lines[1:5]] == ["1/4", "2/4", "3/4", "4/4"]
     assert "hank-1003: 0 of 2" in said and "hang" in said and "3 graded · 1 nothing to grade" in said
+    assert f"\nOpen {out / 'index.html'}\nBeside it: reports, grades.csv, " in said
     text = (out / "grades.csv").read_bytes().decode("utf-8")
     assert text.startswith("\ufeff")
     rows = {row["learner"]: row for row in csv.DictReader(io.StringIO(text[1:]))}

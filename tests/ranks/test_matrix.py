@@ -248,11 +248,15 @@ SKIPS = {
 
 ONLY = {
     "and": ("for step in range(3):\n    if step == 1 and rank == 1:\n        continue\n    dist.all_reduce(t)\n"
-            "dist.barrier()", "Only rank 1 can take the branch at line {}.", 2),
+            "dist.barrier()", "Only rank 1 can take the branch at line {} (if step == 1 and rank == 1).", 2),
     "and finished": ("for step in range(3):\n    if rank == 1 and step == 1:\n        continue\n    dist.all_reduce(t)",
-                     "Only rank 1 can take the branch at line {}.", 2),
+                     "Only rank 1 can take the branch at line {} (if rank == 1 and step == 1).", 2),
     "finished": ("def work():\n    if rank == 1:\n        return\n    dist.all_reduce(t)\n\nwork()",
-                 "Rank 1 took the branch at line {}; rank 0 did not.", 2),
+                 "Rank 1 took the branch at line {} (if rank == 1); rank 0 did not.", 2),
+    "loop": ("for step in range(2 + rank):\n    dist.all_reduce(t)\ndist.barrier()",
+             "Rank 1 is inside the loop at line {} (for step in range(2 + rank)); rank 0 is not.", 1),
+    "try": ("try:\n    assert rank == 0\n    dist.all_reduce(t)\nexcept AssertionError:\n    pass\ndist.barrier()",
+            "Rank 0 is inside the block at line {} (try); rank 1 is not.", 1),
     "not both": ("for step in range(3 - rank):\n    if not (step == 1 and rank == 1):\n        t += 1\n"
                  "    dist.all_reduce(t)", "", 0),
 }  # fmt: skip
@@ -265,7 +269,7 @@ def test_a_branch_on_the_rank_and_something_else_says_who_can_have_taken_it(name
     assert run.cause is not None and run.cause.kind == "hang"
     at = PRELUDE.count("\n") + line
     said = " ".join(run.cause.notes)
-    assert says.format(at) in said and ("branch at" in said) == bool(says), said
+    assert says.format(at) in said and (" at line " in said) == bool(says), said
     assert run.cause.branch == (at if says else run.cause.branch)
 
 
@@ -274,7 +278,7 @@ def test_a_crash_by_a_mismatch_names_the_branch_too() -> None:
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.cause is not None
     at = PRELUDE.count("\n") + 1
-    assert f"Rank 1 took the branch at line {at}; rank 0 did not." in " ".join(run.cause.notes), run.cause
+    assert f"Rank 1 took the branch at line {at} (if rank == 1); rank 0 did not." in " ".join(run.cause.notes), run.cause
     assert run.cause.branch == at
 
 
@@ -284,7 +288,7 @@ def test_a_branch_that_skips_the_call_is_named_only_if_its_condition_says_who_to
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.cause is not None and run.cause.kind == "hang"
     said, at = " ".join(run.cause.notes), PRELUDE.count("\n") + line
-    assert (f"Rank 1 took the branch at line {at}; rank 0 did not." in said) == bool(line), said
+    assert bool(re.search(rf"Rank 1 took the branch at line {at} \(if rank.*\); rank 0 did not\.", said)) == bool(line), said
     assert ("took the branch" in said) == bool(line)
 
 

@@ -32,6 +32,7 @@ TEXT_WIDTH, CODE_WIDTH = 76, 82  # characters on a line at 16:9; at 4:3 lines ar
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
 ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
+BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 
 
@@ -85,8 +86,8 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
             text.append(BeautifulSoup(ASIDE.sub("", said), "html.parser"))
     for image in body.find_all("img", src=re.compile(r"\.svg$")):
         picture = (folder / str(image["src"])).read_bytes()
-        if b">before<" in picture:
-            image["class"] = "turns"
+        if turns := BEFORE_AFTER.search(picture):
+            image["class"], image["style"] = "turns", f"--after: {int(turns[2]) / int(turns[1]):.0%}"
         data = base64.b64encode(picture).decode()
         image["src"] = f"data:image/svg+xml;base64,{data}"
     for link in body.find_all("a", href=True):

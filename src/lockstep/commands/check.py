@@ -21,11 +21,11 @@ from ..grading.isolation import tier
 from ..grading.request import GradeRequest, OnCheck
 from ..grading.side_by_side import grade_side_by_side, worthwhile
 from ..grading.submission import locate
-from ..grading.text import BROKE, Worth, is_explained
+from ..grading.text import BROKE, Worth, is_explained, waits
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import shared
 from .console import console
-from .terminal import show_check, show_next, show_score
+from .terminal import show_check, show_next, show_score, show_waiting
 
 
 def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
@@ -35,6 +35,8 @@ def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
     shower = None if as_json else _Shower(sum(map(course.count_checks, request.exercises)))
     with shower.live() if shower else nullcontext():
         report = _grade(course, request, shower)
+        if shower:
+            shower.finish()
     own = request.submission is None and request.device == "cpu"
     for result in report.exercises if own else ():
         progress.record(course, result.name, result.score, result.max_score)
@@ -86,6 +88,7 @@ class _Shower:
         self.of, self.done, self.began = of, 0, time.monotonic()
         self.exercise = ""
         self.worth = Worth()
+        self.waiting: list[CheckResult] = []
         self.gap = False  # Behind what was said last
         self.closed = False
         self.console = console()
@@ -110,16 +113,29 @@ class _Shower:
             return
         try:
             if exercise != self.exercise:
+                self.finish()
                 self.console.print(f"\n[bold]{exercise}[/bold]")
                 self.exercise, self.worth, self.gap = exercise, Worth(), False
-            if self.worth(result):
-                if self.gap:
-                    self.console.print()
-                show_check(result, exercise, self.console)
-                self.gap = is_explained(result)
+            if not self.worth(result):
+                return
+            if waits(result):
+                self.waiting.append(result)
+                return
+            if self.gap:
+                self.console.print()
+            show_check(result, exercise, self.console)
+            self.gap = is_explained(result)
         except BrokenPipeError:
             self.closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+    def finish(self) -> None:
+        """After an exercise's last check: those that wait for others."""
+        if self.waiting and not self.closed:
+            if self.gap:
+                self.console.print()
+            show_waiting(self.waiting, self.console)
+        self.waiting = []
 
 
 def watch(course: Course, names: list[str]) -> int:

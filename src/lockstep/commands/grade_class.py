@@ -17,6 +17,8 @@ from ..grading.classroom import ClassResult, GradingOutcome, Learner
 from ..grading.exports import visible
 from ..grading.exports.pages import plural
 from ..grading.forecast import Forecast, about
+from ..ranks.text import fit
+from .console import width
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses to count while a class is graded: they take most of the time."""
@@ -168,9 +170,11 @@ def until(seconds: float) -> str:
 def _sum_up(graded: ClassResult, files: list[Path], grading: bulk.Grading) -> None:
     count = Counter(one.outcome for one in graded.learners)
     _say(" · ".join(f"{count[outcome]} {outcome.value}" for outcome in GradingOutcome if count[outcome]))
-    _say("   ".join(short(path) for path in files))
+    page, *others = files
+    _say(f"Open {short(page)}")
+    _say(fit(f"Beside it: {', '.join(path.name for path in others)}", width()))
     if graded.frequent:
-        _say("Most frequent: " + " · ".join(f"{id} {number}" for id, number in graded.frequent[:6]))
+        _say(fit("Most frequent: " + " · ".join(f"{id} {number}" for id, number in graded.frequent[:6]), width()))
     if graded.faults:
         named = ", ".join(one.id for one in graded.faults[:8]) + (" …" if len(graded.faults) > 8 else "")
         _say(

@@ -14,7 +14,7 @@ from rich.theme import Theme
 
 from ..course import Chapter, Course, progress
 from ..course.standing import ChapterStanding, NextUp, next_up, standing
-from ..grading.text import WIDTH, check_text, hint_text, is_explained, is_unwritten, stage_text
+from ..grading.text import WIDTH, check_text, hint_text, is_explained, is_unwritten, stage_text, waiting_text
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
 from ..ranks.text import fit
 from .console import console, painted, width
@@ -31,6 +31,11 @@ def show_check(check: CheckResult, exercise: str, on: Console) -> None:
     if check.diagnosis and is_explained(check):
         said.highlight_regex(rf"(?<=\n) +{re.escape(check.diagnosis.id)}(?=\n)", "dim")
     on.print(said)
+
+
+def show_waiting(checks: list[CheckResult], on: Console) -> None:
+    """The checks that wait for others."""
+    on.print(Text(waiting_text(checks, min(width(), WIDTH)), style="dim"))
 
 
 def show_score(result: ExerciseResult) -> None:

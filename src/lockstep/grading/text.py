@@ -62,11 +62,20 @@ def not_run(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for check in checks:
         if check.outcome is CheckOutcome.NOT_RUN:
-            waits = check.reason.startswith("needs “")
-            found.setdefault(WAITS if waits else check.reason, []).append(
-                f"{check.name}: {check.reason}" if waits else check.name
+            found.setdefault(WAITS if waits(check) else check.reason, []).append(
+                f"{check.name}: {check.reason}" if waits(check) else check.name
             )
     return found
+
+
+def waits(check: CheckResult) -> bool:
+    """True for a check that was not run because another failed."""
+    return check.outcome is CheckOutcome.NOT_RUN and check.reason.startswith("needs “")
+
+
+def waiting_text(checks: list[CheckResult], width: int = WIDTH) -> str:
+    """The checks that wait for others, in one line if there are several: what failed is to be read first."""
+    return check_text(checks[0], width=width) if len(checks) == 1 else fit(f"  – {len(checks)} not run: {WAITS}", width)
 
 
 def report_text(report: Report, hint: str = HINT) -> str:
@@ -81,9 +90,12 @@ def exercise_text(exercise: ExerciseResult, hint: str = HINT) -> str:
     head = exercise.summary
     lines = [exercise.name.ljust(WIDTH - len(head)) + head, ""]
     worth = Worth()
-    for check in exercise.checks:
-        if worth(check):
+    shown = [check for check in exercise.checks if worth(check)]
+    for check in shown:
+        if not waits(check):
             lines += [check_text(check, exercise.name, hint=hint), *([""] if is_explained(check) else [])]
+    if waiting := [check for check in shown if waits(check)]:
+        lines.append(waiting_text(waiting))
     below = [fit(f"  {line}", WIDTH) for line in (hint_text(exercise, hint), stage_text(exercise)) if line]
     return "\n\n".join(filter(None, ("\n".join(lines).rstrip(), "\n".join(below))))
 
@@ -133,7 +145,7 @@ def _beside(parts: list[str], width: int) -> list[str]:
 def _not_run(check: CheckResult, width: int) -> str:
     """One line, as wide as the others: the check that it waits for is above it, and named only where there is room."""
     head = f"  {MARKS[check.outcome]} {check.name}"
-    short = "needs a check above" if check.reason.startswith("needs “") else check.reason
+    short = "needs a check above" if waits(check) else check.reason
     for reason in (check.reason, short):
         line = f"{head.ljust(60 if width >= WIDTH else 0)}  not run: {reason}"
         if len(line) <= width:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import operator
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -398,10 +399,12 @@ def branch(stood: Mapping[int, Frame | None], finished: Collection[int] = ()) ->
     if best is None:
         return "", None
     outside = [rank for rank in sorted({*frames, *(finished if skipped else ())}) if rank not in inside]
+    header = ast.unparse(best).partition("\n")[0].removesuffix(":")
+    at = f"at line {best.lineno} ({textwrap.shorten(header, 60, placeholder=' …')})"
     if isinstance(best, ast.If):
         if skipped and isinstance(best.test, ast.BoolOp):
-            return f"Only {names(inside)} can take the branch at line {best.lineno}.", best.lineno
-        said = f"{names(inside).capitalize()} took the branch at line {best.lineno}; {names(outside)} did not."
-        return said, best.lineno
-    said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the block at line {best.lineno}; "
+            return f"Only {names(inside)} can take the branch {at}.", best.lineno
+        return f"{names(inside).capitalize()} took the branch {at}; {names(outside)} did not.", best.lineno
+    block = "block" if isinstance(best, ast.Try) else "loop"
+    said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the {block} {at}; "
     return said + f"{names(outside)} {one_or_more(outside, 'is', 'are')} not.", best.lineno
