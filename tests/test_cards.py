@@ -114,6 +114,22 @@ def test_an_error_is_a_card_and_no_markup() -> None:
     assert not page.select("script, b") and page.get_text().count("<script>alert(1)</script>") == 2
 
 
+def test_a_long_line_of_a_traceback_breaks_between_words(tmp_path: Path) -> None:
+    """JupyterLab breaks the lines of an output anywhere."""
+    error = Error("ValueError", "", (), "parameters " * 40)
+    card = run_card(Run(2, "cpu", [], cause=Cause(Kind.RAISED, "It raised.", (1,), error=error)))
+    page = f"<style>.jp pre {{ word-break: break-all }}</style><div class=jp>{card._repr_mimebundle_()['text/html']}</div>"
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    with chromium() as browser:
+        window = browser.new_page(viewport={"width": 390, "height": 800})
+        window.goto(f"file://{tmp_path}/page.html")
+        parts = window.evaluate("""() => { const text = document.querySelector(".ls-card pre").firstChild;
+          return [...text.data.matchAll(/parameters/g)].map(({index}) => {
+            const word = document.createRange(); word.setStart(text, index); word.setEnd(text, index + 10);
+            return word.getClientRects().length }) }""")
+    assert parts == [1] * 40
+
+
 def check(name: str, outcome: CheckOutcome, found: Diagnosis | None = None, reason: str = "") -> CheckResult:
     return CheckResult(name, name, outcome, found, reason)
 

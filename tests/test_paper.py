@@ -102,6 +102,8 @@ def test_a_heading_stays_with_its_text_and_a_hang_whole(book: Path, printed: Any
         assert page.locator(one).first.evaluate(rule, "breakAfter") == "avoid", one
     for one in (".output pre:has(.headline)", ".quiz", ".ls-card"):
         assert page.locator(one).first.evaluate(rule, "breakInside") == "avoid", one
+    timelines = printed(book / "01_internals.html", A4)
+    assert timelines.locator(".tl-keys").first.evaluate(rule, "breakInside") == "avoid", "a picture's key stays whole"
     assert int(page.locator(".output pre").first.evaluate(rule, "widows")) >= 4, "three ranks' lines stay together"
     contents = printed(book / "index.html", A4)
     for one in (".map h2", ".map .facts", ".map .after"):
