@@ -14,6 +14,7 @@ import pytest
 from support.browser import chromium, faults
 
 from lockstep import ranks
+from lockstep.authoring import book as books
 from lockstep.authoring import chapters, pictures
 from lockstep.notebook import stepper
 from lockstep.notebook.stepper import How, Move, Schedule, Step, Stepper
@@ -289,6 +290,17 @@ def test_no_text_of_a_still_picture_is_cut_off_or_covers_another() -> None:
                 if one[1] < two[2] and two[1] < one[2] and one[3] < two[4] and two[3] < one[4]
             ]
             assert over == [], name
+
+
+def test_before_and_after_are_beside_each_other_on_a_phone() -> None:
+    """`PHONE` is how wide a picture may be that the book shrinks to a phone's width."""
+    drawn = [text for file in (ROOT / "chapters/pictures").glob("*.svg") if ">before<" in (text := file.read_text())]
+    assert len(drawn) == 5 and all(int(books.WIDE.findall(text)[0]) <= books.PHONE for text in drawn)
+
+
+def test_no_chapter_tells_by_dark_and_light_what_a_dark_theme_turns_round() -> None:
+    for file in (ROOT / "chapters/source").glob("*.py"):
+        assert not re.findall(r"\b(?:dark|light|pale|bright)(?:er)?\b", file.read_text(encoding="utf-8")), file.name
 
 
 # The timeline --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. Where the bar is dark, the rank computes nothing.
+# all ranks. Where the bar is solid green, the rank computes nothing.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
 # after the last gradient. Step 1 has two buckets, the first launched while backward is still running. What does PyTorch
