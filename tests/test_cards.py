@@ -118,7 +118,9 @@ def test_a_long_line_of_a_traceback_breaks_between_words(tmp_path: Path) -> None
     """JupyterLab breaks the lines of an output anywhere."""
     error = Error("ValueError", "", (), "parameters " * 40)
     card = run_card(Run(2, "cpu", [], cause=Cause(Kind.RAISED, "It raised.", (1,), error=error)))
-    page = f"<style>.jp pre {{ word-break: break-all }}</style><div class=jp>{card._repr_mimebundle_()['text/html']}</div>"
+    page = (
+        f"<style>.jp pre {{ word-break: break-all }}</style><div class=jp>{card._repr_mimebundle_()['text/html']}</div>"
+    )
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     with chromium() as browser:
         window = browser.new_page(viewport={"width": 390, "height": 800})

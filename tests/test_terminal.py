@@ -283,7 +283,9 @@ def test_what_is_not_written_is_one_line_and_what_waits_for_it_none() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 3])
-def test_checks_that_wait_for_a_mistake_share_a_line_at_the_end(waiting: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checks_that_wait_for_a_mistake_share_a_line_at_the_end(
+    waiting: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What went wrong is the last thing on the screen, not what was not run because of it."""
     wrong = CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("raised", "It raised."))
     later = [not_run(f"keeps {number}", "needs “adds”") for number in range(waiting)]

@@ -278,7 +278,9 @@ def test_a_crash_by_a_mismatch_names_the_branch_too() -> None:
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.cause is not None
     at = PRELUDE.count("\n") + 1
-    assert f"Rank 1 took the branch at line {at} (if rank == 1); rank 0 did not." in " ".join(run.cause.notes), run.cause
+    assert f"Rank 1 took the branch at line {at} (if rank == 1); rank 0 did not." in " ".join(run.cause.notes), (
+        run.cause
+    )
     assert run.cause.branch == at
 
 
@@ -288,7 +290,9 @@ def test_a_branch_that_skips_the_call_is_named_only_if_its_condition_says_who_to
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.cause is not None and run.cause.kind == "hang"
     said, at = " ".join(run.cause.notes), PRELUDE.count("\n") + line
-    assert bool(re.search(rf"Rank 1 took the branch at line {at} \(if rank.*\); rank 0 did not\.", said)) == bool(line), said
+    assert bool(re.search(rf"Rank 1 took the branch at line {at} \(if rank.*\); rank 0 did not\.", said)) == bool(
+        line
+    ), said
     assert ("took the branch" in said) == bool(line)
 
 
