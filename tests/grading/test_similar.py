@@ -12,7 +12,7 @@ from lockstep.course import Course
 from lockstep.grading import similar
 from lockstep.grading.classroom import ClassResult, Learner
 from lockstep.grading.intake import Handed
-from lockstep.grading.similar import from_solution, groups, in_class, pairs, same_tickets
+from lockstep.grading.similar import groups, in_class, pairs, same_tickets
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions" / "right"
@@ -177,7 +177,7 @@ def test_a_class_from_its_folders(tmp_path: Path) -> None:
     text = everybody[min(everybody)]
     people = [learner(tmp_path, "ada", mini_ddpDOTpy=text), learner(tmp_path, "bob", mini_ddpDOTpy=disguised(text)),
               learner(tmp_path, "eve", mini_ddpDOTpy=everybody[max(everybody)]), learner(tmp_path, "nil")]  # fmt: skip
-    found = in_class(ClassResult(1, ("mini_ddp", "train_ddp"), tuple(people)), Course(ROOT))
+    found = in_class(ClassResult(1, ("mini_ddp", "train_ddp"), tuple(people)), Course(ROOT)).pairs
     assert [(pair.exercise, pair.one, pair.other) for pair in found] == [("mini_ddp", "ada", "bob")]
 
 
@@ -198,5 +198,5 @@ def test_whoever_hands_in_the_reference_solution_is_named_and_nobody_else(tmp_pa
         for number, text in enumerate(right(name).values()):
             files.setdefault(f"other{number}", {})[f"{name}DOTpy"] = text
     people = tuple(learner(tmp_path, who, **texts) for who, texts in files.items())
-    found = from_solution(ClassResult(1, tuple(names), people), course)
+    found = in_class(ClassResult(1, tuple(names), people), course).solved
     assert dict(found) == dict.fromkeys(names, ("copy", "from-a-notebook"))

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from ..course import Course, leaf
 from . import by_content
+from .apart import read_apart
 from .archives import (
     ArchiveMember,
     Budget,
@@ -221,8 +222,10 @@ class _Gathering:
         if data is None:
             return True
         if notebook:
-            data = by_content.of_notebook(data).encode("utf-8", "replace")
-        files = [file] if file else by_content.exercises_in(data.decode("utf-8", "replace"), self.expected.definitions)
+            data = read_apart(by_content.of_notebook, data, otherwise="").encode("utf-8", "replace")
+        text, wanted = data.decode("utf-8", "replace"), self.expected.definitions
+        found: list[str] = [] if file else read_apart(by_content.exercises_in, text, wanted, otherwise=[])
+        files = [file] if file else found
         for file in files:
             self.near.setdefault(file, {}).setdefault(hashlib.sha256(data).digest(), (printable(name), data))
         return bool(files)

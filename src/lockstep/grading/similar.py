@@ -20,10 +20,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from pathlib import Path
 
 from ..course import Course
+from .apart import read_apart
 from .classroom import ClassResult
 from .source import parse
 from .submission import MAX_BYTES
@@ -70,14 +71,38 @@ class Pair:
     passage: str
 
 
-def in_class(graded: ClassResult, course: Course) -> tuple[Pair, ...]:
-    """The pairs of all exercises of a class, in the course's order, from the files that the learners handed in."""
+@dataclass(frozen=True)
+class Findings:
+    """What is alike in a class. `solved` are exercises, and the learners whose file is the reference solution or nearly
+    so, whatever its names are.
+    """
+
+    pairs: tuple[Pair, ...]
+    solved: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def in_class(graded: ClassResult, course: Course) -> Findings:
+    """Of all exercises of a class, in the course's order, from the files that the learners handed in."""
     found: list[Pair] = []
+    solved = []
     for name in graded.exercises:
-        given = [folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises, course.solutions)]
-        texts = [path.read_text(encoding="utf-8") for path in given if path.is_file()]
-        found += pairs(_sources(graded, name), texts, exercise=name)
-    return tuple(found)
+        stubs = [folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises)]
+        stubs, solution = [path for path in stubs if path.is_file()], course.solutions / f"{name}.py"
+        given = [_Code.of(path.read_text(encoding="utf-8")) for path in (*stubs, solution) if path.is_file()]
+        codes = {learner: _Code.of_stranger(text) for learner, text in sorted(_sources(graded, name).items())}
+        found += _pairs(codes, given, name)
+        if "/" not in name and stubs and solution.is_file() and (held := _holders(codes, given[-1], given[0])):
+            solved.append((name, held))
+    return Findings(tuple(found), tuple(solved))
+
+
+def _holders(codes: Mapping[str, _Code], solution: _Code, stub: _Code) -> tuple[str, ...]:
+    """The learners who have the solution. Cases of a group such as the clinic are not asked for: their fix is a few
+    lines, and everybody finds the same.
+    """
+    own = set(solution.fingerprints({mark for _, mark in stub.grams()}))
+    common = {id: len(own.intersection(mark for _, mark in code.grams())) for id, code in codes.items() if own}
+    return tuple(id for id, count in common.items() if count >= SOLVED * len(own))
 
 
 def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: str = "") -> tuple[Pair, ...]:
@@ -85,8 +110,12 @@ def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: st
 
     `given` are texts that every learner has: the stub, the reference solution.
     """
-    known = {mark for text in given for _, mark in _Code.of(text).grams()}
     codes = {learner: _Code.of(text) for learner, text in sorted(sources.items())}
+    return tuple(_pairs(codes, [_Code.of(text) for text in given], exercise))
+
+
+def _pairs(codes: Mapping[str, _Code], given: Iterable[_Code], exercise: str) -> list[Pair]:
+    known = {mark for code in given for _, mark in code.grams()}
     own = {learner: code.fingerprints(known) for learner, code in codes.items()}
     holders: dict[bytes, list[str]] = defaultdict(list)
     for learner, marks in own.items():
@@ -105,31 +134,7 @@ def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: st
         if weight >= EVIDENCE and share >= SHARE:
             found.append((round(share, 3), round(weight, 3), one, other))
     found.sort(key=lambda item: (-item[0], -item[1], *item[2:]))
-    return tuple(_pair(exercise, one, other, share, codes, own, weights) for share, _, one, other in found[:MOST_PAIRS])
-
-
-def from_solution(graded: ClassResult, course: Course) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Exercises, and the learners whose file is the reference solution or nearly so, whatever its names are.
-
-    Cases of a group such as the clinic are left out: their fix is a few lines, and everybody finds the same.
-    """
-    found = []
-    for name in graded.exercises:
-        solution = course.solutions / f"{name}.py"
-        stubs = (folder / f"{name}.py" for folder in (course.autograder / "stubs", course.exercises))
-        stub = next((path for path in stubs if path.is_file()), None)
-        if "/" in name or stub is None or not solution.is_file():
-            continue
-        known = {mark for _, mark in _Code.of(stub.read_text(encoding="utf-8")).grams()}
-        own = set(_Code.of(solution.read_text(encoding="utf-8")).fingerprints(known))
-        held = tuple(
-            id
-            for id, text in (_sources(graded, name).items() if own else ())
-            if len(own.intersection(mark for _, mark in _Code.of(text).grams())) >= SOLVED * len(own)
-        )
-        if held:
-            found.append((name, held))
-    return tuple(found)
+    return [_pair(exercise, one, other, share, codes, own, weights) for share, _, one, other in found[:MOST_PAIRS]]
 
 
 def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -227,10 +232,12 @@ class _Code:
 
     @classmethod
     def of(cls, text: str) -> _Code:
-        """Never raises: what Python cannot read is taken word by word."""
-        tree = parse(text) if len(text) <= MOST_PARSED else None
-        found = _symbols(tree) if tree is not None else _words(text)
-        return cls(text, tuple(symbol for symbol, _ in zip(found, range(MOST_SYMBOLS), strict=False)))
+        return cls(text, stream_of(text))
+
+    @classmethod
+    def of_stranger(cls, text: str) -> _Code:
+        """Read in a process that may die; then it is taken word by word."""
+        return cls(text, read_apart(stream_of, text, otherwise=()) or tuple(islice(_words(text), MOST_SYMBOLS)))
 
     @cached_property
     def symbols(self) -> list[str]:
@@ -257,6 +264,12 @@ class _Code:
     def lines(self, start: int, length: int) -> LineRange:
         covered = [line for _, line in self.stream[start : start + length]] or [1]
         return LineRange(min(covered), max(covered))
+
+
+def stream_of(text: str) -> tuple[tuple[str, int], ...]:
+    """Its symbols and their lines. Never raises: what Python cannot read is taken word by word."""
+    tree = parse(text) if len(text) <= MOST_PARSED else None
+    return tuple(islice(_symbols(tree) if tree is not None else _words(text), MOST_SYMBOLS))
 
 
 _PASSED_OVER = (ast.Import, ast.ImportFrom, ast.expr_context, ast.Pass, ast.type_ignore)

@@ -90,12 +90,13 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
     reports = _emptied(folder / "reports")
     for one in graded.learners:
         write(reports / f"{one.id}.html", html_report(one, marked.grades[one.id]).encode())
+    alike = similar.in_class(marked.once, marked.course)
     page = class_page(
         graded,
         marked.grades,
-        similar=similar.in_class(marked.once, marked.course),
+        similar=alike.pairs,
         tickets=similar.same_tickets(marked.once),
-        solved=similar.from_solution(marked.once, marked.course),
+        solved=alike.solved,
         titles={id: entry.title for id, entry in marked.course.catalogue.items()},
     )
     return [*_written(folder / "index.html", page.encode()), reports]

@@ -39,8 +39,8 @@ def class_page(
 ) -> str:
     """The page, with links to `reports/ID.html`.
 
-    `similar`, `tickets` and `solved` come from `similar.in_class`, `similar.same_tickets`
-    and `similar.from_solution`; `titles` are the diagnoses' titles by id.
+    `similar` and `solved` come from `similar.in_class`, `tickets` from `similar.same_tickets`;
+    `titles` are the diagnoses' titles by id.
     """
     learners = {learner.id: learner for learner in graded.learners}
     named = Counter(learner.handed.shown for learner in graded.learners)
