@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from markupsafe import Markup
+
+from ...ranks.cards import table
 from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
 from ..text import MARKS, Worth, is_unwritten, not_run
 from ..verdict import CheckOutcome, CheckResult, ExerciseResult
+from . import visible
 from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
 
@@ -108,7 +112,8 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
             "file": _file(found.file or "", exercise),
             "line": found.line,
             "source": cut(found.source, MOST_MESSAGE),
-            "evidence": _own(learner, cut(found.proof.shown())).strip("\n"),
+            "ranks": Markup(table([row.mapped(lambda cell: visible(_own(learner, cut(cell)))) for row in found.rows])),
+            "evidence": _own(learner, cut(found.evidence)).strip("\n"),
             "why": found.why,
             "read": found.read,
         }

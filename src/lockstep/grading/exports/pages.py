@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ...ranks.cards import breakable
+from ...ranks import cards
 from . import visible
 
 MOST_CHARACTERS = 16_000  # of one text
@@ -61,12 +61,12 @@ def _environment() -> Environment:
 
 @cache
 def _style() -> str:
-    return (files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
+    return (files(__package__) / "templates" / "style.css").read_text(encoding="utf-8") + cards.style("cards.css")
 
 
 def _breakable(value: object) -> Markup:
     """A file's or a check's name, which may go on in the next line after `/` or `_` and is never cut."""
-    return Markup(breakable(str(_harmless(value))))
+    return Markup(cards.breakable(str(_harmless(value))))
 
 
 def _harmless(value: object) -> object:
