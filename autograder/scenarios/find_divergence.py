@@ -67,6 +67,9 @@ def build(seed: int, *, wrapped: bool = False) -> tuple[Zoo, torch.optim.Optimiz
     optimizer.state[model.scale].update(turns=7.0, count=1 << 24)  # numbers, as optimizers of one's own have them
     with torch.no_grad():
         model.brief.fill_(1.0)
+        for weight in (model.encoder.weight, model.decoder.weight):
+            # all different; their sum, and that of their squares, is exact in float32 in any order
+            weight.copy_((torch.randperm(1024)[: weight.numel()].view_as(weight) - 512) / 2048)
     torch.manual_seed(seed + 1 + rank())
     return model, optimizer
 
