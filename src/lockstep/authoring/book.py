@@ -183,8 +183,16 @@ def _own_links(body: BeautifulSoup) -> None:
             code.wrap(body.new_tag("a", href=f"https://{code.get_text()}"))
 
 
+class _Cells(HTMLExporter):
+    """nbconvert's page, but not parsed and printed once more to add what JupyterLab's own pages need."""
+
+    def from_notebook_node(self, *notebook: Any, **options: Any) -> tuple[str, dict[str, Any]]:
+        made: tuple[str, dict[str, Any]] = TemplateExporter.from_notebook_node(self, *notebook, **options)
+        return made
+
+
 def _exporter() -> TemplateExporter:
-    exporter = HTMLExporter(
+    exporter = _Cells(
         config=Config({"TemplateExporter": {"extra_template_basedirs": [str(PAGES)]}}), template_name="notebook"
     )
     exporter.register_filter("quiz_key", _quiz_key)
