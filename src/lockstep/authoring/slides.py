@@ -288,7 +288,7 @@ def _lines(pre: Tag) -> list[str]:
 
 
 def _whole(line: str) -> str:
-    """The line, with each of its tags opened and closed in it. To parse those that are so already would take seconds."""
+    """The line, with each of its tags opened and closed in it. Only a line that needs it is parsed: that takes long."""
     depths = [0, *accumulate(-1 if tag.startswith("</") else 1 for tag in re.findall(r"</?\w", line))]
     if min(depths) == depths[-1] == 0:
         return line
