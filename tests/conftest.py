@@ -43,19 +43,27 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book of this course, which no test changes. The processes of pytest-xdist share one."""
-    from support import ROOT  # here, as above
+    """The book of this course with its slides, which no test changes; beside it, in `said`, what the command said.
 
-    from lockstep.authoring.book import write_book
-    from lockstep.course import Course
+    The processes of pytest-xdist share one.
+    """
+    from support import ROOT  # here, as above
+    from typer.testing import CliRunner
+
+    from lockstep.commands.author import commands
 
     own = tmp_path_factory.getbasetemp()
     out = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "site" / "book"
     out.parent.mkdir(exist_ok=True)
+    said = out.parent / "said"
     with (out.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not out.exists():
-            write_book(Course(ROOT), out)
+        if not said.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("LOCKSTEP_COURSE", str(ROOT))
+                done = CliRunner().invoke(commands, ["book", str(out), "--slides"])
+            assert done.exit_code == 0, done.output
+            said.write_text(done.output, encoding="utf-8")
     return out
 
 

@@ -14,7 +14,6 @@ import pytest
 from support import ROOT, one_of
 from support.accessibility import violations
 
-from lockstep.authoring.slides import write_slides
 from lockstep.course import Course
 from lockstep.grading.classroom import ClassResult, Learner
 from lockstep.grading.exports.class_page import class_page
@@ -35,13 +34,6 @@ COURSE = Course(ROOT)
 NAMES = [chapter.name for chapter in COURSE.chapters]
 LONG = "a line of output that is much wider than any page and has to be scrolled " * 4
 in_both_schemes = pytest.mark.parametrize("scheme", one_of(["light", "dark"]))
-
-
-@pytest.fixture(scope="module")
-def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("site") / "slides"
-    write_slides(COURSE, out)
-    return out
 
 
 def found_on(browser: Any, file: Path, scheme: str) -> list[str]:
@@ -75,8 +67,8 @@ def test_a_chapter_of_the_book(book: Path, browser: Any, name: str, scheme: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, scheme", list(zip(NAMES, ["dark", "light"] * 3, strict=True)))
-def test_a_chapters_slides(slides: Path, browser: Any, name: str, scheme: str) -> None:
-    assert found_on(browser, slides / f"{name}.html", scheme) == []
+def test_a_chapters_slides(book: Path, browser: Any, name: str, scheme: str) -> None:
+    assert found_on(browser, book / "slides" / f"{name}.html", scheme) == []
 
 
 # A grading that has everything ----------------------------------------------------------------------------------------

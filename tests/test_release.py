@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.command_line import warm
 
 from lockstep.authoring import cut
 from lockstep.authoring.release import contents, find_leaks, release
@@ -39,11 +41,20 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def lockstep(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+@pytest.fixture(scope="module")
+def learners(copy, tmp_path_factory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A copy that a learner works in, and an environment in which one process grades for all its commands."""
+    here = tmp_path_factory.mktemp("learner") / "course"
+    shutil.copytree(copy, here)
+    with warm(tmp_path_factory.mktemp("w")) as environment:
+        yield here, environment
+
+
+def lockstep(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess:
     """`./lockstep` in that folder, which must not see the checkout around these tests."""
     dropped = ("PYTHONPATH", "LOCKSTEP_COURSE", "LOCKSTEP_SUBMISSION")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
-    environment |= {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_WARM": "0", "OMP_NUM_THREADS": "1"}
+    environment |= {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_WARM": "0", "OMP_NUM_THREADS": "1", **more}
     command = ["./lockstep", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
 
@@ -97,15 +108,14 @@ def test_stubs_come_from_the_solutions_and_not_from_what_lies_in_exercises(cours
     assert scripts and len(list(copy.rglob("*.sbatch"))) == 2 * len(scripts)
 
 
-def test_the_copy_checks_resets_and_hints_by_itself(course, copy, tmp_path):
-    here = tmp_path / "course"
-    shutil.copytree(copy, here)
+def test_the_copy_checks_resets_and_hints_by_itself(course, learners):
+    here, environment = learners
     stub = (here / "exercises/average_gradients.py").read_bytes()
-    failed = lockstep(here, "check", "average_gradients", "--json")
+    failed = lockstep(here, "check", "average_gradients", "--json", **environment)
     assert failed.returncode == 1, failed.stderr
     assert not json.loads(failed.stdout)["passed"]
     shutil.copyfile(course.solutions / "average_gradients.py", here / "exercises/average_gradients.py")
-    passed = lockstep(here, "check", "average_gradients", "--json")
+    passed = lockstep(here, "check", "average_gradients", "--json", **environment)
     assert passed.returncode == 0, passed.stdout + passed.stderr
     assert json.loads(passed.stdout)["passed"]
     assert lockstep(here, "reset", "average_gradients").returncode == 0
@@ -119,17 +129,16 @@ def test_the_copy_checks_resets_and_hints_by_itself(course, copy, tmp_path):
     assert (answer.returncode, answer.stderr.split(" average")[0]) == (2, "lockstep: there is no file or folder")
 
 
-def test_an_exercise_that_imports_another_takes_the_learners_own(course, copy, tmp_path):
-    here = tmp_path / "course"
-    shutil.copytree(copy, here)
+def test_an_exercise_that_imports_another_takes_the_learners_own(course, learners):
+    here, environment = learners
     shutil.copyfile(course.solutions / "train_ddp.py", here / "exercises/train_ddp.py")
     imported = re.search(r"^from (\w+) import", (here / "exercises/train_ddp.py").read_text(), re.M)
     needed = [name for name in course.names if f"from {name} import" in (here / "exercises/train_ddp.py").read_text()]
     assert imported and needed, "train_ddp imports no exercise any more: take another"
-    assert lockstep(here, "check", "train_ddp", "--json").returncode == 1  # what it imports is a stub
+    assert lockstep(here, "check", "train_ddp", "--json", **environment).returncode == 1  # what it imports is a stub
     for name in needed:
         shutil.copyfile(course.solutions / f"{name}.py", here / f"exercises/{name}.py")
-    done = lockstep(here, "check", "train_ddp", "--json")
+    done = lockstep(here, "check", "train_ddp", "--json", **environment)
     assert done.returncode == 0, done.stdout
 
 

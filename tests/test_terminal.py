@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import ROOT, one_of
-from support.command_line import at_terminal, call, plain, screen
+from support.command_line import at_terminal, call, plain, screen, warm
 from support.tiny_course import make_course
 
 from lockstep import bootstrap
@@ -41,12 +45,27 @@ ROWS = (
 )
 
 
-@pytest.fixture
-def hanging(tmp_path: Path) -> Path:
-    """A script of which one rank takes another way."""
-    file = tmp_path / "train.py"
-    file.write_text(HANG)
-    return file
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a script of which one rank takes another way."""
+    folder = tmp_path_factory.mktemp("hanging")
+    (folder / "train.py").write_text(HANG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def piped(hanging: Path) -> str:
+    """What its run says in a pipe."""
+    done = call("run", "-n", "3", "train.py", cwd=hanging, NO_COLOR="", FORCE_COLOR="")
+    assert "\x1b" not in done.stdout
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """An environment in which torch is imported once for all checks, which is what a terminal has."""
+    with warm(tmp_path_factory.mktemp("w")) as environment:
+        yield environment
 
 
 def widest(shown: str) -> int:
@@ -79,12 +98,13 @@ def test_many_ranks_are_named_by_the_first_and_the_last() -> None:
 
 
 @pytest.mark.parametrize("columns", one_of([60, 80, 100]))
-def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path) -> None:
-    shown = at_terminal(columns, "run", "-n", "3", "train.py", cwd=hanging.parent)
+def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path, piped: str) -> None:
+    shown = at_terminal(columns, "run", "-n", "3", "train.py", cwd=hanging)
     said = plain(shown).partition("\n\n")[2]
     assert widest(said) <= columns
-    words = {word for word in call("run", "-n", "3", "train.py", cwd=hanging.parent).stderr.split() if word.isalpha()}
-    assert words >= {word for word in said.split() if word.isalpha()} - {"rank"}, "no word is broken"
+    assert {word for word in piped.split() if word.isalpha()} >= {word for word in said.split() if word.isalpha()} - {
+        "rank"
+    }, "no word is broken"
     assert "HANG after" in said and ("rank 2 ←  waits in barrier #1" in said) is (columns < 100)
     assert "\x1b[1;31mHANG after" in shown and re.search(r"\x1b\[33m *(rank )?2 ←", shown), "what matters is colored"
 
@@ -103,9 +123,9 @@ def test_a_run_that_ends_well_says_so_to_a_person_only(tmp_path: Path) -> None:
     assert "MIXED UP" in shown and "ended well" not in shown
 
 
-def test_a_check_is_as_wide_as_the_terminal() -> None:
-    words = set(call("check", "--submission", "setup_ddp/waits_on_rank_0").stdout.split())
-    shown = screen(at_terminal(60, "check", "--submission", "setup_ddp/waits_on_rank_0"))
+def test_a_check_is_as_wide_as_the_terminal(home: dict[str, str]) -> None:
+    words = set(call("check", "--submission", "setup_ddp/waits_on_rank_0", **home).stdout.split())
+    shown = screen(at_terminal(60, "check", "--submission", "setup_ddp/waits_on_rank_0", **home))
     outside = [line for line in shown.splitlines() if len(line) > 60 and "/" not in line]
     assert outside == [] and "rank 0 ←  waits in barrier #1" in shown
     own = {word for word in shown.split() if word.isalpha()}
@@ -157,10 +177,10 @@ def test_a_failures_name_is_below_it_and_the_hint_is_at_the_end(capsys: pytest.C
     assert capsys.readouterr().out.splitlines()[1:] == ["For a hint: ./lockstep hint train_ddp"]
 
 
-def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
+def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path, home: dict[str, str]) -> None:
     """At a terminal a line counts the checks; in a pipe, even a colored one, there is none."""
     course = make_course(tmp_path)
-    where = {"LOCKSTEP_COURSE": str(course.root)}
+    where = {"LOCKSTEP_COURSE": str(course.root), **home}
     arguments = ("check", "add", "--submission", str(course.solutions))
     said = at_terminal(60, *arguments, **where)
     counted = [int(number) for number in re.findall(r"(\d) of 2 checks · \d+ s · Ctrl-C stops", said)]
@@ -240,12 +260,15 @@ def test_the_marks_of_a_traceback_go_with_the_line_that_they_mark() -> None:
 # Color ---------------------------------------------------------------------------------------------------------------
 
 
-def test_there_is_no_color_in_a_pipe_nor_with_no_color(hanging: Path) -> None:
-    piped = call("run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="", FORCE_COLOR="")
-    assert "HANG after" in piped.stderr and "\x1b" not in piped.stdout + piped.stderr
-    assert "\x1b" not in at_terminal(80, "run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="1")
-    forced = call("run", "-n", "3", "train.py", cwd=hanging.parent, NO_COLOR="", FORCE_COLOR="1")
-    assert "\x1b[1;31mHANG after" in forced.stderr
+def test_there_is_no_color_in_a_pipe_nor_with_no_color(hanging: Path, piped: str) -> None:
+    assert "HANG after" in piped and "\x1b" not in piped
+    assert "\x1b" not in at_terminal(80, "run", "-n", "3", "train.py", cwd=hanging, NO_COLOR="1")
+    show = "import sys; from lockstep.commands.console import show_text; show_text(sys.stdin.read())"
+    environment = {**os.environ, "NO_COLOR": "", "FORCE_COLOR": "1"}
+    forced = subprocess.run(
+        [sys.executable, "-c", show], env=environment, input=piped, capture_output=True, text=True, timeout=60
+    )
+    assert "\x1b[1;31mHANG after" in forced.stdout
 
 
 # Nothing written yet --------------------------------------------------------------------------------------------------
@@ -315,10 +338,10 @@ def test_what_waits_for_a_mistake_is_listed() -> None:
 
 
 @pytest.mark.parametrize("name", ["setup_ddp", "train_ddp"])
-def test_the_check_of_a_stub_is_one_line(name: str, tmp_path: Path) -> None:
+def test_the_check_of_a_stub_is_one_line(name: str, tmp_path: Path, home: dict[str, str]) -> None:
     stub = tmp_path / f"{name}.py"
     stub.write_text(make_stub((ROOT / "solutions" / f"{name}.py").read_text(), name))
-    shown = call("check", name, "--submission", str(stub)).stdout
+    shown = call("check", name, "--submission", str(stub), **home).stdout
     said = " ".join(shown.strip().partition("\n\n")[0].split())
     at = next(n for n, line in enumerate(stub.read_text().splitlines(), 1) if "raise NotImplementedError" in line)
     parts = f"{name} ✗ Nothing is written here yet", f"{stub}:{at}", f"./lockstep hint {name}"

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 from msgspec import toml
+from support.command_line import warm
 
 from lockstep import cluster
 from lockstep.authoring.release import release
@@ -70,15 +70,8 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
     """With a copy of the course that is as new; the process that stays warm for it is ended at the end."""
     copy = tmp_path_factory.mktemp("walk") / "course"
     release(COURSE, folder=copy)
-    with tempfile.TemporaryDirectory(prefix="walk-") as runtime:  # a short path: it holds a socket
+    with tempfile.TemporaryDirectory(prefix="walk-") as runtime, warm(Path(runtime)):  # a short path: it holds a socket
         yield Learner(copy, Path(runtime))
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if "lockstep.grading.worker" in words and runtime in words:
-                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def outcomes(checks: list[dict[str, Any]]) -> set[str]:

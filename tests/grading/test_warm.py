@@ -13,23 +13,9 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.command_line import CommandLine, only
+from support.command_line import CommandLine, only, waiting, warm
 
 from lockstep.course import Course
-
-
-def waiting(folder: Path) -> list[int]:
-    """Process ids of the warm processes whose socket lies in this folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if "lockstep.grading.worker" in command and str(folder) in command:
-                found.append(int(entry.name))
-    return found
 
 
 def gone(pid: int, seconds: float = 10.0) -> bool:
@@ -48,9 +34,8 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[dict[str, str]]:
     """An environment in which commands stay warm, in a folder of their own."""
-    yield {"LOCKSTEP_WARM": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
-    for pid in waiting(tmp_path):
-        os.kill(pid, signal.SIGKILL)
+    with warm(tmp_path) as environment:
+        yield environment
 
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")

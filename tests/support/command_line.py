@@ -8,11 +8,12 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,28 @@ def call(
         env.pop("LOCKSTEP_SUBMISSION", None)
     command = [sys.executable, "-m", "lockstep", *arguments]
     return subprocess.run(command, cwd=cwd, env=env, input=stdin or "", capture_output=True, text=True, timeout=180)
+
+
+def waiting(folder: Path) -> list[int]:
+    """Process ids of the warm processes whose socket lies in this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if "lockstep.grading.worker" in command and str(folder) in command:
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def warm(folder: Path) -> Iterator[dict[str, str]]:
+    """An environment in which one process grades for all commands, as at a terminal, with its socket in this folder."""
+    yield {"LOCKSTEP_WARM": "1", "XDG_RUNTIME_DIR": str(folder)}
+    for pid in waiting(folder):
+        os.kill(pid, signal.SIGKILL)
 
 
 def at_terminal(columns: int, *arguments: str, cwd: Path = ROOT, **environment: str) -> str:

@@ -156,35 +156,45 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
         spot.replace_with(BeautifulSoup(_question(questions[key], number), "html.parser"))
     for table in soup.find_all("table"):
         table.wrap(soup.new_tag("div", attrs={"class": "wide"}))
-    for image in soup.select('p > img[src^="pictures/"]'):
+    for image in soup.find_all("img", src=re.compile("^pictures/")):
+        if image.parent is None or image.parent.name != "p":
+            continue
         found = WIDE.search((course.page(name).parent / str(image["src"])).read_text(encoding="utf-8"))
         if found and int(found[1]) <= PHONE:
             image["class"] = "small"
     for code in soup.find_all("code"):  # no line ends in the middle of an option or a name
         if len(code.get_text()) <= SHORT and not code.find_parent("pre") and not code.get("class"):
             code["class"] = "keep"
-    for cell in soup.select(".cell:not(:has(.html, img))"):
-        if sum(len(pre.get_text().strip().split("\n")) for pre in cell("pre")) <= WHOLE:
+    for cell in soup.find_all(class_="cell", recursive=False):
+        lines = sum(len(pre.get_text().strip().split("\n")) for pre in cell("pre"))
+        if lines <= WHOLE and not (cell.img or cell.find(class_="html")):
             cell["class"] = ["cell", "short"]  # type: ignore[assignment]
     _own_links(soup)
-    for frame in soup.select("iframe.lockstep-dark"):  # for JupyterLab's dark theme; here a frame follows the page's
+    for frame in soup.find_all("iframe", class_="lockstep-dark"):  # here a frame follows the page's theme
         frame.decompose()
     return soup
 
 
 def _own_links(body: BeautifulSoup) -> None:
     """Take out what is for a notebook: cards' links, links to exercises, keys to press. Addresses become links."""
-    for link in body.select('.lockstep-said a, a[href^="../"]'):
-        link.unwrap()
-    for spoken in body.select(".in-lab"):
+    for link in body.find_all("a"):
+        if str(link.get("href")).startswith("../") or link.find_parent(class_="lockstep-said"):
+            link.unwrap()
+    for spoken in body.find_all(class_="in-lab"):
         spoken.decompose()
     for code in body.find_all("code", string=ADDRESS):
         if not code.find_parent("a"):
             code.wrap(body.new_tag("a", href=f"https://{code.get_text()}"))
 
 
+class _Cells(HTMLExporter):
+    """nbconvert's page, but not parsed and printed once more to add what JupyterLab's own pages need."""
+
+    from_notebook_node = TemplateExporter.from_notebook_node
+
+
 def _exporter() -> TemplateExporter:
-    exporter = HTMLExporter(
+    exporter = _Cells(
         config=Config({"TemplateExporter": {"extra_template_basedirs": [str(PAGES)]}}), template_name="notebook"
     )
     exporter.register_filter("quiz_key", _quiz_key)

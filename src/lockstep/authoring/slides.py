@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 from bs4 import BeautifulSoup, Tag
@@ -76,8 +76,8 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
     of what no slide has: options, pictures that move, where to read on.
     """
     for gone in [
-        *body.select(".on-screen"),
-        *(one for one in body.select(".ls-card p") if one.get_text().startswith("Read: ")),
+        *body.find_all(class_="on-screen"),
+        *(one for card in body.find_all(class_="ls-card") for one in card("p") if one.get_text().startswith("Read: ")),
     ]:
         gone.decompose()
     for text in body.find_all("p", recursive=False):
@@ -269,23 +269,30 @@ def _height(block: Markup) -> float:
     """About how high a block is, in rem. Pictures and cards need a slide almost for themselves."""
     soup = BeautifulSoup(block, "html.parser")
     height = 0.0
-    for one in [drawn.extract() for drawn in soup.select(".html, img")]:
+    for one in [drawn.extract() for drawn in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
         rows = [line for part in one.select("p, tr, pre, .ls-code > div") for line in part.get_text().split("\n")]
-        height += 25 if one.select_one(".lockstep-timeline") else 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
+        height += 25 if one.find(class_="lockstep-timeline") else 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
     height += sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
-    return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup.select("p, li, tr"))
+    return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup(["p", "li", "tr"]))
 
 
 def _source(cell: Tag) -> str:
-    source = cell.select_one(".input")
+    source = cell.find(class_="input")
     return source.get_text().strip("\n") if source else ""
 
 
 def _lines(pre: Tag) -> list[str]:
     """A `pre` line by line, each as HTML that is whole. Outside a `pre`, BeautifulSoup would take out the indent."""
-    lines = [one.decode_contents() for one in pre.select(".line")] or pre.decode_contents().strip("\n").split("\n")
-    whole = [BeautifulSoup(f"<pre>{line.rstrip()}</pre>", "html.parser") for line in lines]
-    return [str(one).removeprefix("<pre>").removesuffix("</pre>") for one in whole]
+    lines = [one.decode_contents() for one in pre.find_all(class_="line")]
+    return [_whole(line.rstrip()) for line in lines or pre.decode_contents().strip("\n").split("\n")]
+
+
+def _whole(line: str) -> str:
+    """The line, with each of its tags opened and closed in it. Only a line that needs it is parsed: that takes long."""
+    depths = [0, *accumulate(-1 if tag.startswith("</") else 1 for tag in re.findall(r"</?\w", line))]
+    if min(depths) == depths[-1] == 0:
+        return line
+    return str(BeautifulSoup(f"<pre>{line}</pre>", "html.parser")).removeprefix("<pre>").removesuffix("</pre>")
 
 
 def _code(cell: Tag) -> list[Markup]:
@@ -308,11 +315,13 @@ def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
 
 def _packed(slide: Markup, parts: list[Markup]) -> Iterator[Markup]:
     """The parts on as few slides as have room for them."""
+    height = _height(slide)
     for part in parts:
-        if slide and _height(slide + part) > TIGHT * ROOM:
+        more = _height(part)
+        if slide and height + more > TIGHT * ROOM:
             yield slide
-            slide = Markup()
-        slide += part
+            slide, height = Markup(), 0.0
+        slide, height = slide + part, height + more
     if slide:
         yield slide
 

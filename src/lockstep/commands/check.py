@@ -64,17 +64,16 @@ def _grade(course: Course, request: GradeRequest, on_check: OnCheck | None) -> R
     """Grade many exercises in two processes at once; fewer in the process that stays warm, if this is a terminal, else
     (CI, a pipe) in this one. LOCKSTEP_WARM=0 or 1 decides that.
     """
-    from ..grading.grade import grade
+    if request.isolation is None:
+        if worthwhile(request.exercises):
+            return grade_side_by_side(course, request, on_check)
+        if os.environ.get("LOCKSTEP_WARM", "1" if sys.stdout.isatty() else "0") == "1":
+            report = shared(course, request, on_check)
+            if report is not None:
+                return report
+        ranks.warm(PRELOADED)
+    from ..grading.grade import grade  # here, since it imports torch: what others grade is shown without
 
-    if request.isolation is not None:
-        return grade(course, request, on_check)
-    if worthwhile(request.exercises):
-        return grade_side_by_side(course, request, on_check)
-    if os.environ.get("LOCKSTEP_WARM", "1" if sys.stdout.isatty() else "0") == "1":
-        report = shared(course, request, on_check)
-        if report is not None:
-            return report
-    ranks.warm(PRELOADED)
     return grade(course, request, on_check)
 
 
