@@ -179,7 +179,22 @@ def test_every_picture_is_there(book: Path, name: str) -> None:
     for picture in soup(book, name).select('img[src^="pictures/"]'):
         assert (ROOT / "chapters" / picture["src"]).read_bytes() in stored, picture["src"]
     drawn = soup(book, name).select(".output div.lockstep-timeline, .output > .html > svg")
-    assert len(page.select(".fit .html > .lockstep-timeline, .fit .html > svg")) == len(drawn)
+    runs = sum(max(1, len(one.select("text.tl-bold"))) for one in drawn)
+    assert len(page.select(".fit .html > .lockstep-timeline, .fit .html > svg")) == runs
+
+
+def test_a_timeline_of_two_runs_is_two_slides_with_one_axis(book: Path) -> None:
+    """Each has its own bars and what they tell; the numbers below are at the same places, so a turn compares them."""
+    shown = [one for one in slides(book, "04_optimization") if one.select("text.tl-bold")]
+    assert [[title.get_text() for title in one.select("text.tl-bold")] for one in shown] == [["defaults"], ["buckets of 0.5 MiB"]]
+    first, second = (one.select_one(".tl-box > svg") for one in shown)
+    (whole,) = soup(book, "04_optimization").select(".tl-box > svg:has(text.tl-bold)")
+    bars = [[bar["aria-label"] for bar in one.select(".tl-bar")] for one in (first, second, whole)]
+    assert bars[0] and bars[1] and bars[0] + bars[1] == bars[2]
+    axis = [[(one["x"], one.get_text()) for one in svg.select("[text-anchor=middle]")] for svg in (first, second)]
+    assert axis[0] == axis[1] and len(axis[0]) > 3
+    assert [svg["aria-label"].count("Timeline(") for svg in (first, second)] == [1, 1]
+    assert "defaults" in first["aria-label"] and "buckets of 0.5 MiB" in second["aria-label"]
 
 
 @each_chapter

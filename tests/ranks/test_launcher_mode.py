@@ -1,5 +1,6 @@
 """A learner's own launcher under watch: `mp.spawn` and torchrun's launcher mean what they always mean, only faster."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def test_a_worker_raises() -> None:
     assert run.ranks[0].error is not None and run.ranks[0].error.type == "ProcessRaisedException"
     assert run.cause is not None and run.cause.kind == "raised" and run.cause.ranks == (1,)
     assert run.cause.headline == "rank 1 raised ValueError: bad shard"
+    assert re.search(r"Rank 0 .*(the launcher ended it|an echo)", " ".join(run.cause.notes)), run.cause
     assert run.cause.frame is not None and run.cause.frame.text == 'raise ValueError("bad shard")'
 
 
@@ -104,6 +106,7 @@ def test_torchruns_own_launcher_fails_in_its_workers_words() -> None:
     run = launch("launch_elastic", mode="raise")
     assert run.cause is not None and run.cause.kind == "raised" and run.cause.ranks == (1,), run.cause
     assert run.cause.headline == "rank 1 raised ValueError: bad shard"
+    assert re.search(r"Rank 0 .*(the launcher ended it|an echo)", " ".join(run.cause.notes)), run.cause
     assert run.cause.frame is not None and run.cause.frame.text == 'raise ValueError("bad shard")'
 
 

@@ -155,6 +155,41 @@ def test_every_end_is_told(case: Case, size: int, monkeypatch: pytest.MonkeyPatc
         assert run.cause.frame.text.endswith(case.line), told
 
 
+RAISES = "if rank == 1:\n    raise ValueError('oops')\n"
+WAITS = "waited in all_reduce #2 at fates:"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"dist.all_reduce(t)\n{RAISES}dist.all_reduce(t)", f"Ranks 0, 2 and 3 {WAITS}10; Lockstep ended them."),
+        (f"m = DDP(torch.nn.Linear(4, 4))\n{RAISES}m(t).sum().backward()",
+         "Ranks 0, 2 and 3 waited in backward, for DDP's gradient all-reduce #1 at fates:10; Lockstep ended them."),
+        (f"{RAISES}if rank == 2:\n    time.sleep(30)\nif rank != 3:\n    dist.barrier()",
+         "Rank 0 waited in barrier #1 at fates:12, rank 2 had reached fates:10 (time.sleep(30)); Lockstep ended them. "
+         "Rank 3 finished."),
+        (f"{RAISES}if rank == 2:\n    time.sleep(0.3); raise KeyError('x')\nif rank == 3:\n    time.sleep(0.3); sys.exit(3)\nwhile True: pass",
+         "Rank 0 had reached fates:13 (while True: pass); Lockstep ended it. Rank 2 raised KeyError: 'x' at fates:10, "
+         "rank 3 left with status 3."),
+        ("if rank == 1:\n    sys.exit(3)\ndist.barrier()",
+         "Ranks 0, 2 and 3 waited in barrier #1 at fates:9; Lockstep ended them."),
+    ],
+    ids=["wait", "backward", "elsewhere", "fail too", "status"],
+)  # fmt: skip
+def test_a_failure_tells_what_became_of_the_other_ranks(text: str, told: str) -> None:
+    run = ranks.run(ranks.Source(PRELUDE + text, "fates"), 4, deadline=60)
+    assert run.cause is not None and "rank 1" in run.cause.headline, run.cause
+    assert run.cause.notes == (told,)
+
+
+def test_a_rank_that_fails_because_of_another_tells_where() -> None:
+    run = ranks.run(
+        ranks.Source(PRELUDE + "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(t)", "fates"), 2
+    )
+    assert run.cause is not None
+    assert re.search(r'Rank 0 then failed with "Connection .*" at fates:9: an echo', " ".join(run.cause.notes))
+
+
 def test_two_calls_that_meet_by_chance_are_told_apart() -> None:
     """A skipped call is the usual reason when a loss meets gradients; the sizes alone would mislead."""
     loop = "m = DDP(torch.nn.Linear(4, 4))\nfor step in range(5):\n    m(t).sum().backward()\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from markupsafe import Markup
 from ..course import Course
 from ..course.outline import EFFORT, Outline, Section
 from ..course.quizzes import Question, rich
+from ..ranks.timeline_picture import AXIS, AXIS_LINE, TITLE_LINE
 from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
@@ -331,11 +333,33 @@ def _outputs(cell: Tag) -> list[Markup]:
     made = []
     for output in cell.select(".output > *"):
         if output.name == "img" or _is("html", output):
-            made += [] if output.iframe else [Markup(output.decode())]  # what moves is in the book
+            made += [] if output.iframe else _runs_apart(output)  # what moves is in the book
             continue
         lines = _lines(output.pre or output)
         start, end = _fitting(lines, 0, ROOM - 6)
         made.append(_shown(lines[start:end], "printed") + _remark(len(lines) - end + start, "more lines"))
+    return made
+
+
+def _runs_apart(output: Tag) -> list[Markup]:
+    """A timeline of several runs as one picture for each, on the same axis, so that turning the slide compares them."""
+    drawn = output.select_one(".tl-box > svg")
+    titles = drawn.find_all("text", class_="tl-bold", recursive=False) if drawn else []
+    if drawn is None or len(titles) < 2:
+        return [Markup(output.decode())]
+    parts = [one for one in drawn.children if isinstance(one, Tag)]
+    grids = [parts.index(title) - 1 for title in titles]
+    axis = next(n for n, one in enumerate(parts) if one.get("text-anchor") == "middle")
+    tops = [float(str(title["y"])) - TITLE_LINE for title in titles] + [float(str(parts[axis]["y"])) - AXIS_LINE]
+    told = re.split(r"(?<=\)) (?=Timeline\()", str(drawn["aria-label"]))
+    wide, made = str(drawn["viewbox"]).split()[2], []
+    for number, (top, below) in enumerate(itertools.pairwise(tops)):
+        panel = "".join(map(str, parts[grids[number] : [*grids, axis][number + 1]]))
+        ticks = f'<g transform="translate(0 {below - tops[-1]:g})">{"".join(map(str, parts[axis:]))}</g>'
+        drawn["viewbox"], drawn["aria-label"] = f"0 {top:g} {wide} {below - top + AXIS:g}", told[number]
+        drawn.clear()
+        drawn.append(BeautifulSoup(panel + ticks, "html.parser"))
+        made.append(Markup(output.decode()))
     return made
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from .divergence import Divergence, first_divergence, reached, say
 from .hangs import SAME_ORDER, branch, groups_apart, hang
 from .job import Job, TargetKind
 from .mismatch import SAME_ROOT, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
-from .places import call, is_users, place, rows, said_of, what
+from .places import IN_DDP, call, is_users, pending, place, rows, said_of, what
 from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
 from .words import at, first_line, line, names, one_or_more, size
@@ -35,6 +36,9 @@ SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", 
 GROUPS = re.compile(ECHO.pattern + "|" + TIMEOUT.pattern + "|gloo|connect", re.IGNORECASE)
 SLOW_DEATH = 0.5
 """Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
+RAN = "kept running"
+MOST_FATES = 3
+MOST_CODE = 40
 HELP = (
     (r"EOF when reading a line", "A rank has no keyboard: input() finds nothing to read."),
     (r"EADDRINUSE|Address already in use",
@@ -107,7 +111,10 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
-    return replace(found, echoes=tuple(report.rank for report in echoes), notes=(*found.notes, *_echo_note(echoes)))
+    alike = [one for one in causes if one.error and first.error and one.error.type == first.error.type]
+    told = {*found.ranks, *(one.rank for one in (*echoes, *alike))}
+    notes = (*found.notes, *_echo_note(echoes), *_fates([one for one in run.ranks if one.rank not in told]))
+    return replace(found, echoes=tuple(report.rank for report in echoes), notes=notes)
 
 
 def _parted(parted: Divergence, found: Cause) -> Cause:
@@ -145,7 +152,56 @@ def _echo_note(echoes: Sequence[RankReport]) -> tuple[str, ...]:
     matched = ECHO.search(error.message)
     text = matched.group(0) if matched else "a connection error"
     who = names(report.rank for report in echoes).capitalize()
-    return (f'{who} then failed with "{text}": an echo, not the cause.',)
+    places = {one.frame for report in echoes if (one := _own_error(report))}
+    where = at(places.pop()) if len(places) == 1 else ""
+    return (f'{who} then failed with "{text}"{where}: an echo, not the cause.',)
+
+
+def _fates(others: Sequence[RankReport]) -> tuple[str, ...]:
+    """What the other ranks did when one failed, and who ended them; ranks with the same fate are named together."""
+    fates: dict[str, dict[str, list[int]]] = {}
+    for report in others:
+        did, by = _fate(report)
+        fates.setdefault(by, {}).setdefault(did, []).append(report.rank)
+    said = []
+    for by, ranks in fates.items():
+        everyone = [rank for some in ranks.values() for rank in some]
+        listed = ranks.items() if not by or len(ranks) <= MOST_FATES else [(RAN, everyone)]
+        did = ", ".join(f"{names(some)} {what}" for what, some in listed)
+        ended = f"; {by} ended {one_or_more(everyone, 'it', 'them')}" if by else ""
+        said.append(f"{did[0].upper()}{did[1:]}{ended}.")
+    return (" ".join(said),) if said else ()
+
+
+def _fate(report: RankReport) -> tuple[str, str]:
+    """What a rank did when another failed, and who ended it: empty when it ended by itself."""
+    match report.outcome:
+        case Outcome.STOPPED:
+            return _did(report), "the launcher" if report.code == -signal.SIGTERM else "Lockstep"
+        case Outcome.RAISED if report.error is not None:
+            return f"raised {_short(report.error)}{at(report.error.frame)}", ""
+        case Outcome.EXITED if report.code:
+            return f"left with status {report.code}", ""
+        case Outcome.CRASHED:
+            return f"died by {signal_name(report.code)}", ""
+        case Outcome.RETURNED | Outcome.EXITED:
+            return "finished", ""
+    return f"ended too ({report.outcome.value})", ""
+
+
+def _did(report: RankReport) -> str:
+    """`waited in all_reduce #3 at train.py:14`; of a rank that wasn't asked, its last call."""
+    frame, last = report.stack.frame if report.stack else None, report.last_collective
+    operation = pending(report)
+    if operation is not None or call(report) not in ("", "backward", *IN_DDP):
+        return f"waited in {what(report)}{at(frame or (operation.frame if operation else None))}"
+    if frame is not None:
+        return f"had reached {frame.short} ({_cut(frame.text)})" if frame.text else f"had reached {frame.short}"
+    return f"had last called {last.title}{at(last.frame)}" if last else RAN
+
+
+def _cut(code: str) -> str:
+    return textwrap.shorten(code, MOST_CODE, placeholder=" …")
 
 
 def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Cause:
@@ -154,7 +210,7 @@ def _describe(run: Run, first: RankReport, causes: Sequence[RankReport]) -> Caus
         case Outcome.RAISED:
             return _raised(run, first, causes)
         case Outcome.EXITED:
-            return _exited(run, first)
+            return _exited(first)
         case Outcome.CRASHED:
             return _crashed(run, first, causes)
     said = {
@@ -245,16 +301,10 @@ def _help(error: Error) -> tuple[str, ...]:
     return tuple(note for pattern, note in HELP if re.search(pattern, text))[:1]
 
 
-def _exited(run: Run, report: RankReport) -> Cause:
+def _exited(report: RankReport) -> Cause:
     frame = report.error.frame if report.error else None
     how = "sys.exit" if frame else "os._exit"
     said = f': "{report.error.message}"' if report.error and report.error.type == "" and report.error.message else ""
-    others = [one.rank for one in run.ranks if one.rank != report.rank and one.outcome is Outcome.STOPPED]
-    note = (
-        (f"{names(others).capitalize()} {one_or_more(others, 'was', 'were')} still running and had to be stopped.",)
-        if others
-        else ()
-    )
     left = f"left with status {report.code} (by {how}){said}"
     caught = report.because
     if caught is not None:
@@ -264,8 +314,6 @@ def _exited(run: Run, report: RankReport) -> Cause:
         f"rank {report.rank} {left}{'' if caught else ' before its work was done.'}",
         (report.rank,),
         (caught.frame if caught else None) or frame,
-        (),
-        note,
         topic=Topic.FAILURES,
         error=caught,
     )

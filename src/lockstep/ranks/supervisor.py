@@ -227,6 +227,7 @@ class Supervisor:
                 if run.end is None:
                     self._notice(self.latecomers.look())
             elif self._others_have_spoken(run.failed_at):
+                self._see_where_they_stand()
                 self.run.end_by(RunEnd(Why.FAILED))
         self._notice(self.latecomers.look() if run.end is None else "")
 
@@ -281,6 +282,13 @@ class Supervisor:
             return
         self._stop_where_they_stand(Outcome.TIMED_OUT)
         self.run.end = end
+
+    def _see_where_they_stand(self) -> None:
+        """Ask those that have not finished, and let them be."""
+        waiting = self.run.unfinished()
+        self.talk.ask(waiting, insist=False)
+        for member in waiting:
+            member.stack = member.sample
 
     def _stop_where_they_stand(self, outcome: Outcome) -> None:
         """Ask those that have not finished where they stand, and end their code there."""

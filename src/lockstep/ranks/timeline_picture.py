@@ -20,6 +20,7 @@ CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
 """How wide letters are, in the font's size; all others are near 0.556."""
 TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
+TITLE_LINE, AXIS_LINE = 17, 14  # Where a panel's title and the axis's numbers stand, below their tops
 ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
 GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
@@ -157,9 +158,9 @@ def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
     for panel in panels:
         drawn, top = _panel(panel, scale, top)
         parts += drawn
-    parts += [f'<text class="tl-soft" text-anchor="middle" x="{x:.1f}" y="{top + 14:g}">{text}</text>'
+    parts += [f'<text class="tl-soft" text-anchor="middle" x="{x:.1f}" y="{top + AXIS_LINE:g}">{text}</text>'
               for x, text in scale.ticks()]  # fmt: skip
-    parts.append(f'<text class="tl-soft" x="8" y="{top + 14:g}">{scale.unit}</text>')
+    parts.append(f'<text class="tl-soft" x="8" y="{top + AXIS_LINE:g}">{scale.unit}</text>')
     height = top + AXIS
     legend, above = _legend(panels) if alone else ([], 0.0)
     head = f"<style>{cards.style(STYLE)}</style>" if alone else ""
@@ -174,7 +175,7 @@ def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
 def _panel(panel: Panel, scale: _Scale, top: float) -> tuple[list[str], float]:
     start, parts = panel.span[0], []
     if panel.title:
-        parts.append(f'<text class="tl-bold" x="8" y="{top + 17:g}">{escape(panel.title)}</text>')
+        parts.append(f'<text class="tl-bold" x="8" y="{top + TITLE_LINE:g}">{escape(panel.title)}</text>')
         top += TITLE
     first = top
     for number, step in zip(panel.numbers, panel.steps, strict=False):
