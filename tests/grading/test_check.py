@@ -6,14 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import ROOT
 from support.command_line import CommandLine, only
+from typer.testing import CliRunner
 
 from lockstep.authoring.bank import find
+from lockstep.commands import learner
 from lockstep.course import Course
 from lockstep.grading.request import GradeRequest
 from lockstep.grading.text import check_text, report_text
@@ -58,14 +61,30 @@ def test_a_report_from_before_there_were_rows_shows_its_table() -> None:
     assert check_text(read) == check_text(new) and table.replace("\n", "\n      ") in check_text(new)
 
 
-def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:
+@pytest.fixture
+def here(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Calls `lockstep …` in this process, with exit code and output; the tests' warm process is the one that it finds."""
+    monkeypatch.setenv("LOCKSTEP_WARM", "1")
+    monkeypatch.setattr("lockstep.commands.check.shared", worker.grade)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(learner.commands, arguments, standalone_mode=False)
+        assert done.exception is None, done.exception
+        return done.return_value, done.stdout
+
+    return call
+
+
+def test_failure_is_exit_1_with_a_diagnosis(
+    here: Callable[..., tuple[int, str]], course: Course, tmp_path: Path
+) -> None:
     """A failed check carries its diagnosis, with the submission's own line."""
     text = (course.solutions / "train_ddp.py").read_text(encoding="utf-8")
     broken = write(tmp_path, "train_ddp", text.replace("sampler.set_epoch(epoch)", "pass"))
     assert broken.read_text() != text
-    done = lockstep("check", "train_ddp", "--submission", str(broken), "--json")
-    assert done.returncode == 1, done.stdout + done.stderr
-    failed = [check for check in only(done.stdout)["exercises"][0]["checks"] if check["outcome"] == "failed"]
+    code, said = here("check", "train_ddp", "--submission", str(broken), "--json")
+    assert code == 1, said
+    failed = [check for check in only(said)["exercises"][0]["checks"] if check["outcome"] == "failed"]
     assert [check["diagnosis"]["id"] for check in failed] == ["missing-set-epoch"]
     diagnosis = failed[0]["diagnosis"]
     assert set(diagnosis) >= DIAGNOSIS_KEYS
@@ -74,12 +93,12 @@ def test_failure_is_exit_1_with_a_diagnosis(lockstep: CommandLine, course: Cours
     )
 
 
-def test_a_wait_for_ranks_that_have_left_the_code(lockstep: CommandLine) -> None:
+def test_a_wait_for_ranks_that_have_left_the_code(here: Callable[..., tuple[int, str]]) -> None:
     """The collective that the others wait in is the check's own: the first line does not speak of it."""
     wrong = find(ROOT, "setup_ddp/waits_on_rank_0")
     assert wrong is not None
-    done = lockstep("check", "--submission", wrong.label, "--json")
-    first = only(done.stdout)["exercises"][0]["checks"][0]["diagnosis"]
+    _, said = here("check", "--submission", wrong.label, "--json")
+    first = only(said)["exercises"][0]["checks"][0]["diagnosis"]
     assert (
         first["message"] == "Rank 0 waits in barrier #1, where nobody else comes: ranks 1, 2 and 3 have left your code."
     )
