@@ -113,6 +113,16 @@ def test_the_diagnoses_name_sections_that_exist() -> None:
                 assert title in plain, f"{read}: there is no such heading"
 
 
+@each_chapter
+def test_what_is_to_be_predicted_is_folded(name: str) -> None:
+    """An answer that is in view is not predicted. What a cell writes to a file is no answer."""
+    stored = notebook(name)
+    folded = [cell.id for cell in stored.cells if cell.metadata.get("jupyter", {}).get("outputs_hidden")]
+    chapters.cover(stored)
+    wanted = [cell.id for cell in stored.cells if cell.metadata.get("jupyter", {}).get("outputs_hidden")]
+    assert folded == wanted, f"run: ./lockstep author chapters {name}"
+
+
 # The builder -----------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +158,19 @@ def test_all_pictures_of_times_in_a_chapter_are_of_one_run(copy: Path) -> None:
     source.write_text(source.read_text().replace("# another", "# a third"))
     chapters.build(None, copy)
     assert not set(before) & set(times()), "one had to change, so both did"
+
+
+def test_a_build_folds_the_answers_to_a_prediction_and_no_other_output(copy: Path) -> None:
+    source = chapters.source_path("10_count", copy)
+    cells = ["# **Predict** the sum.", "# Two ways:", "print(3)", "# %%writefile three.txt\n# 3", "guess = None", "print(4)",
+             "# It is.", "print(5)", "# **Predict** this.", "# # Another section", "print(6)", "# - **Predict** first.", "print(7)"]  # fmt: skip
+    kinds = [" [markdown]" if cell.startswith("# ") and "%%" not in cell else "" for cell in cells]
+    added = "".join(f"\n# %%{kind}\n{cell}\n" for kind, cell in zip(kinds, cells, strict=True))
+    source.write_text(source.read_text() + added)
+    chapters.build(None, copy)
+    stored = nbformat.read(chapters.notebook_path("10_count", copy), as_version=4)
+    assert [cell.source for cell in stored.cells if cell.metadata.get("jupyter")] == ["print(3)", "print(4)"]
+    assert chapters.stale(None, copy) == []
 
 
 def test_a_changed_source_is_noticed(copy: Path) -> None:

@@ -183,7 +183,10 @@ def test_every_picture_is_there(book: Path, name: str) -> None:
 def test_a_timeline_of_two_runs_is_two_slides_with_one_axis(book: Path) -> None:
     """Each has its own bars and what they tell; the numbers below are at the same places, so a turn compares them."""
     shown = [one for one in slides(book, "04_optimization") if one.select("text.tl-bold")]
-    assert [[title.get_text() for title in one.select("text.tl-bold")] for one in shown] == [["defaults"], ["buckets of 0.5 MiB"]]
+    assert [[title.get_text() for title in one.select("text.tl-bold")] for one in shown] == [
+        ["defaults"],
+        ["buckets of 0.5 MiB"],
+    ]
     first, second = (one.select_one(".tl-box > svg") for one in shown)
     (whole,) = soup(book, "04_optimization").select(".tl-box > svg:has(text.tl-bold)")
     bars = [[bar["aria-label"] for bar in one.select(".tl-bar")] for one in (first, second, whole)]

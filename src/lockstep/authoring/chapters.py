@@ -37,6 +37,8 @@ CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCE_FORMAT = "py:percent"
+PREDICT = re.compile(r"^(?!- ).*\*\*Predict\b", re.MULTILINE)
+HEADING = re.compile(r"^#", re.MULTILINE)
 MEASURED = "data-measured"  # In the outputs of a cell whose picture shows times
 HEADER = """# ---
 # jupyter:
@@ -295,6 +297,20 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = cell.execution_count
+    cover(notebook)
+
+
+def cover(notebook: NotebookNode) -> None:
+    """Fold the outputs of the cells that answer a "Predict". JupyterLab unfolds one at a click, or when its cell runs."""
+    asked = answered = False
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            asked = bool(PREDICT.search(cell.source)) or (asked and not answered and not HEADING.search(cell.source))
+            answered = False
+        elif asked:
+            answered = True
+            if cell.outputs and not cell.source.startswith("%%writefile"):
+                cell.metadata["jupyter"] = {"outputs_hidden": True}
 
 
 def _joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
