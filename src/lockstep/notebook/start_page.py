@@ -41,7 +41,9 @@ window.jupyterapp?.restored.then(() => setTimeout(() => {
   jupyterapp.shell.collapseLeft();
 }, 500));
 </script>"""
-"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once; who opens it again keeps it."""
+"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once a tab; who
+opens it again keeps it.
+"""
 
 
 def write_start_page(course: Course) -> Path:
