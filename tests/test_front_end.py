@@ -176,6 +176,53 @@ def test_in_a_narrow_window_the_file_browser_makes_room_for_an_exercise(browser:
     page.close()
 
 
+def test_in_a_narrow_window_the_start_page_has_the_room(browser: Any, running: Lab) -> None:
+    """The file browser is closed once; whoever opens it again keeps it. A wide window has both."""
+    for width, left in ((1400, True), (700, False)):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.set_default_timeout(120_000)
+        page.goto(f"{running.address}lab/tree/start.ipynb?token={running.token}&reset")
+        page.locator(".ls-map > p a").wait_for()
+        files = page.locator("#filebrowser")
+        page.wait_for_timeout(2000)
+        assert files.is_visible() == left, width
+        if not left:
+            assert page.locator(".jp-NotebookPanel").bounding_box()["width"] > 0.85 * width
+            page.keyboard.press("Control+b")
+            files.wait_for()
+            page.wait_for_timeout(3000)  # JupyterLab saves the arrangement a while after the last change
+            page.reload()
+            page.locator(".ls-map > p a").wait_for()
+            page.wait_for_timeout(3000)
+            assert files.is_visible()
+        page.close()
+
+
+def test_an_answer_to_a_prediction_is_folded_until_it_is_wanted(browser: Any, running: Lab) -> None:
+    cells = [
+        nbformat.v4.new_code_cell(f"print({n} + {n})", metadata={"jupyter": {"outputs_hidden": True}}) for n in (2, 3)
+    ]
+    for cell, said in zip(cells, ("4", "6"), strict=True):
+        cell.outputs = [nbformat.v4.new_output("stream", text=f"{said}\n")]
+    file = running.course / "chapters" / "bench_folded.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), file)
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    notebook = Notebook(page, running, file.name)
+    first, second = notebook.cell("2 + 2"), notebook.cell("3 + 3")
+    for cell in (first, second):
+        folded = cell.locator(".jp-OutputPlaceholder")
+        folded.wait_for()
+        assert not cell.locator(".jp-OutputArea").is_visible() and not folded.inner_text().strip(), (
+            "not even its first line"
+        )
+        told = folded.locator(".jp-Placeholder-content").evaluate("one => getComputedStyle(one, '::before').content")
+        assert "click here" in told
+    first.locator(".jp-Placeholder-content").click()
+    first.locator(".jp-OutputArea", has_text="4").wait_for()
+    assert notebook.run(second).strip() == "6" and second.locator(".jp-OutputArea").is_visible()
+    page.close()
+
+
 @pytest.mark.parametrize("title", ["Is it the gradient of the joined batch?", "Exercise: implement setup_ddp"])
 def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, title: str) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 900})

@@ -301,7 +301,7 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
 
 
 def cover(notebook: NotebookNode) -> None:
-    """Fold the outputs of the cells that answer a "Predict". JupyterLab unfolds one at a click, or when its cell runs."""
+    """Fold the outputs of the cells that answer a "Predict". JupyterLab unfolds one at a click, or when it runs."""
     asked = answered = False
     for cell in notebook.cells:
         if cell.cell_type != "code":

@@ -19,6 +19,7 @@ from ..course.copies import chapter_file, set_aside
 from ..course.standing import standing
 from ..ranks.client import child_environment
 
+LOOKS = Path(__file__).with_name("jupyterlab")
 QUIET = '{"fetchNews": "false", "checkForUpdates": false}\n'  # JupyterLab asks nobody for these
 
 
@@ -64,6 +65,8 @@ def trust(notebooks: list[Path]) -> None:
 
 def open_lab(course: Course, arguments: list[str]) -> int:
     """Start JupyterLab in the course's folder, at the page with the map, and wait until it ends."""
+    from jupyter_core.paths import jupyter_config_dir
+
     try:
         refuse_root(arguments)
     except Trouble as refusal:
@@ -87,6 +90,9 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     # The file browser without the course's machinery; exercises that open beside a chapter.
     command += [f"--ServerApp.contents_manager_class={__package__}.contents.CourseFiles"]
     command += ["--LabApp.expose_app_in_browser=True"]
+    if not (Path(jupyter_config_dir()) / "custom" / "custom.css").is_file():  # theirs, if they have one
+        looks = {"static_custom_path": [str(LOOKS)]}
+        command += ["--LabApp.custom_css=True", f"--ServerApp.tornado_settings={looks}"]
     if page is not None:
         command.append(f"--LabApp.default_url=/lab/tree/{page.relative_to(course.root)}")
     server = subprocess.Popen([*command, *arguments], env=environment, cwd=course.root)

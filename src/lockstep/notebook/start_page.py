@@ -34,6 +34,17 @@ FOOT = "In a terminal, `./lockstep status` says the same, and `./lockstep --help
 """Below the map: after the last cell of a notebook, Shift+Enter adds an empty one."""
 STALE = "As it was when you started the lab. Click here and press Shift+Enter to bring it up to date."
 
+ROOM = """<script>
+window.jupyterapp?.restored.then(() => setTimeout(() => {
+  if (innerWidth >= 900 || sessionStorage.lockstepRoom) return;
+  sessionStorage.lockstepRoom = "made";
+  jupyterapp.shell.collapseLeft();
+}, 500));
+</script>"""
+"""In a narrow window JupyterLab's file browser would leave half of it to the page. It is closed once a tab; who
+opens it again keeps it.
+"""
+
 
 def write_start_page(course: Course) -> Path:
     """Write it into the course's folder. A chapter that cannot be read is named in the place of the map."""
@@ -43,7 +54,7 @@ def write_start_page(course: Course) -> Path:
         shown += f'<p class="ls-soft">{STALE}</p>'
     except CourseError as unreadable:
         shown = f"<p>{escape(str(unreadable))}</p>"
-    output = v4.new_output("display_data", {"text/html": said(ALONE + shown), "text/plain": "CourseMap()"})
+    output = v4.new_output("display_data", {"text/html": said(ALONE + shown + ROOM), "text/plain": "CourseMap()"})
     hidden = {"jupyter": {"source_hidden": True}}
     cells = [
         v4.new_markdown_cell(HEAD, id="head"),
