@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .. import authoring  # noqa: F401  it makes the import of nbformat a second shorter
 from ..bootstrap import Trouble, refuse_root
 from ..course import Course, CourseError
 from ..course.copies import chapter_file, set_aside

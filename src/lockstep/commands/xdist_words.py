@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from .. import authoring  # noqa: F401  before a plugin imports nbformat: it makes that a second shorter
+
 
 class Words:
     """In the place of "bringing up nodes...": what goes on, and how many tests there are."""
