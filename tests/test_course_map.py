@@ -262,6 +262,12 @@ def test_a_chapters_bar_says_how_much_is_done(course: Course) -> None:
     assert bars[1] == ("2", str(of), f"done in this chapter: 2 of {of}") and bars[0][0] == "0"
 
 
+def test_a_section_says_of_what_it_counts(course: Course) -> None:
+    said = course_map().html
+    assert re.search(r"Build it yourself</a><small>.*? · 0 of 2 questions and exercises done", said)
+    assert re.search(r"Two ways to use several GPUs</a><small>0 of 3 questions answered</small>", said)
+
+
 def test_what_is_stored_is_the_same_for_every_learner(course: Course) -> None:
     def stored() -> dict[str, str]:
         bundle = course_map("02_setup")._repr_mimebundle_()
@@ -280,9 +286,9 @@ def test_a_terminal_shows_the_same(course: Course, capsys: pytest.CaptureFixture
     of = len(course.chapters[0].exercises)
     assert lines[0] == "You are in chapter 2, “Where we start”."
     assert re.match(rf"✓ 1 How DDP works inside +questions 0/\d+  exercises 0/{of}", lines[2])
-    assert lines[3].split() == ["average_gradients"]
+    assert lines[3].split() == ["○", "average_gradients", "not", "tried", "yet"]
     cases = sum("/" in name for name in course.names)
-    assert f"clinic: {cases} not tried yet" in [line.strip() for line in lines], "not a line for each"
+    assert f"○ clinic: {cases} not tried yet".split() in [line.split() for line in lines], "not a line for each"
     joined = " ".join(lines[-2:]).strip()
     assert joined.startswith('Next: chapter 2, "Where we start"'), "it goes on from that chapter"
     assert joined.endswith("then setup_ddp: ./lockstep check setup_ddp")

@@ -19,7 +19,7 @@ from lockstep import bootstrap
 from lockstep.commands import lab
 from lockstep.commands.check import _Shower
 from lockstep.commands.terminal import next_text, show_score
-from lockstep.course import CourseError
+from lockstep.course import Course, CourseError, progress
 from lockstep.course.standing import NextUp
 from lockstep.course.stubs import make_stub
 from lockstep.grading import diagnose
@@ -346,6 +346,35 @@ def test_the_check_of_a_stub_is_one_line(name: str, tmp_path: Path, home: dict[s
     at = next(n for n, line in enumerate(stub.read_text().splitlines(), 1) if "raise NotImplementedError" in line)
     parts = f"{name} ✗ Nothing is written here yet", f"{stub}:{at}", f"./lockstep hint {name}"
     assert said.replace(" · ", " ") == " ".join(parts)  # the dot goes where a long path breaks the line
+
+
+@pytest.mark.parametrize(
+    ("checks", "line"),
+    [
+        ([unwritten("adds", 3), not_run("keeps", "needs “adds”")], "add: not begun; 2 checks wait for your code"),
+        ([unwritten("adds", 3), CheckResult("is quiet", "q", CheckOutcome.PASSED)], "add: 1 of 2 checks passed · 1.0 s"),
+        ([CheckResult("adds", "a", CheckOutcome.FAILED, Diagnosis("raised", "It raised."))], "add: 0 of 1 checks passed · 1.0 s"),
+        ([not_run("on a GPU", "there is no GPU")], "add: 0 of 1 checks passed · 1.0 s"),
+    ],
+)  # fmt: skip
+def test_a_stub_has_no_score(checks: list[CheckResult], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    show_score(ExerciseResult("add", tuple(checks), 1.0))
+    assert capsys.readouterr().out.splitlines()[0] == line
+
+
+def test_the_status_is_one_table_that_says_what_is_not_tried(tmp_path: Path) -> None:
+    for part in ("autograder", "chapters", "exercises"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    course = Course(tmp_path)
+    progress.record(course, "setup_ddp", 4, 10)
+    progress.record(course, "clinic/odd_shapes", 0, 3)
+    shown = screen(at_terminal(80, "status", LOCKSTEP_COURSE=str(tmp_path))).splitlines()
+    rows = {line.split()[1]: line.rstrip() for line in shown if line.lstrip()[:1] in tuple("○◐✓")}
+    assert rows["setup_ddp"].split() == ["◐", "setup_ddp", "4", "of", "10", "1", "try"]
+    assert rows["train_ddp"].split() == ["○", "train_ddp", "not", "tried", "yet"]
+    assert rows["clinic:"].split() == ["○", "clinic:", "27", "more", "not", "tried", "yet"]
+    told = {line.index("not tried yet") for line in rows.values() if "not tried" in line}
+    assert told == {rows["setup_ddp"].index("1 try")}
 
 
 def test_a_stub_that_an_exercise_uses_is_named(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from support.browser import chromium, faults
 from lockstep import ranks
 from lockstep.commands import run as command
 from lockstep.notebook.timeline import timeline
+from lockstep.ranks.messages import OWN_MARK
 from lockstep.ranks.report import Collective, Mark, Outcome, RankReport, Wait
-from lockstep.ranks.steps import PREFIX
 from lockstep.ranks.timeline import Timeline, whole
 from lockstep.ranks.timeline_picture import inline, page, picture
 
@@ -61,7 +61,7 @@ def labels(drawn: ElementTree.Element) -> list[str]:
 
 
 def test_exposed_is_when_the_code_stands_still() -> None:
-    for run in (made(), made(PREFIX)):
+    for run in (made(), made(OWN_MARK)):
         panel = whole(run)
         one = panel.steps[0][1]
         assert [phase.name for phase in one.phases] == ["forward", "backward", "after backward", "step"]
@@ -76,7 +76,7 @@ def test_who_marks_the_steps_is_not_marked_again() -> None:
     run = made()
     for report in run.ranks:
         report.marks += [
-            Mark(report.rank, 12 + n, PREFIX + name, 0.012 + n / 1000) for n, name in enumerate(("forward", "end"))
+            Mark(report.rank, 12 + n, OWN_MARK + name, 0.012 + n / 1000) for n, name in enumerate(("forward", "end"))
         ]
     assert whole(run).of == 1
 

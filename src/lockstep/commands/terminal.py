@@ -41,7 +41,9 @@ def show_waiting(checks: list[CheckResult], on: Console) -> None:
 def show_score(result: ExerciseResult) -> None:
     """The line under an exercise's checks."""
     style = "bold green" if result.passed else "bold"
-    line = f"{result.name}: {result.summary}"
+    failed = [check for check in result.checks if check.outcome is CheckOutcome.FAILED]
+    begun = result.score or not failed or not all(map(is_unwritten, failed))
+    line = f"{result.name}: {result.summary if begun else f'not begun; {result.max_score} checks wait for your code'}"
     console().print(Text(line, style=style))
     for below in filter(None, (hint_text(result), stage_text(result))):
         console().print(painted(below))
@@ -82,21 +84,34 @@ def show_status(course: Course) -> None:
     if now.here:
         number = known[now.here[0]].outline.number
         console().print(Text(fit(f"You are in chapter {number}, “{now.here[1]}”.", width()), style="bold"))
+    of = Counter(name.partition("/")[0] for name in course.names if "/" in name)
+    longest = max(map(len, course.names)) if width() >= BESIDE else 0
     for number, chapter in enumerate(course.chapters, 1):
         if chapter.name not in known and not set(chapter.exercises) & set(course.names):
             continue  # a course of some exercises has not all chapters
         _show_chapter(number, chapter, known.get(chapter.name))
         rows = Table(box=None, pad_edge=False, show_header=False)
+        for wide in (4, 1, longest, 8 if longest else 0, 0):  # the same in each chapter, so that all form one table
+            rows.add_column(min_width=wide)
         for name in chapter.exercises:
             if name in course.names and not _is_one_of_many(course, name):
                 done = progress.of(course, name)
-                mark = Text("✓", style="green") if done.passed else Text("·" if done.attempts else " ")
+                mark = Text("✓", style="green") if done.passed else Text("◐" if done.attempts else "○")
                 score = f"{done.best} of {done.max_score}" if done.max_score else ""
-                counts = (_counted(done.attempts, "try", "tries"), _counted(done.hints, "hint", "hints"))
-                rows.add_row("   ", mark, name, score, Text(", ".join(filter(None, counts)), style="dim"))
+                counts = (
+                    _counted(done.attempts, "try", "tries") or "not tried yet",
+                    _counted(done.hints, "hint", "hints"),
+                )
+                rows.add_row("", mark, name, score, Text(", ".join(filter(None, counts)), style="dim"))
         left = Counter(name.partition("/")[0] for name in chapter.exercises if _is_one_of_many(course, name))
         for group, count in left.items():
-            rows.add_row("   ", "", f"{group}: {count} not tried yet", "", "")
+            rows.add_row(
+                "",
+                "○",
+                f"{group}: {count} more" if count < of[group] else f"{group}: {count}",
+                "",
+                Text("not tried yet", style="dim"),
+            )
         console().print(rows)
     if now.here is None and not any(one.complete for one in now.chapters):
         console().print(painted(fit("\nStart with ./lockstep lab: it opens the first chapter.", width())))

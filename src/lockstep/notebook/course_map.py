@@ -219,7 +219,8 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
     state = f' role="img" aria-label="{told}" title="{told}">{glyph}' if part.of else ">"
     title = f'<a href="{html.escape(seen.section(chapter, part.section))}">{html.escape(part.section.plain)}</a>'
     notes = [html.escape(part.section.effort.lower())] if part.section.effort else []
-    notes += [f"{part.done} of {part.of} done"] if part.of > 1 else []
+    what = "questions and exercises done" if part.section.exercises else "questions answered"
+    notes += [f"{part.done} of {part.of} {what}"] if part.of > 1 else []
     if len(part.section.exercises) <= FEW:
         files = (seen.course.exercises / f"{name}.py" for name in part.section.exercises)
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]
