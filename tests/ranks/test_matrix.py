@@ -184,10 +184,16 @@ def test_a_failure_tells_what_became_of_the_other_ranks(text: str, told: str) ->
 
 def test_a_rank_that_fails_because_of_another_tells_where() -> None:
     run = ranks.run(
-        ranks.Source(PRELUDE + "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(t)", "fates"), 2
+        # a first one: else the group may not have formed yet on rank 0 when rank 1 dies
+        ranks.Source(
+            PRELUDE
+            + "dist.all_reduce(t)\nif rank == 1:\n    time.sleep(0.5); os.kill(os.getpid(), 9)\ndist.all_reduce(t)",
+            "fates",
+        ),
+        2,
     )
     assert run.cause is not None
-    assert re.search(r'Rank 0 then failed with "Connection .*" at fates:9: an echo', " ".join(run.cause.notes))
+    assert re.search(r'Rank 0 then failed with "Connection .*" at fates:10: an echo', " ".join(run.cause.notes))
 
 
 def test_two_calls_that_meet_by_chance_are_told_apart() -> None:
