@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import base64
 import html
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 
 from bs4 import BeautifulSoup, Tag
@@ -353,7 +352,7 @@ def _runs_apart(output: Tag) -> list[Markup]:
     tops = [float(str(title["y"])) - TITLE_LINE for title in titles] + [float(str(parts[axis]["y"])) - AXIS_LINE]
     told = re.split(r"(?<=\)) (?=Timeline\()", str(drawn["aria-label"]))
     wide, made = str(drawn["viewbox"]).split()[2], []
-    for number, (top, below) in enumerate(itertools.pairwise(tops)):
+    for number, (top, below) in enumerate(pairwise(tops)):
         panel = "".join(map(str, parts[grids[number] : [*grids, axis][number + 1]]))
         ticks = f'<g transform="translate(0 {below - tops[-1]:g})">{"".join(map(str, parts[axis:]))}</g>'
         drawn["viewbox"], drawn["aria-label"] = f"0 {top:g} {wide} {below - top + AXIS:g}", told[number]
