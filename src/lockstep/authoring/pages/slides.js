@@ -56,8 +56,9 @@ function theme(name) {
 }
 try { root.dataset.theme = localStorage.getItem("lockstep-theme") || "auto" } catch { }
 
+// What is told of a slide may be a frame old: after two keys in a row, it has left the window again.
 const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) {
+  for (const entry of entries) if (entry.isIntersecting && Math.abs(entry.target.getBoundingClientRect().top) < innerHeight / 2) {
     at = slides.indexOf(entry.target);
     history.replaceState(null, "", `#${at + 1}`);
   }
