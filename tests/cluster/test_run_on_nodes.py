@@ -82,17 +82,25 @@ def test_who_cannot_reach_node_0_says_so_and_ctrl_c_on_one_ends_both(nodes: clus
 
 
 @pytest.mark.parametrize(
-    ("cut", "said"), [(False, "is gone: its connection has ended"), (True, "has not answered for 10 s")]
+    ("how", "said"),
+    [
+        ("all killed", "is gone: its connection has ended"),
+        ("command killed", "is gone: its connection has ended"),
+        ("unreachable", "has not answered for 10 s"),
+    ],
 )
 def test_a_dead_node_and_an_unreachable_one_end_the_run(
-    cut: bool, said: str, nodes: cluster.Nodes, tmp_path: Path
+    how: str, said: str, nodes: cluster.Nodes, tmp_path: Path
 ) -> None:
     both = start(nodes, tmp_path, "work")
     for process in both:
         until(process, "ready", 2)
     began = time.monotonic()
+    cut = how == "unreachable"
     if cut:
         nodes.link_down(1)
+    elif how == "command killed":
+        both[1].kill()
     else:
         nodes.kill(1)
     assert both[0].wait(SECONDS) == 1

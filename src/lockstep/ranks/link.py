@@ -65,11 +65,15 @@ class Link:
         except (ChannelError, ValueError):
             self._lose("has said what no node says")
 
-    def _lose(self, how: str) -> None:
-        if self.lost:
-            return
+    def close(self) -> None:
+        """End it without a word: the other node takes this one for lost."""
         self.lost = True
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(self.channel)
         self.channel.close()
+
+    def _lose(self, how: str) -> None:
+        if self.lost:
+            return
+        self.close()
         self.forget(f"{self.name} {how}")

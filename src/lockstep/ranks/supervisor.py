@@ -237,7 +237,9 @@ class Supervisor:
             self._look()
             node_zero.answer()
             node_zero.look(self.hang_detector.pulse())
-        if node_zero.end is None:  # this node was told to end
+        if node_zero.end is None and self.run.end is not None and self.run.end.why is Why.CLIENT_GONE:
+            node_zero.link.close()  # who typed the command here was killed: nobody has told this node to end
+        elif node_zero.end is None:  # this node was told to end
             node_zero.stop(self.run.signal)
         elif node_zero.end.why is not Why.ALL_DONE and self.run.end is None:
             self.run.end = RunEnd(node_zero.end.why)
