@@ -150,6 +150,7 @@ def test_the_first_line_of_a_cell_is_said_in_words() -> None:
     assert books.what_it_runs("%%ranks 1 --into run") == "1 rank"
     told = books.what_it_runs("%%ranks 4 --nodes 2 --bandwidth 1gbit --expect out-of-memory")
     assert told == "4 ranks · 2 nodes · 1gbit · meant to end as: out of memory"
+    assert books.what_it_runs("%%ranks 3 --expect anything") == "3 ranks"
     assert books.what_it_runs("%%writefile a.py\nx") == "writes a.py" and books.what_it_runs("x = 1") == ""
 
 

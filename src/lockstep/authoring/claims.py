@@ -133,7 +133,7 @@ def shows_something(cell: Mapping[str, Any]) -> bool:
     said = "".join(_texts(cell.get("outputs", [])))
     if said.startswith("not run:"):
         return False
-    return bool(said.strip()) or bool(re.search(r"^\s*assert ", source, re.MULTILINE)) or "--expect " in source
+    return bool(said.strip()) or bool(re.search(r"^\s*assert |--expect (?!anything)", source, re.MULTILINE))
 
 
 def problems(ledger: Ledger, root: Path) -> list[str]:
