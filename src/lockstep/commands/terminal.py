@@ -43,10 +43,7 @@ def show_waiting(checks: list[CheckResult], on: Console) -> None:
 def show_score(result: ExerciseResult) -> None:
     """The line under an exercise's checks."""
     style = "bold green" if result.passed else "bold"
-    failed = [check for check in result.checks if check.outcome is CheckOutcome.FAILED]
-    begun = result.score or not failed or not all(map(is_unwritten, failed))
-    line = f"{result.name}: {result.summary if begun else f'not begun; {result.max_score} checks wait for your code'}"
-    console().print(Text(line, style=style))
+    console().print(Text(f"{result.name}: {result.summary}", style=style))
     for below in filter(None, (hint_text(result), stage_text(result))):
         console().print(painted(below))
 
