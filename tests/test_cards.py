@@ -199,7 +199,9 @@ def test_a_stub_is_one_quiet_line() -> None:
         check("adds", CheckOutcome.FAILED, found), check("keeps", CheckOutcome.NOT_RUN, reason="needs “adds”"),
     ), 1.0),))  # fmt: skip
     page = shown(report_card(report))
-    assert [line.get_text() for line in page.select("p")] == ["✗ Nothing is written here yet · add.py:3 · %hint add"]
+    assert [line.get_text() for line in page.select("p")] == [
+        "✗ Nothing is written here yet ·\xa0add.py:3 ·\xa0%hint add"
+    ], "no line ends with a dot"
     assert not page.select("details, .ls-bad, .ls-good")
 
 
@@ -298,7 +300,7 @@ def test_a_run_that_comes_to_a_stub_is_one_quiet_line(tmp_path: Path, monkeypatc
 
     card = ran("add: add both", course.root / "chapters" / ".." / "exercises" / "add.py")
     assert card is not None and repr(card) == "✗ Nothing is written here yet · exercises/add.py:7 · %hint add"
-    assert [line.get_text() for line in shown(card).select("p")] == [repr(card)]
+    assert [line.get_text().replace("\xa0", " ") for line in shown(card).select("p")] == [repr(card)]
     assert ran("aten: an operator is missing", stub) is None
     assert ran("add: add both", course.solutions / "add.py") is None
     assert unwritten_card(Run(2, "cpu", [])) is None

@@ -119,10 +119,10 @@ def assert_says_what_is_not_written(cells: list[Any]) -> None:
         name = cell.source.split()[1]
         (output,) = cell.outputs
         head, _, *lines = output.data["text/plain"].splitlines()
-        assert head.split()[:2] == [name, "0"] and lines
+        assert head.split()[:3] == [name, "not", "begun;"] and lines
         for line in lines:
             place = rf"exercises/{name}\.(?:py|sbatch):\d+"
-            assert re.fullmatch(rf" *✗ Nothing is written here yet · {place} · %hint {name}", line), line
+            assert re.fullmatch(rf" *✗ Nothing is written here yet ·\s{place} ·\s%hint {name}", line), line
         assert "ls-card" in output.data["text/html"] and "ls-moving" not in output.data["text/html"]
 
 
@@ -262,7 +262,7 @@ def test_the_first_chapter_runs_top_to_bottom(first: tuple[Notebook, list[Any], 
     assert_ran(cells)
     assert_says_what_is_not_written(cells)
     (mine,) = (cell for cell in cells if "from mini_ddp import MiniDDP" in cell.source)
-    line = r"✗ Nothing is written here yet · exercises/mini_ddp\.py:\d+ · %hint mini_ddp"
+    line = r"✗ Nothing is written here yet ·\sexercises/mini_ddp\.py:\d+ ·\s%hint mini_ddp"
     assert re.fullmatch(line, mine.outputs[0].data["text/plain"])
     assert len(cells) > 50 and errors == []
     own = Path("chapters") / f"{CHAPTERS[0]}.ipynb"

@@ -34,6 +34,10 @@ CUT_OFF = """() => [...document.querySelectorAll(".slide")].flatMap((slide) => {
 SMALLEST = """() => Math.min(...[...document.querySelectorAll(".fit pre.source, .fit > p:not(.cut, .runs, .keys)")].map((one) =>
   parseFloat(getComputedStyle(one).fontSize) * one.closest(".fit").dataset.zoom))"""
 
+# The smallest word in a drawing, in pixels.
+LABELS = """() => Math.min(99, ...[...document.querySelectorAll(".fit svg text")].map((one) =>
+  parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a))"""
+
 
 def text(book: Path, place: str) -> str:
     return (book / f"{place}.html").read_text(encoding="utf-8")
@@ -131,9 +135,33 @@ def test_what_is_to_be_predicted_is_asked_before_any_output(book: Path, name: st
     ]
     for paragraph in predicted:
         asked = re.sub(r"\(--timeline[^()]*\)", "", words(paragraph))
-        (at,) = [n for n, one in enumerate(shown) if "ask" in one["class"] and asked in words(one)]
+        at = next(n for n, one in enumerate(shown) if "ask" in one["class"] and asked in words(one))
         assert "answer" in next(one for one in shown[at:] if "ask" not in one["class"])["class"]
     assert predicted or name == "05_checkpointing"
+
+
+@each_chapter
+def test_a_question_asks_and_its_title_does_not_answer(book: Path, name: str) -> None:
+    """A question that takes several slides is on each of them."""
+    for one in (one for one in slides(book, name) if "ask" in one["class"]):
+        said = " ".join(part.get_text() for part in one.select(".fit > p"))
+        assert "?" in said or "Predict" in said or one.select(".choices"), (one["id"], said)
+        assert ":" not in one.h2.get_text()
+    if name == "01_internals":
+        asked = [one for one in slides(book, name) if one.select("img.covered")]
+        assert [one.h2.get_text() for one in asked] == ["Broadcast", "Reduce", "All-reduce", "All-gather", "Reduce-scatter"]  # fmt: skip
+        assert {one.select_one(".fit > p.key").get_text() for one in asked} == {"What will each rank hold?"}
+
+
+@each_chapter
+def test_a_timeline_says_what_it_shows(book: Path, name: str) -> None:
+    """In the chapter's own words, below the picture; each part of it, where it takes several slides."""
+    drawn = [one for one in slides(book, name) if one.select(".lockstep-timeline")]
+    for one in drawn:
+        (said,) = one.select(".fit > p.taken")
+        assert words(said) in words(soup(book, name).main), (one["id"], said)
+    if name == "01_internals":
+        assert drawn[0].select_one(".taken").get_text().endswith("solid green, the rank computes nothing.")
 
 
 def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> None:
@@ -172,6 +200,15 @@ def test_an_exercise_has_its_names_its_minutes_and_its_command(book: Path, name:
         assert slide.select_one(".command").get_text() == f"./lockstep check {command}"
 
 
+def pictures_of(drawn: Any) -> int:
+    """How many slides a timeline takes: one for each run; of a tall one, for each rank."""
+    svg = drawn.select_one(".tl-box > svg")
+    if runs := drawn.select("text.tl-bold"):
+        return len(runs)
+    tall = svg is not None and float(svg["viewbox"].split()[3]) > decks.TALL
+    return len([one for one in svg.select("text[x='8']") if one.get_text().startswith("rank ")]) if tall else 1
+
+
 @each_chapter
 def test_every_picture_is_there(book: Path, name: str) -> None:
     page = soup(book, f"slides/{name}")
@@ -179,7 +216,7 @@ def test_every_picture_is_there(book: Path, name: str) -> None:
     for picture in soup(book, name).select('img[src^="pictures/"]'):
         assert (ROOT / "chapters" / picture["src"]).read_bytes() in stored, picture["src"]
     drawn = soup(book, name).select(".output div.lockstep-timeline, .output > .html > svg")
-    runs = sum(max(1, len(one.select("text.tl-bold"))) for one in drawn)
+    runs = sum(map(pictures_of, drawn))
     assert len(page.select(".fit .html > .lockstep-timeline, .fit .html > svg")) == runs
 
 
@@ -198,6 +235,25 @@ def test_a_timeline_of_two_runs_is_two_slides_with_one_axis(book: Path) -> None:
     assert axis[0] == axis[1] and len(axis[0]) > 3
     assert [svg["aria-label"].count("Timeline(") for svg in (first, second)] == [1, 1]
     assert "defaults" in first["aria-label"] and "buckets of 0.5 MiB" in second["aria-label"]
+
+
+def test_a_tall_timeline_is_a_slide_for_each_rank(book: Path) -> None:
+    """With the same axis, each with its own bars."""
+    whole = next(
+        one
+        for one in soup(book, "01_internals").select(".tl-box > svg:not(:has(text.tl-bold))")
+        if float(one["viewbox"].split()[3]) > decks.TALL
+    )
+    bars = [bar["aria-label"] for bar in whole.select(".tl-bar")]
+    found = [svg for one in slides(book, "01_internals") for svg in one.select(".tl-box > svg")]
+    first, second = (svg for svg in found if {bar["aria-label"] for bar in svg.select(".tl-bar")} <= {*bars})
+    mine = [[bar["aria-label"] for bar in svg.select(".tl-bar")] for svg in (first, second)]
+    assert mine[0] and mine[1] and mine[0] + mine[1] == bars
+    named = [[text.get_text() for text in svg.select("text[x='8']")] for svg in (first, second)]
+    assert named == [["rank 0", "ms"], ["rank 1", "ms"]]
+    axis = [[(one["x"], one.get_text()) for one in svg.select("[text-anchor=middle]")] for svg in (first, second)]
+    assert axis[0] == axis[1] and len(axis[0]) > 3
+    assert max(float(svg["viewbox"].split()[3]) for svg in (first, second)) < float(whole["viewbox"].split()[3])
 
 
 @each_chapter
@@ -241,6 +297,7 @@ def test_nothing_is_cut_and_all_can_be_read_from_the_back(
     page.goto(f"file://{book}/slides/{name}.html")
     assert page.evaluate(CUT_OFF) == []
     assert page.evaluate(SMALLEST) >= 0.021 * height
+    assert page.evaluate(LABELS) >= 0.0165 * height, "12 pixels of 720"
     assert page.evaluate(CONTRASTS) == {}
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert errors == [] and all(url.startswith(("file://", "data:")) for url in asked)

@@ -362,19 +362,29 @@ def test_a_stub_has_no_score(checks: list[CheckResult], line: str, capsys: pytes
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
-def test_the_status_is_one_table_that_says_what_is_not_tried(tmp_path: Path) -> None:
+def test_the_status_has_rows_for_what_is_begun_and_a_line_for_the_rest(tmp_path: Path) -> None:
     for part in ("autograder", "chapters", "exercises"):
         (tmp_path / part).symlink_to(ROOT / part)
     course = Course(tmp_path)
+
+    def shown(columns: int) -> list[str]:
+        return screen(at_terminal(columns, "status", LOCKSTEP_COURSE=str(tmp_path))).rstrip().splitlines()
+
+    assert len(fresh := shown(80)) <= 24 and sum("not tried" in line for line in fresh) == 1, "for a newcomer"
+    progress.record(course, "average_gradients", 7, 7)
     progress.record(course, "setup_ddp", 4, 10)
     progress.record(course, "clinic/odd_shapes", 0, 3)
-    shown = screen(at_terminal(80, "status", LOCKSTEP_COURSE=str(tmp_path))).splitlines()
-    rows = {line.split()[1]: line.rstrip() for line in shown if line.lstrip()[:1] in tuple("○◐✓")}
-    assert rows["setup_ddp"].split() == ["◐", "setup_ddp", "4", "of", "10", "1", "try"]
-    assert rows["train_ddp"].split() == ["○", "train_ddp", "not", "tried", "yet"]
-    assert rows["clinic:"].split() == ["○", "clinic:", "27", "more", "not", "tried", "yet"]
-    told = {line.index("not tried yet") for line in rows.values() if "not tried" in line}
-    assert told == {rows["setup_ddp"].index("1 try")}
+    rows = [line.rstrip() for line in shown(80) if line.lstrip()[:1] in tuple("○◐✓") and "begun" not in line]
+    assert rows[:6] == [
+        "      ✓  average_gradients",
+        "      ○  ring_all_reduce, mini_ddp",
+        "      ◐  setup_ddp                 4 of 10   1 try",
+        "      ○  train_ddp, launch_distributed",
+        "      ◐  clinic/odd_shapes         0 of 3    1 try",
+        "      ○  preflight, find_divergence, device_report, clinic (27 more)",
+    ]
+    narrow = shown(60)
+    assert max(map(len, narrow)) <= 60 and "         clinic (27 more)" in narrow
 
 
 def test_a_stub_that_an_exercise_uses_is_named(tmp_path: Path) -> None:

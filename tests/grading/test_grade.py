@@ -126,7 +126,16 @@ def test_a_class_from_download_to_grades(tiny: Course, tmp_path: Path) -> None:
     assert lines[0].startswith("4 submissions · less than a minute, ") and lines[0].endswith(" · seed 7")
     assert [line.split("  ")[0] for line in lines[1:5]] == ["1/4", "2/4", "3/4", "4/4"]
     assert "hank-1003: 0 of 2" in said and "hang" in said and "3 graded · 1 nothing to grade" in said
-    assert f"\nOpen {out / 'index.html'}\nBeside it: reports, grades.csv, " in said
+    table = lines[lines.index("3 graded · 1 nothing to grade") + 1 :][:6]
+    assert [row.split() for row in table] == [
+        ["learner", "points", "add", "times"],
+        ["ada-lovelace-1001", "4", "of", "4", "2", "of", "2", "2", "of", "2"],
+        ["hank-1003", "0", "of", "2", "0", "of", "2", "–"],
+        ["nobody-1004", "nothing", "to", "grade"],
+        ["zoe-1-1-1002", "2", "of", "4", "1", "of", "2", "1", "of", "2"],
+        ["–", "not", "handed", "in"],
+    ]
+    assert f"\nClass page  {out / 'index.html'} · open" in said and f"\nGradebook   {out / 'grades.csv'}\n" in said
     text = (out / "grades.csv").read_bytes().decode("utf-8")
     assert text.startswith("\ufeff")
     rows = {row["learner"]: row for row in csv.DictReader(io.StringIO(text[1:]))}
@@ -236,7 +245,9 @@ def test_a_terminal_gets_a_bar(tiny: Course, tmp_path: Path) -> None:
     os.close(ours)
     assert process.wait(SECONDS) == 0
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode())
-    assert "2/2" in text and "━" in text and "refused 1" in text and "ada-lovelace-1001: " not in text
+    assert "2/2" in text and "━" in text and "1 refused" in text and "ada-lovelace-1001: " not in text
+    assert "-:--" not in text and "0/2 less than a minute left" in text and re.search(r"2/2 in \d+ s", text)
+    assert re.search(r"ada-lovelace-1001 +4 of 4 +2 of 2 +2 of 2\n", text.replace("\r", ""))
 
 
 # Kills ---------------------------------------------------------------------------------------------------------------

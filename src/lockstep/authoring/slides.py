@@ -23,17 +23,19 @@ from markupsafe import Markup
 from ..course import Course
 from ..course.outline import EFFORT, Outline, Section
 from ..course.quizzes import Question, rich
-from ..ranks.timeline_picture import AXIS, AXIS_LINE, TITLE_LINE
+from ..ranks.timeline_picture import AXIS, AXIS_LINE, GAP, TITLE_LINE
 from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
+TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
 TEXT_WIDTH, CODE_WIDTH = 76, 82  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
 ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
+RANK_LINE = 19  # units from the top of a rank's rows to its name
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 
 
@@ -100,18 +102,25 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
 
 @dataclass
 class _Deck:
-    """The slides of a chapter, made from its cells in reading order. No sentence is on two slides, except questions."""
+    """The slides of a chapter, made from its cells in reading order. No sentence is on two slides, except questions and
+    what is said of a picture that takes several slides.
+    """
 
     chapter: Outline
     questions: dict[str, Question]
     said: set[str] = field(default_factory=set)
+    question: str = ""  # the last that the text has asked: of pictures that follow, one below the other
 
     def slides(self, body: BeautifulSoup) -> Iterator[Slide]:
         sections = {section.plain: section for section in self.chapter.sections}
         section, above = Section(""), ""
         (first, introduction), *parts = _parts(body)
-        for drawn in (one for node in introduction for one in node.select(".output > .html > .lockstep-timeline")):
-            yield Slide(first.decode_contents(), Markup(str(drawn.parent)), str(first["id"]), "picture")
+        for number, node in enumerate(introduction):
+            for drawn in node.select(".output > .html > .lockstep-timeline"):
+                told = next((one for one in introduction[number:] if one.name == "p"), None)
+                last = self.fitting(_sentences(told)[::-1], 140)[::-1] if told else []
+                shown = Markup(str(drawn.parent)) + self.paragraph(last, "taken")
+                yield Slide(first.decode_contents(), shown, str(first["id"]), "picture")
         for heading, nodes in parts:
             title, anchor = heading.decode_contents(), str(heading["id"])
             main = heading.name == "h2"
@@ -133,7 +142,7 @@ class _Deck:
             if not made and heading.name == "h3" and not effort:
                 made = [("text", self.paragraph(self.first(nodes, 420)))]
             for kind, block in made:
-                yield Slide(title, block, anchor, kind, "" if main else above)
+                yield Slide(_unanswered(title) if kind == "ask" else title, block, anchor, kind, "" if main else above)
 
     def exercise(self, section: Section, task: Tag) -> Markup:
         """Its name, its minutes, its command, and the first sentences of what to do."""
@@ -156,15 +165,17 @@ class _Deck:
             node = rest.pop(0)
             if node.name == "p" and not node.img:
                 lead, asked = node, Markup(node.decode()) if _predicts(node) else Markup()
+                self.question = next((one for one in _sentences(node)[::-1] if one.endswith("?")), self.question)
             elif node.name == "p" or (node.name == "details" and node.img):
                 assert node.img is not None
                 before = self.last(lead)
                 turns = node.img.get("class") == "turns"
                 if turns:  # what comes out is to be guessed first
-                    yield "ask", before + Markup(str(node.img).replace('class="turns"', 'class="covered"'))
+                    asking = before if "?" in before else self.paragraph([self.question])
+                    yield "ask", asking + Markup(str(node.img).replace('class="turns"', 'class="covered"'))
                 yield "answer" if turns else "picture", before + Markup(str(node.img)) + self.taken(rest)
             elif node.name == "details":
-                before = Markup(str(lead or ""))
+                before = Markup(str(lead)) if lead else self.paragraph([self.question] if self.question else [])
                 hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
                 yield from (("ask", before), ("answer", hidden))
             elif _is("quiz", node):
@@ -176,7 +187,8 @@ class _Deck:
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
                     told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
-                    yield from (("ask", part) for part in _packed(asked, [one for cell in told for one in _code(cell)]))
+                    code = [one for cell in told for one in _code(cell)]
+                    yield from (("ask", part) for part in _packed(asked, code, _asking(asked)))
                     outputs = [one for cell in shown for one in _outputs(cell)]
                     yield from (("answer", part) for part in _packed(Markup(), _joined(outputs, self.taken(rest))))
                 else:
@@ -249,6 +261,18 @@ def _predicts(paragraph: Tag) -> bool:
     return any(one.get_text().startswith("Predict") for one in paragraph.find_all("strong"))
 
 
+def _unanswered(title: str) -> str:
+    """A question's title: "All-gather" of "All-gather: all tensors, everywhere"."""
+    return title.partition(":")[0]
+
+
+def _asking(asked: Markup) -> Markup:
+    """Of a paragraph that asks, the sentences that do: a second slide of its code repeats them."""
+    text = BeautifulSoup(asked, "html.parser").p
+    found = [one for one in _sentences(text) if "Predict" in one or one.endswith("?")] if text else []
+    return Markup(f'<p class="lead">{" ".join(found)}</p>') if found else Markup()
+
+
 def _plain(text: str) -> str:
     return html.unescape(re.sub("<[^>]+>", "", text))
 
@@ -272,7 +296,14 @@ def _height(block: Markup) -> float:
     height = 0.0
     for one in [drawn.extract() for drawn in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
         rows = [line for part in one.select("p, tr, pre, .ls-code > div") for line in part.get_text().split("\n")]
-        height += 25 if one.find(class_="lockstep-timeline") else 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
+        drawn = one.find("svg", viewbox=True, recursive=False)
+        if one.find(class_="lockstep-timeline"):
+            height += 25
+        elif isinstance(drawn, Tag):
+            wide, high = map(float, str(drawn["viewbox"]).split()[2:])
+            height += 1 + min(19, 60 * high / wide)
+        else:
+            height += 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
     height += sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
     return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup(["p", "li", "tr"]))
 
@@ -310,18 +341,20 @@ def _code(cell: Tag) -> list[Markup]:
 
 
 def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
-    """What the text says about the last output stays with it."""
-    return [*outputs[:-1], outputs[-1] + taken] if outputs else [taken]
+    """What the text says about the last output stays with it, and with each timeline, which has a slide of its own."""
+    *others, last = outputs or [Markup()]
+    return [*(one + taken if "lockstep-timeline" in one else one for one in others), last + taken]
 
 
-def _packed(slide: Markup, parts: list[Markup]) -> Iterator[Markup]:
-    """The parts on as few slides as have room for them."""
+def _packed(slide: Markup, parts: list[Markup], again: str = "") -> Iterator[Markup]:
+    """The parts on as few slides as have room for them. From the second slide on, `again` is above them."""
     height = _height(slide)
     for part in parts:
         more = _height(part)
         if slide and height + more > TIGHT * ROOM:
             yield slide
-            slide, height = Markup(), 0.0
+            slide = Markup(again)
+            height = _height(slide)
         slide, height = slide + part, height + more
     if slide:
         yield slide
@@ -341,19 +374,33 @@ def _outputs(cell: Tag) -> list[Markup]:
 
 
 def _runs_apart(output: Tag) -> list[Markup]:
-    """A timeline of several runs as one picture for each, on the same axis, so that turning the slide compares them."""
+    """A timeline of several runs as one picture for each, and a tall one as one for each rank. All have the same axis,
+    so turning the slide compares them.
+    """
     drawn = output.select_one(".tl-box > svg")
     titles = drawn.find_all("text", class_="tl-bold", recursive=False) if drawn else []
-    if drawn is None or len(titles) < 2:
+    if drawn is None or (len(titles) < 2 and float(str(drawn["viewbox"]).split()[3]) <= TALL):
         return [Markup(output.decode())]
     parts = [one for one in drawn.children if isinstance(one, Tag)]
-    grids = [parts.index(title) - 1 for title in titles]
     axis = next(n for n, one in enumerate(parts) if one.get("text-anchor") == "middle")
-    tops = [float(str(title["y"])) - TITLE_LINE for title in titles] + [float(str(parts[axis]["y"])) - AXIS_LINE]
-    told = re.split(r"(?<=\)) (?=Timeline\()", str(drawn["aria-label"]))
+    grid: Tag | None = None
+    if len(titles) > 1:
+        starts = [parts.index(title) - 1 for title in titles]
+        tops = [float(str(title["y"])) - TITLE_LINE for title in titles]
+        told = re.split(r"(?<=\)) (?=Timeline\()", str(drawn["aria-label"]))
+    else:
+        ranks = [one for one in parts if one.get("x") == "8" and one.get_text().startswith("rank ")]
+        starts = [parts.index(one) for one in ranks]
+        tops = [0.0, *(float(str(one["y"])) - RANK_LINE for one in ranks[1:])]
+        told = [str(drawn["aria-label"])] * len(ranks)
+        starts[0] = parts.index(grid := next(one for one in parts if one.name == "path")) + 1
+    tops.append(float(str(parts[axis]["y"])) - AXIS_LINE)
     wide, made = str(drawn["viewbox"]).split()[2], []
     for number, (top, below) in enumerate(pairwise(tops)):
-        panel = "".join(map(str, parts[grids[number] : [*grids, axis][number + 1]]))
+        panel = "".join(map(str, parts[starts[number] : [*starts, axis][number + 1]]))
+        if grid is not None:
+            lines = re.sub(r" [\d.]+V[\d.]+", f" {top + GAP:g}V{below - GAP / 2:g}", str(grid["d"]))
+            panel = f'<path class="tl-grid" d="{lines}"/>{panel}'
         ticks = f'<g transform="translate(0 {below - tops[-1]:g})">{"".join(map(str, parts[axis:]))}</g>'
         drawn["viewbox"], drawn["aria-label"] = f"0 {top:g} {wide} {below - top + AXIS:g}", told[number]
         drawn.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +14,16 @@ from typing import Any
 
 from ..course import Course, CourseError, short
 from ..grading import bulk, policy_file, slurm_array, writers
-from ..grading.classroom import ClassResult, GradingOutcome, Learner
+from ..grading.classroom import GradingOutcome, Learner
 from ..grading.exports import visible
 from ..grading.exports.pages import plural
 from ..grading.forecast import Forecast, about
-from ..ranks.text import fit
+from . import class_table
 from .console import width
 
 ENDS = {"hang": "hung", "crashed": "crashed", "timed-out": "no end", "out-of-memory": "out of memory"}
 """Diagnoses to count while a class is graded: they take most of the time."""
+COLUMNS = 80  # The first line is no wider, also in a pipe
 SHORT = 60  # Seconds: what ends sooner needs no forecast
 APART = {"sandbox": "isolated by bubblewrap", "user": "run as another user, without a sandbox", "none": "not isolated"}
 
@@ -55,10 +57,13 @@ def grade(
         done = len(grading.roster) - len(pending)
         forecast = Forecast.of(grading, pending, jobs)
         expected = f" · {about(forecast.left)}, {min(jobs, len(pending))} at a time" if pending else ""
-        _say(
-            f"{plural(len(grading.roster), 'submission')}{expected} · {APART[grading.tier.name]}"
-            f" · seed {grading.plan.seed}" + (f" · {done} graded before" if done and not request.only else "")
-        )
+        first = [
+            f"{plural(len(grading.roster), 'submission')}{expected}",
+            APART[grading.tier.name],
+            f"seed {grading.plan.seed}",
+            *([f"{done} graded before"] if done and not request.only else []),
+        ]
+        _say(_packed(first, min(width(), COLUMNS)))
         try:
             if pending:
                 with _shown(len(grading.roster), done, forecast) as listen:
@@ -84,7 +89,8 @@ def grade(
             left = sum(grading.known(one) is None for one in grading.roster)
             _say(f"{left} of {len(grading.roster)} are not graded yet: the same command without --only goes on.")
             return 0
-        for remark in writers.mark(graded, course, rules).grades.remarks:
+        marked = writers.mark(graded, course, rules)
+        for remark in marked.grades.remarks:
             _say(f"Mind: {remark}" + ("" if remark.endswith("?") else "."))
         aside = sum(bool(one.handed.notes) for one in graded.learners)
         if aside:
@@ -92,7 +98,7 @@ def grade(
                 f"Some files of {plural(aside, 'learner')} were set aside: "
                 "the remarks in grades.csv say which, and why."
             )
-        _sum_up(graded, writers.write_all(graded, out, course, rules), grading)
+        _sum_up(marked, writers.write_all(graded, out, course, rules), grading)
         return graded.exit_code
 
 
@@ -141,21 +147,35 @@ def _shown(total: int, done: int, forecast: Forecast) -> Iterator[Callable[[Lear
 
         yield print_line
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
 
-    columns = (BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[tally]}"))
-    with Progress(*columns, speed_estimate_period=600) as progress:
+    class Left(ProgressColumn):
+        """What the forecast says, less the time since a learner was counted; at the end how long it took."""
+
+        def render(self, task: Task) -> Text:
+            if task.finished:
+                return Text(f"in {task.finished_time or 0:.0f} s")
+            return Text(f"{about(forecast.left - (time.monotonic() - counted))} left")
+
+    counted = time.monotonic()
+    bar = 30 if width() >= COLUMNS else 10
+    room = width() - bar - len(f" {total}/{total} less than a minute left ")
+    with Progress(BarColumn(bar), MofNCompleteColumn(), Left(), TextColumn("{task.fields[tally]}")) as progress:
         task = progress.add_task("", total=total, completed=done, tally="")
         tally: Counter[str] = Counter()
 
         def advance(learner: Learner) -> None:
+            nonlocal counted
             forecast.count(learner)
+            counted = time.monotonic()
             if learner.outcome is not GradingOutcome.GRADED:
                 tally["refused" if learner.outcome is GradingOutcome.NOTHING else "our faults"] += 1
             tally.update({ENDS[id] for id in learner.diagnoses if id in ENDS})
             ends = [until(forecast.left)] if forecast.left >= SHORT else []
-            said = " · ".join([*ends, *(f"{what} {n}" for what, n in tally.items())])
-            progress.update(task, advance=1, tally=said)
+            points = [f"{learner.id} {learner.score} of {learner.max_score}"] if learner.exercises else []
+            said = [*ends, *(f"{n} {what}" for what, n in tally.items()), *points]
+            progress.update(task, advance=1, tally=_packed(said, room).partition("\n")[0] if said else "")
 
         yield advance
 
@@ -167,14 +187,16 @@ def until(seconds: float) -> str:
     return f"until {end:%H:%M}" if end.date() == now.date() else f"until {end:%A, %H:%M}"
 
 
-def _sum_up(graded: ClassResult, files: list[Path], grading: bulk.Grading) -> None:
+def _sum_up(marked: writers.Marked, files: list[Path], grading: bulk.Grading) -> None:
+    graded, columns = marked.graded, width()
     count = Counter(one.outcome for one in graded.learners)
-    _say(" · ".join(f"{count[outcome]} {outcome.value}" for outcome in GradingOutcome if count[outcome]))
-    page, *others = files
-    _say(f"Open {short(page)}")
-    _say(fit(f"Beside it: {', '.join(path.name for path in others)}", width()))
-    if graded.frequent:
-        _say(fit("Most frequent: " + " · ".join(f"{id} {number}" for id, number in graded.frequent[:6]), width()))
+    ends = " · ".join(f"{count[outcome]} {outcome.value}" for outcome in GradingOutcome if count[outcome])
+    parts = [
+        [ends, *class_table.points(marked, columns)],
+        class_table.frequent(marked, columns),
+        class_table.files(files, columns),
+    ]
+    _say("\n\n".join("\n".join(part) for part in parts if part))
     if graded.faults:
         named = ", ".join(one.id for one in graded.faults[:8]) + (" …" if len(graded.faults) > 8 else "")
         _say(
@@ -187,6 +209,15 @@ def _tell_of(grading: bulk.Grading, ids: tuple[str, ...]) -> None:
     for handed in grading.roster:
         if handed.id in ids and (learner := grading.known(handed)) is not None:
             _say(f"{line(learner)}   {short(grading.store.results / f'{handed.id}.json')}")
+
+
+def _packed(parts: list[str], columns: int) -> str:
+    """The parts with dots between them, in as many lines as they need."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        line = f"{lines[-1]} · {part}"
+        lines = [*lines[:-1], line] if len(line) <= columns else [*lines, part]
+    return "\n".join(lines)
 
 
 def _say(text: str) -> None:

@@ -120,7 +120,7 @@ def reset(exercise: Name) -> None:
 
 @commands.command()
 def status() -> None:
-    """Where you are in the course, and a table of its exercises: what has passed, how often it was tried."""
+    """Where you are in the course: what has passed, what you have begun, and what comes next."""
     from .terminal import show_status
 
     show_status(find())

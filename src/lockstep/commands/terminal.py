@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -41,10 +43,7 @@ def show_waiting(checks: list[CheckResult], on: Console) -> None:
 def show_score(result: ExerciseResult) -> None:
     """The line under an exercise's checks."""
     style = "bold green" if result.passed else "bold"
-    failed = [check for check in result.checks if check.outcome is CheckOutcome.FAILED]
-    begun = result.score or not failed or not all(map(is_unwritten, failed))
-    line = f"{result.name}: {result.summary if begun else f'not begun; {result.max_score} checks wait for your code'}"
-    console().print(Text(line, style=style))
+    console().print(Text(f"{result.name}: {result.summary}", style=style))
     for below in filter(None, (hint_text(result), stage_text(result))):
         console().print(painted(below))
 
@@ -78,45 +77,60 @@ def show_code(text: str, language: str = "python") -> None:
 
 
 def show_status(course: Course) -> None:
-    """Where the learner is in the course, then each chapter with its exercises."""
+    """Where the learner is in the course; each chapter with what is passed, what is begun, and what is left."""
     now = standing(course)
     known = {one.outline.name: one for one in now.chapters}
     if now.here:
         number = known[now.here[0]].outline.number
         console().print(Text(fit(f"You are in chapter {number}, “{now.here[1]}”.", width()), style="bold"))
-    of = Counter(name.partition("/")[0] for name in course.names if "/" in name)
+    coming = next_up(course)
     longest = max(map(len, course.names)) if width() >= BESIDE else 0
     for number, chapter in enumerate(course.chapters, 1):
         if chapter.name not in known and not set(chapter.exercises) & set(course.names):
             continue  # a course of some exercises has not all chapters
         _show_chapter(number, chapter, known.get(chapter.name))
+        of = {name: progress.of(course, name) for name in chapter.exercises if name in course.names}
+        passed = [name for name, done in of.items() if done.passed]
+        begun = {name: done for name, done in of.items() if not done.passed and (done.attempts or done.hints)}
+        _show_names("✓", passed, "green")
         rows = Table(box=None, pad_edge=False, show_header=False)
         for wide in (4, 1, longest, 8 if longest else 0, 0):  # the same in each chapter, so that all form one table
             rows.add_column(min_width=wide)
-        for name in chapter.exercises:
-            if name in course.names and not _is_one_of_many(course, name):
-                done = progress.of(course, name)
-                mark = Text("✓", style="green") if done.passed else Text("◐" if done.attempts else "○")
-                score = f"{done.best} of {done.max_score}" if done.max_score else ""
-                counts = (
-                    _counted(done.attempts, "try", "tries") or "not tried yet",
-                    _counted(done.hints, "hint", "hints"),
-                )
-                rows.add_row("", mark, name, score, Text(", ".join(filter(None, counts)), style="dim"))
-        left = Counter(name.partition("/")[0] for name in chapter.exercises if _is_one_of_many(course, name))
-        for group, count in left.items():
-            rows.add_row(
-                "",
-                "○",
-                f"{group}: {count} more" if count < of[group] else f"{group}: {count}",
-                "",
-                Text("not tried yet", style="dim"),
-            )
-        console().print(rows)
+        for name, done in begun.items():
+            score = f"{done.best} of {done.max_score}" if done.max_score else ""
+            counts = (_counted(done.attempts, "try", "tries"), _counted(done.hints, "hint", "hints"))
+            rows.add_row("", "◐", name, score, Text(", ".join(filter(None, counts)), style="dim"), style="yellow")
+        if begun:
+            console().print(rows)
+        _show_names("○", _not_tried([name for name in of if name not in passed and name not in begun], of), "dim")
+    console().print(Text(fit("\n      ✓ passed  ◐ begun  ○ not tried yet", width()), style="dim"))
     if now.here is None and not any(one.complete for one in now.chapters):
-        console().print(painted(fit("\nStart with ./lockstep lab: it opens the first chapter.", width())))
-    elif (coming := next_up(course)) is not None:
-        console().print(painted("\n" + next_text(coming, width())))
+        said = fit("\nStart with ./lockstep lab: it opens the first chapter.", width())
+    else:
+        said = "\n" + next_text(coming, width()) if coming is not None else ""
+    if said:
+        shown = painted(said)
+        shown.stylize("bold")
+        console().print(shown)
+
+
+def _not_tried(names: list[str], of: Iterable[str]) -> list[str]:
+    """The names; of a group, such as the clinic's cases, only how many there are."""
+    left = Counter(name.partition("/")[0] for name in names if "/" in name)
+    every = Counter(name.partition("/")[0] for name in of if "/" in name)
+    groups = [f"{group} ({n} more)" if n < every[group] else f"{group} ({n})" for group, n in left.items()]
+    return [*(name for name in names if "/" not in name), *groups]
+
+
+def _show_names(mark: str, names: list[str], style: str) -> None:
+    """Exercises of which no more is to be said, in one line if there is room."""
+    if names:
+        whole = ", ".join(name.replace(" ", "\N{NO-BREAK SPACE}") for name in names)
+        begin, margin = f"      {mark}  ", " " * 9
+        said = textwrap.fill(
+            whole, width(), initial_indent=begin, subsequent_indent=margin, break_on_hyphens=False
+        ).replace("\N{NO-BREAK SPACE}", " ")
+        console().print(Text(said, style=style))
 
 
 def _show_chapter(number: int, chapter: Chapter, one: ChapterStanding | None) -> None:
@@ -132,8 +146,3 @@ def _show_chapter(number: int, chapter: Chapter, one: ChapterStanding | None) ->
 
 def _counted(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}" if count else ""
-
-
-def _is_one_of_many(course: Course, name: str) -> bool:
-    """True for an exercise of a group, such as a case of the clinic, that was never tried: these are only counted."""
-    return "/" in name and name in course.names and not progress.of(course, name).attempts

@@ -55,10 +55,10 @@ def suffixes(course: Course, name: str) -> tuple[str, ...]:
 def reset(course: Course, name: str, suffix: str = ".py") -> Path | None:
     """Put the stub back. Returns where the file that was there is kept; None when there was nothing to keep."""
     file = course.exercises / f"{name}{suffix}"
-    stub = _stub(course, name, suffix)
+    fresh = stub(course, name, suffix)
     kept = None
     if file.is_file():
-        if file.read_text(encoding="utf-8", errors="replace") == stub:
+        if file.read_text(encoding="utf-8", errors="replace") == fresh:
             return None
         folder = course.workspace / "backups"
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,11 +68,12 @@ def reset(course: Course, name: str, suffix: str = ".py") -> Path | None:
             kept = folder / f"{label}-{(number := number + 1)}{suffix}"
         kept.write_bytes(file.read_bytes())
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(stub, encoding="utf-8")
+    file.write_text(fresh, encoding="utf-8")
     return kept
 
 
-def _stub(course: Course, name: str, suffix: str) -> str:
+def stub(course: Course, name: str, suffix: str = ".py") -> str:
+    """The file as it was handed out. Raises CourseError in a copy of the course that has none."""
     solved = course.solutions / f"{name}{suffix}"
     if solved.is_file():
         return make_stub(solved.read_text(encoding="utf-8"), name if suffix == ".py" else solved.name)

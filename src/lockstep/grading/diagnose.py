@@ -10,7 +10,7 @@ from ..course import leaf
 from ..ranks import Kind, text
 from ..ranks.words import names, one_or_more, wait
 from .submission import Submission
-from .verdict import UNWRITTEN
+from .verdict import UNWRITTEN, nothing_written
 
 IDS = {
     Kind.HANG: "hang",
@@ -59,9 +59,9 @@ def _read_error(submission: Submission, error: ranks.Error, message: str) -> tup
     if error.type == "NotImplementedError":  # torch raises it too, but a stub's message begins with its name
         stub, _, todo = error.message.partition(": ")
         if stub in ("", name, leaf(name)):
-            return "not-implemented", "Nothing is written here yet." + (f"\nTo do: {todo}." if todo else "")
+            return UNWRITTEN, nothing_written(todo)
         if todo and stub.isidentifier() and (submission.folder / f"{stub}.py").is_file():
-            return "not-implemented", f"{name} uses {stub}, where nothing is written yet.\nTo do there: {todo}."
+            return UNWRITTEN, f"{name} uses {stub}, where nothing is written yet.\nTo do there: {todo}."
     if error.type in NO_IMPORT:
         return "import-error", f"{shown} cannot be imported: {error}"
     missing = re.search(r"module '\w+' has no attribute '(\w+)'", error.message)

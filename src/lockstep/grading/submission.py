@@ -116,10 +116,10 @@ def prepare(course: Course, name: str, request: GradeRequest, scratch: Path) -> 
     shutil.copyfile(original, file)
     _add_imports(course, name, original, file, folder, {leaf(name)}, _foundations(course, name))
     script = _script(course, name, original, file, request)
-    return Submission(name, original, file, _shown(original, request.directory), script)
+    return Submission(name, original, file, shown(original, request.directory), script)
 
 
-def _shown(original: Path, directory: Path) -> str:
+def shown(original: Path, directory: Path) -> str:
     """The path from `directory` or, for a notebook in another folder, from the course's root; else the whole path."""
     course = (place for place in original.parents if (place / "autograder" / "course.toml").is_file())
     for base in (directory, *course):
@@ -137,7 +137,7 @@ def _script(course: Course, name: str, original: Path, file: Path, request: Grad
         raise CourseError(f"{own} has more than 1 MiB; a batch script is a page of text")
     copy = file.with_suffix(SCRIPT)
     shutil.copyfile(own, copy)
-    return Submission(name, own, copy, _shown(own, request.directory))
+    return Submission(name, own, copy, shown(own, request.directory))
 
 
 def _support(course: Course, name: str, module: str) -> Path | None:

@@ -15,6 +15,11 @@ SCHEMA = 1
 UNWRITTEN = "not-implemented"  # The id of the diagnosis that a part is still as it was handed out
 
 
+def nothing_written(todo: str) -> str:
+    """The message of that diagnosis."""
+    return "Nothing is written here yet." + (f"\nTo do: {todo}." if todo else "")
+
+
 class CheckOutcome(str, Enum):
     """Three values. What could not run is neither failed nor passed."""
 
@@ -99,7 +104,10 @@ class ExerciseResult:
 
     @property
     def summary(self) -> str:
-        """`4 of 10 checks passed · 1.2 s`."""
+        """`4 of 10 checks passed · 1.2 s`; `not begun` for a stub."""
+        failed = [check for check in self.checks if check.outcome is CheckOutcome.FAILED]
+        if failed and not self.score and all(one.diagnosis and one.diagnosis.id == UNWRITTEN for one in failed):
+            return f"not begun; {self.max_score} checks wait for your code"
         return f"{self.score} of {self.max_score} checks passed · {self.seconds:.1f} s"
 
     @property

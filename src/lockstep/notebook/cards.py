@@ -108,7 +108,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
     message, _, more = found.message.partition("\n")
     place = _opened(found.file or "", found.line)
     if is_unwritten(check):
-        return f"<p>✗ {escape(message.removesuffix('.'))} · {place} · {hint}</p>"
+        return f"<p>✗ {escape(message.removesuffix('.'))} ·&nbsp;{place} ·&nbsp;{hint}</p>"
     name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
     id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
@@ -120,7 +120,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
     evidence = found.evidence.strip("\n")
     parts += [table(found.rows), f"<pre>{escape(evidence)}</pre>" if evidence else ""]
     parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
-    parts.append(f"<p>{f'Read: {_linked(found.read)} · ' if found.read else ''}{hint}</p>")
+    parts.append(f"<p>{f'Read: {_linked(found.read)} ·&nbsp;' if found.read else ''}{hint}</p>")
     return f'<div class="ls-one">{"".join(parts)}</div>'
 
 

@@ -22,6 +22,7 @@ from ..course.standing import ChapterStanding, CourseStanding, Standing, mark, s
 from ..ranks.cards import said
 from .stored import Stored
 
+DOT = " ·&nbsp;"  # Stays with what follows: no line ends with it
 FEW = 3  # The most exercises of a section that are linked; the clinic's cases are too many for a line
 STYLE = """<style>
 .ls-map > p { margin: 2px 0 10px; font-weight: 600; display: flex; flex-wrap: wrap; gap: 8px }
@@ -226,5 +227,5 @@ def _section(seen: Seen, chapter: Outline, part: Standing, here: bool) -> str:
         notes += [f'<a href="{html.escape(seen.path(file))}">{file.name}</a>' for file in files if file.is_file()]
         notes += [f"{best} of {of} checks passed" for best, of in part.begun]
     notes += ["you are here"] if here else []
-    said_of_it = f"<small>{' · '.join(notes)}</small>" if notes else ""
+    said_of_it = f"<small>{DOT.join(notes)}</small>" if notes else ""
     return f'<li><span class="ls-state"{state}</span>{f"<b>{title}</b>" if here else title}{said_of_it}</li>'

@@ -11,6 +11,7 @@ from IPython.display import Markdown, display
 from ..course import Course, CourseError, find, hints, progress
 from ..course.standing import next_up
 from ..grading.request import GradeRequest
+from ..grading.untouched import untouched, with_stubs
 from ..grading.worker import Worker
 from ..ranks import RanksError
 from .cards import report_card
@@ -27,7 +28,9 @@ class ExerciseMagics(Magics):
         course, names = _asked(line, "%check")
         try:
             with Checking(course, names) as output:
-                report = _worker.grade(course, GradeRequest(tuple(names)), output)
+                request = GradeRequest(tuple(names))
+                stubs = untouched(course, request)
+                report = with_stubs(request, stubs, lambda rest: _worker.grade(course, rest, output), output)
         except CourseError as error:
             raise UsageError(str(error)) from None
         except RanksError as error:
@@ -36,7 +39,7 @@ class ExerciseMagics(Magics):
             ) from None
         coming = None
         if not is_compared():
-            for result in report.exercises:
+            for result in [one for one in report.exercises if one.name not in stubs]:
                 progress.record(course, result.name, result.score, result.max_score)
             coming = next_up(course, names[-1]) if report.passed else None
         output.end(report_card(report, coming.said("%check") if coming else ""))
