@@ -50,8 +50,20 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    evidence = text.Evidence() if id == UNWRITTEN else text.evidence(run)
-    return Finding(id, _left_behind(cause) or message, frame, evidence)
+    proof = text.Evidence() if id == UNWRITTEN else evidence(run)
+    return Finding(id, _left_behind(cause) or message, frame, proof)
+
+
+def evidence(run: ranks.Run) -> text.Evidence:
+    """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`."""
+    return text.evidence(run, own=True)
+
+
+def ending(cause: ranks.Cause) -> str:
+    """How the run ended, as a sentence to stand after another; empty if the evidence has a table that says it."""
+    if cause.rows and cause.kind in text.TABLED:
+        return ""
+    return f" {cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}."
 
 
 def _read_error(submission: Submission, error: ranks.Error, message: str) -> tuple[str, str]:

@@ -116,16 +116,19 @@ def prepare(course: Course, name: str, request: GradeRequest, scratch: Path) -> 
     shutil.copyfile(original, file)
     _add_imports(course, name, original, file, folder, {leaf(name)}, _foundations(course, name))
     script = _script(course, name, original, file, request)
-    return Submission(name, original, file, _shown(original, request.directory), script)
+    return Submission(name, original, file, _shown(original, request), script)
 
 
-def _shown(original: Path, directory: Path) -> str:
-    """The path from `directory` or, for a notebook in another folder, from the course's root; else the whole path."""
+def _shown(original: Path, request: GradeRequest) -> str:
+    """The path from the request's directory or, for a notebook in another folder, from the course's root.
+
+    Of a file elsewhere that was asked for, its name; else the whole path.
+    """
     course = (place for place in original.parents if (place / "autograder" / "course.toml").is_file())
-    for base in (directory, *course):
+    for base in (request.directory, *course):
         if original.is_relative_to(base):
             return str(original.relative_to(base))
-    return str(original)
+    return original.name if request.submission else str(original)
 
 
 def _script(course: Course, name: str, original: Path, file: Path, request: GradeRequest) -> Submission | None:
@@ -137,7 +140,7 @@ def _script(course: Course, name: str, original: Path, file: Path, request: Grad
         raise CourseError(f"{own} has more than 1 MiB; a batch script is a page of text")
     copy = file.with_suffix(SCRIPT)
     shutil.copyfile(own, copy)
-    return Submission(name, own, copy, _shown(own, request.directory))
+    return Submission(name, own, copy, _shown(own, request))
 
 
 def _support(course: Course, name: str, module: str) -> Path | None:
