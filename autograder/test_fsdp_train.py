@@ -292,7 +292,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         told = f"Two ranks loaded what three had saved. {names(cause.ranks).capitalize()} raised {error}"
         return grader.diagnosis("fsdp-load-fails", told, of=cause.ranks, at=error.frame or LOAD)
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and error is None):
-        said = f"All ranks had the same model, and batches of different sizes, but they didn't call the same.{ending(cause)}"
+        said = f"All ranks had the same model, and batches of different sizes, but their calls differ.{ending(cause)}"
         empty = [
             (step, rank)
             for step, sizes in enumerate(SIZES.get(run.world_size, []), 1)

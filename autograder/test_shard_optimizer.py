@@ -156,9 +156,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
             at=cause.error.frame or SEND,
         )
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives)):
-        said = (
-            f"All ranks had the same parameters and the same gradients, but they didn't call the same.{ending(cause)}"
-        )
+        said = f"All ranks had the same parameters and the same gradients, but their calls differ.{ending(cause)}"
         return grader.diagnosis("ranks-disagree-on-owners", said, evidence=evidence(run), of=cause.ranks, at=SEND)
     return None
 

@@ -175,7 +175,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         if len({call.shape for call in last if call.kind == "all_reduce" and call.shape[-1:] == (COLUMNS,)}) > 1:
             said = f"{headline}. Those are gradients of the inputs, of which each rank has a different number."
             return grader.diagnosis("input-gradient-averaged", said, of=cause.ranks, at=last[0].frame)
-        said = f"All ranks had the same layer, but they didn't call the same.{ending(cause)}"
+        said = f"All ranks had the same layer, but their calls differ.{ending(cause)}"
         return grader.diagnosis("ranks-gather-differently", said, evidence=evidence(run), of=cause.ranks, at=GATHER)
     return None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .. import ranks
 from ..course import leaf
 from ..ranks import Kind, text
+from ..ranks.mismatch import SAME_ROOT
 from ..ranks.words import names, one_or_more, wait
 from .submission import Submission
 from .verdict import UNWRITTEN
@@ -61,7 +62,8 @@ def evidence(run: ranks.Run) -> text.Evidence:
 
 def ending(cause: ranks.Cause) -> str:
     """How the run ended, as a sentence to stand after another; empty if the evidence has a table that says it."""
-    if cause.rows and cause.kind in text.TABLED:
+    in_table = cause.kind in text.TABLED and len({(row.what, row.tensor) for row in cause.rows}) > 1
+    if in_table and SAME_ROOT not in cause.notes:  # the table has no roots
         return ""
     return f" {cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}."
 

@@ -77,10 +77,11 @@ class Submission:
         return self._lines[number - 1].strip() if number and number <= len(self._lines) else ""
 
     def to_original(self, text: str) -> str:
-        """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
+        """The same text with the original's path or name for the copy's, and no other path of the scratch folder."""
         text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colors
         scratch = re.escape(str(self.folder.parent) + os.sep)
         text = re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
+        text = re.sub(rf"(?<![\w/.-]){re.escape(self.file.name)}(?=:\d)", self.original.name, text)
         return without_path(text, RUN_FOLDER)
 
     def reported(self, text: str, most: int) -> str:
@@ -116,19 +117,16 @@ def prepare(course: Course, name: str, request: GradeRequest, scratch: Path) -> 
     shutil.copyfile(original, file)
     _add_imports(course, name, original, file, folder, {leaf(name)}, _foundations(course, name))
     script = _script(course, name, original, file, request)
-    return Submission(name, original, file, _shown(original, request), script)
+    return Submission(name, original, file, _shown(original, request.directory), script)
 
 
-def _shown(original: Path, request: GradeRequest) -> str:
-    """The path from the request's directory or, for a notebook in another folder, from the course's root.
-
-    Of a file elsewhere that was asked for, its name; else the whole path.
-    """
+def _shown(original: Path, directory: Path) -> str:
+    """The path from `directory` or, for a notebook in another folder, from the course's root; else the whole path."""
     course = (place for place in original.parents if (place / "autograder" / "course.toml").is_file())
-    for base in (request.directory, *course):
+    for base in (directory, *course):
         if original.is_relative_to(base):
             return str(original.relative_to(base))
-    return original.name if request.submission else str(original)
+    return str(original)
 
 
 def _script(course: Course, name: str, original: Path, file: Path, request: GradeRequest) -> Submission | None:
@@ -140,7 +138,7 @@ def _script(course: Course, name: str, original: Path, file: Path, request: Grad
         raise CourseError(f"{own} has more than 1 MiB; a batch script is a page of text")
     copy = file.with_suffix(SCRIPT)
     shutil.copyfile(own, copy)
-    return Submission(name, own, copy, _shown(own, request))
+    return Submission(name, own, copy, _shown(own, request.directory))
 
 
 def _support(course: Course, name: str, module: str) -> Path | None:
