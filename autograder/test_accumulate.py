@@ -24,6 +24,7 @@ from lockstep.grading import (
     Run,
     Tolerance,
     difference,
+    ending,
     evidence,
     factor_of,
     names,
@@ -87,8 +88,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     had = ", ".join(f"rank {rank} held {len(own[0])}" for rank, own in enumerate(held) if own)
     return grader.diagnosis(
         "collective-per-micro-batch",
-        f"{cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}. In the first step {had} micro-batches, "
-        "so ranks with more of them called more collectives.",
+        f"In the first step {had} micro-batches, so ranks with more of them called more collectives.{ending(cause)}",
         evidence=evidence(run),
         of=cause.ranks,
         at=next((row.frame for row in cause.rows if row.tensor.startswith("1 ")), cause.frame),

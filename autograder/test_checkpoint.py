@@ -30,7 +30,7 @@ from judging.checkpoint import (
     way,
 )  # fmt: skip
 
-from lockstep.grading import EXACT, Cause, Diagnosis, Failed, Grader, Hypothesis, Run, evidence, fitting, names
+from lockstep.grading import EXACT, Cause, Diagnosis, Failed, Grader, Hypothesis, Run, ending, evidence, fitting, names
 
 WORLD = 3
 CHECKPOINT_BYTES = 6000  # a file of so many bytes holds a good part of a state of 12 KB
@@ -74,12 +74,13 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if scenario == "full_disk" and raised:
         id, at = "raises-on-the-writer-only", AGREE
         error = run.observed("error")[raised[0]]
-        what = f"When a save could not be written, {names(raised)} raised {error}, and the others waited. {said}"
+        what = (
+            f"When a save could not be written, {names(raised)} raised {error}, and the others waited.{ending(cause)}"
+        )
     if scenario == "views":
         id, at = "ranks-choose-differently", LOAD
-        what = (
-            f"A rank could not read the checkpoint that the others could, and the ranks no longer did the same. {said}"
-        )
+        what = "A rank could not read the checkpoint that the others could, and the ranks no longer did the same."
+        what += ending(cause)
     return grader.diagnosis(id, what, evidence=evidence(run), of=cause.ranks, at=at)
 
 

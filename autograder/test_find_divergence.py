@@ -14,7 +14,7 @@ import math
 import pytest
 from judging.find_divergence import WORLD, Change, Found, add, between, compared, found, one_of_each_kind, read, say
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, evidence, names
 
 EVERY, STEPS = 2, 7
 TOLERANCE = 0.75
@@ -58,8 +58,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         said = f"{what}, and {names(cause.ranks)} raised {cause.error}."
         return grader.diagnosis("missing-on-some-overlooked", said, of=cause.ranks, at=cause.error.frame)
     if cause.kind in ("hang", "mismatch", "crashed") and what:
-        headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
-        said = f"{what}, and the ranks no longer called the same collectives. {headline}."
+        said = f"{what}, and the ranks no longer called the same collectives.{ending(cause)}"
         at = cause.frame or GATHER
         return grader.diagnosis("uneven-collectives", said, evidence=evidence(run), of=cause.ranks, at=at)
     return None

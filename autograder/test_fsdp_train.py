@@ -27,6 +27,7 @@ from lockstep.grading import (
     Hypothesis,
     Run,
     Tolerance,
+    ending,
     evidence,
     names,
 )  # fmt: skip
@@ -291,8 +292,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         told = f"Two ranks loaded what three had saved. {names(cause.ranks).capitalize()} raised {error}"
         return grader.diagnosis("fsdp-load-fails", told, of=cause.ranks, at=error.frame or LOAD)
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives) and error is None):
-        headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
-        said = f"{headline}. All ranks had the same model, and batches of different sizes."
+        said = f"All ranks had the same model, and batches of different sizes, but their calls differ.{ending(cause)}"
         empty = [
             (step, rank)
             for step, sizes in enumerate(SIZES.get(run.world_size, []), 1)
@@ -300,7 +300,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
             if not n
         ]
         if empty and cause.ranks == (empty[0][1],):
-            said = f"In step {empty[0][0]} rank {empty[0][1]} has no samples, and it doesn't call what the others call. {headline}."
+            said = f"In step {empty[0][0]} rank {empty[0][1]} has no samples, and it doesn't call what the others call.{ending(cause)}"
         return grader.diagnosis("fsdp-ranks-differ", said, evidence=evidence(run), of=cause.ranks, at=WEIGHT)
     return None
 

@@ -39,6 +39,7 @@ from lockstep.grading import (
     Hypothesis,
     Run,
     Tolerance,
+    ending,
     evidence,
     fitting,
     names,
@@ -76,8 +77,8 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         return None
     return grader.diagnosis(
         "skips-alone",
-        f"{cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}. Before that rank 1 had overflowed, and the others "
-        "had not: a rank that leaves a step early leaves the others in its all-reduce.",
+        "Rank 1 had overflowed, and the others had not: a rank that leaves a step early leaves the others in its "
+        f"all-reduce.{ending(cause)}",
         evidence=evidence(run),
         of=cause.ranks,
         at=r"isfinite || isnan || isinf || " + BACKWARD,

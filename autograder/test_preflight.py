@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.grading import Cause, Diagnosis, Grader, Play, Run, evidence, names
+from lockstep.grading import Cause, Diagnosis, Grader, Play, Run, ending, evidence, names
 
 OWN_GPUS = True  # preflight rightly names a rank that has none
 WORLD = 3
@@ -60,10 +60,9 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         return None
     what = situation(case)
     if cause.kind in ("hang", "timed out", "mismatch"):
-        headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
         return grader.diagnosis(
             "no-deadline",
-            f"{what}, and preflight never came back. {headline}.",
+            f"{what}, and preflight never came back.{ending(cause)}",
             evidence=evidence(run),
             of=cause.ranks,
             at=cause.frame or next((row.frame for row in cause.rows if row.frame is not None), None) or STORE,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, ending, evidence, names
 
 OWN_GPUS = True  # gloo sends no CUDA tensor from rank to rank
 WORLD, LENGTH = 4, 4000
@@ -71,7 +71,6 @@ def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     table = evidence(run)
     rank = cause.ranks[0] if cause.ranks else 0
     shown = [mark.name for mark in run.ranks[rank].marks if not mark.name.endswith(" done")]
@@ -80,7 +79,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if cause.kind == "hang" and waiting and all(what.startswith("send") for what in waiting):
         return grader.diagnosis(
             "everybody-sends-first",
-            f"{headline}. All {len(waiting)} ranks wait for a receiver, and no rank receives.",
+            f"All {len(waiting)} ranks wait for a receiver, and no rank receives.",
             evidence=table,
             of=cause.ranks,
             at=r"(?<!i)send\( || " + SEND,
@@ -112,7 +111,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         if cause.kind in ("crashed", "hang", "mismatch") or unequal:
             return grader.diagnosis(
                 "wrong-chunk-length",
-                f"{headline}, {length}: one rank sends a different length from what its neighbor expects.",
+                f"{length.capitalize()}, one rank sends a different length from what its neighbor expects.{ending(cause)}",
                 evidence=table,
                 of=cause.ranks,
                 at=CUT,

@@ -25,6 +25,7 @@ from lockstep.grading import (
     Run,
     Tolerance,
     difference,
+    ending,
     evidence,
     names,
 )  # fmt: skip
@@ -155,8 +156,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
             at=cause.error.frame or SEND,
         )
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives)):
-        headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
-        said = f"{headline}. All ranks had the same parameters and the same gradients."
+        said = f"All ranks had the same parameters and the same gradients, but their calls differ.{ending(cause)}"
         return grader.diagnosis("ranks-disagree-on-owners", said, evidence=evidence(run), of=cause.ranks, at=SEND)
     return None
 

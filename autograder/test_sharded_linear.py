@@ -24,6 +24,7 @@ from lockstep.grading import (
     Hypothesis,
     Run,
     Tolerance,
+    ending,
     evidence,
     names,
     wrong_ranks,
@@ -174,7 +175,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         if len({call.shape for call in last if call.kind == "all_reduce" and call.shape[-1:] == (COLUMNS,)}) > 1:
             said = f"{headline}. Those are gradients of the inputs, of which each rank has a different number."
             return grader.diagnosis("input-gradient-averaged", said, of=cause.ranks, at=last[0].frame)
-        said = f"{headline}. All ranks had the same layer."
+        said = f"All ranks had the same layer, but their calls differ.{ending(cause)}"
         return grader.diagnosis("ranks-gather-differently", said, evidence=evidence(run), of=cause.ranks, at=GATHER)
     return None
 

@@ -81,20 +81,20 @@ def say_counts(counts: list[int]) -> str:
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     table, source = evidence(run), grader.submission.text
-    headline = cause.headline[0].upper() + cause.headline[1:]
     error = cause.error.message if cause.error is not None else ""
     if cause.kind in ("hang", "mismatch"):
         lines = {row.frame.line for row in cause.rows if row.frame and row.frame.file == str(grader.submission.file)}
         guarded = [line for line in sorted(lines) if under_rank_condition(source, line)]
         steps = reduced_in_backward(run)
         if guarded:
-            said = f"{headline} Line {guarded[0]} runs on only some ranks, but all ranks must call a collective."
+            said = f"Line {guarded[0]} runs on only some ranks, but all ranks must call a collective."
             at = next(row.frame for row in cause.rows if row.frame and row.frame.line == guarded[0])
             return grader.diagnosis("rank-conditional-collective", said, evidence=table, of=cause.ranks, at=at)
         if len(set(steps)) > 1:
-            said = (f"The ranks took different numbers of steps (backward passes: {say_counts(steps)}), so the rank with more "
-                    f"of them waits in a call that no other rank makes. {headline}")  # fmt: skip
-            at = (r"^\s+(continue|break)\b || " if grader.line("DistributedSampler") else "") + LOADER
+            said = f"The ranks took different numbers of steps (backward passes: {say_counts(steps)})."
+            skip = r"^\s+(continue|break)\b" if grader.line("DistributedSampler") else ""
+            parted = cause.parted if cause.parted and cause.parted.file == str(grader.submission.file) else None
+            at = skip if skip and grader.line(skip) else parted or LOADER
             return grader.diagnosis("uneven-data-hang", said, evidence=table, of=cause.ranks, at=at)
     if "mutually exclusive with shuffle" in error:
         said = f"{names(cause.ranks).capitalize()} raised {cause.error}"

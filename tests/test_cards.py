@@ -75,6 +75,18 @@ def test_a_hang_is_a_card(hang: Run) -> None:
     assert link["href"] == "03_debugging.ipynb#Hangs" and "It waits." in page.get_text()
 
 
+def test_the_code_of_a_card_has_the_branch_and_what_it_does(hang: Run) -> None:
+    assert hang.cause is not None and hang.cause.frame is not None
+    file = Path(hang.cause.frame.file).with_name("loop.py")
+    file.write_text("for step, batch in enumerate(data):\n    if step == batches:\n        break\n" + "    step += 1\n" * 20
+                    + "    dist.all_reduce(t)\n")  # fmt: skip
+    there = Waiting(0, "all_reduce #6", "4 × float32", 1.0, Frame(str(file), 24))
+    gone = Waiting(1, "finished after all_reduce #5", differs=True, waits=False)
+    hang.cause = replace(hang.cause, rows=(there, gone), frame=there.frame, branch=2)
+    code = [" ".join(line.get_text(" ").split()) for line in shown(run_card(hang)).select(".ls-code > div")]
+    assert code == ["2 if step == batches: the ranks part here", "3 break", "24 dist.all_reduce(t) ← rank 0"]
+
+
 def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(hang: Run, tmp_path: Path) -> None:
     assert hang.cause is not None
     rows = (

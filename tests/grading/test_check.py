@@ -106,6 +106,36 @@ def test_a_wait_for_ranks_that_have_left_the_code(here: Callable[..., tuple[int,
 
 
 @pytest.mark.parametrize(
+    ("label", "message", "line", "evidence"),
+    [
+        ("train_ddp/uneven_data_hang",
+         "The ranks took different numbers of steps (backward passes: rank 0: 4, rank 1: 3, rank 2: 3).",
+         "for chosen in my_indices(len(data), rank, world_size, epoch).split(batch_size):",
+         "Rank 0 is inside the loop at line {} (for chosen in my_indices(len(data), rank, world_size, …); "
+         "ranks 1 and 2 are not."),
+        ("checkpoint/barrier_on_rank_0", "Rank 0 never joined broadcast #9: it waits in barrier #3.",
+         "dist.barrier()", "Rank 0 took the branch at line 56 (if dist.get_rank() == 0); ranks 1 and 2 did not."),
+        ("shard_optimizer/owner_alone_sends",
+         "All ranks had the same parameters and the same gradients, but their calls differ. In broadcast #1, rank 1 names "
+         "rank 1 as the root, rank 0 rank 0.", "dist.broadcast(parameter, src=dist.get_rank())", ""),
+    ],
+)  # fmt: skip
+def test_a_hang_is_told_once(
+    here: Callable[..., tuple[int, str]], label: str, message: str, line: str, evidence: str
+) -> None:
+    """The mistake, the line, the table and what is known of this run alone; the rules are in `why`."""
+    wrong = find(ROOT, label)
+    assert wrong is not None
+    _, said = here("check", "--submission", wrong.label, "--json")
+    found = [one["diagnosis"] for one in only(said)["exercises"][0]["checks"] if one["diagnosis"]]
+    assert found[0]["message"] == message and found[0]["rows"]
+    assert wrong.text.splitlines()[found[0]["line"] - 1].strip() == line
+    assert " ".join(found[0]["evidence"].split()) == evidence.format(found[0]["line"])
+    file = f"{label.partition('/')[2]}.py"
+    assert found[0]["file"] == file and {row["at"].partition(":")[0] for row in found[0]["rows"]} == {file}
+
+
+@pytest.mark.parametrize(
     ("arguments", "word"),
     [
         ([], "which exercise"),

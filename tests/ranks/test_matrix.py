@@ -299,7 +299,7 @@ ONLY = {
     "try": ("try:\n    assert rank == 0\n    dist.all_reduce(t)\nexcept AssertionError:\n    pass\ndist.barrier()",
             "Rank 0 is inside the block at line {} (try); rank 1 is not.", 1),
     "not both": ("for step in range(3 - rank):\n    if not (step == 1 and rank == 1):\n        t += 1\n"
-                 "    dist.all_reduce(t)", "", 0),
+                 "    dist.all_reduce(t)", "Rank 0 is inside the loop at line {} (for step in range(3 - rank)); rank 1 is not.", 1),
 }  # fmt: skip
 
 

@@ -49,13 +49,15 @@ def check(
 
     course = find()
     with TemporaryDirectory(prefix="lockstep-bank-") as folder:
+        directory = Path.cwd()
         if submission is not None and not submission.exists():
             entry = _of_the_bank(course, submission)
             submission, exercises = entry.hand_in(course, Path(folder)), exercises or [entry.exercise]
+            directory = Path(folder).resolve()  # of which nobody knows
         names = choose(course, exercises, every, submission)
         if submission is not None and submission.is_file() and len(names) != 1:
             raise CourseError(f"{submission} is one file: name the exercise that it solves")
-        request = GradeRequest(tuple(names), submission, seed, device.value)
+        request = GradeRequest(tuple(names), submission, seed, device.value, directory=directory)
         return check(course, isolate(request) if isolated else request, as_json)
 
 

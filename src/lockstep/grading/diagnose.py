@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .. import ranks
 from ..course import leaf
 from ..ranks import Kind, text
+from ..ranks.mismatch import SAME_ROOT
 from ..ranks.words import names, one_or_more, wait
 from .submission import Submission
 from .verdict import UNWRITTEN, nothing_written
@@ -50,8 +51,21 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
             return Finding("group-on-import", message, JOINS_OUTSIDE)
         id, message = _read_error(submission, cause.error, message)
     frame = _innermost(cause, str(submission.file))
-    evidence = text.Evidence() if id == UNWRITTEN else text.evidence(run)
-    return Finding(id, _left_behind(cause) or message, frame, evidence)
+    proof = text.Evidence() if id == UNWRITTEN else evidence(run)
+    return Finding(id, _left_behind(cause) or message, frame, proof)
+
+
+def evidence(run: ranks.Run) -> text.Evidence:
+    """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`."""
+    return text.evidence(run, own=True)
+
+
+def ending(cause: ranks.Cause) -> str:
+    """How the run ended, as a sentence to stand after another; empty if the evidence has a table that says it."""
+    in_table = cause.kind in text.TABLED and len({(row.what, row.tensor) for row in cause.rows}) > 1
+    if in_table and SAME_ROOT not in cause.notes:  # the table has no roots
+        return ""
+    return f" {cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}."
 
 
 def _read_error(submission: Submission, error: ranks.Error, message: str) -> tuple[str, str]:

@@ -77,10 +77,11 @@ class Submission:
         return self._lines[number - 1].strip() if number and number <= len(self._lines) else ""
 
     def to_original(self, text: str) -> str:
-        """The same text with the copy's path replaced by the original's, and no other path of the scratch folder."""
+        """The same text with the original's path or name for the copy's, and no other path of the scratch folder."""
         text = re.sub(r"\x1b?\[[0-9;]*m", "", text)  # torch's own colors
         scratch = re.escape(str(self.folder.parent) + os.sep)
         text = re.sub(rf"{scratch}[\w.-]+{re.escape(os.sep)}", "", text.replace(str(self.file), self.shown))
+        text = re.sub(rf"(?<![\w/.-]){re.escape(self.file.name)}(?=:\d)", self.original.name, text)
         return without_path(text, RUN_FOLDER)
 
     def reported(self, text: str, most: int) -> str:

@@ -93,7 +93,7 @@ def _code(cause: Cause) -> str:
     for row, frame in frames:
         at.setdefault(frame.line, []).append(row.rank)
     odd = {frame.line for row, frame in frames if row.differs}
-    known = sorted({*at, *([cause.branch] if cause.branch else [])})
+    known = sorted({*at, *((cause.branch, cause.branch + 1) if cause.branch else ())})  # a branch and what it does
     first, last = max(1, known[0] - 1), known[-1] + 1
     wanted = range(first, last + 1)
     if len(wanted) > MOST_LINES:  # too far apart: only the lines themselves, with a gap between them

@@ -85,6 +85,11 @@ def reached(calls: Mapping[int, Collective]) -> list[str]:
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
 
 
+def parted_at(calls: Mapping[int, Collective]) -> dict[int, Frame | None]:
+    """Where each stood in the function that all of them had called, when they called."""
+    return {rank: frames[-1] if frames else None for rank, frames in _parting(calls).items()}
+
+
 def _parting(calls: Mapping[int, Collective]) -> dict[int, list[Frame]]:
     """The line of each call and its callers, the nearest first, but not those that all sides have in common."""
     chains = {rank: [frame for frame in (one.frame, *one.callers) if frame] for rank, one in calls.items()}

@@ -12,8 +12,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .divergence import Divergence, first_divergence, reached, say
-from .hangs import SAME_ORDER, branch, groups_apart, hang
+from .branches import branch
+from .divergence import Divergence, first_divergence, parted_at, reached, say
+from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
 from .mismatch import SAME_ROOT, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
 from .places import IN_DDP, call, is_users, pending, place, rows, said_of, what
@@ -106,8 +107,12 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
         if mismatch and parted:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
             if parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
-                found = _parted(parted, found)
-            return replace(found, notes=(*found.notes, *reached(parted.calls)))
+                found = _parted(parted, found, run.world_size)
+            elif (named := branch(parted_at(parted.calls), size=run.world_size))[1]:
+                notes = tuple(f"{note} {named[0]}" if note == SAME_TENSORS else note for note in found.notes)
+                found = replace(found, notes=notes, branch=named[1], own=(named[0],))
+            came = tuple(reached(parted.calls))
+            return replace(found, notes=(*found.notes, *came), own=found.own or came)
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
@@ -117,15 +122,18 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
     return replace(found, echoes=tuple(report.rank for report in echoes), notes=notes)
 
 
-def _parted(parted: Divergence, found: Cause) -> Cause:
+def _parted(parted: Divergence, found: Cause, size: int) -> Cause:
     """The cause of a mismatch, told from where the ranks' code parted."""
     at_fault = parted.odd or sorted(parted.calls)
-    parting, line = branch(parted.places)
+    parting, line = branch(parted.places, size=size)
+    if not line:
+        parting, line = branch(parted_at(parted.calls), size=size)
     order = f"{SAME_ORDER} {parting}".rstrip()
     notes = tuple(order if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
     return replace(
         found, headline=say(parted), ranks=tuple(at_fault), frame=parted.places[at_fault[0]],
         rows=mismatch_rows(parted.calls, parted.odd), notes=notes, branch=line,
+        own=(parting,) if line else (),
     )  # fmt: skip
 
 

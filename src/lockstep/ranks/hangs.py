@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
-import operator
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from .divergence import Divergence, first_divergence, reached, say
+from .branches import branch
+from .divergence import Divergence, first_divergence, parted_at, reached, say
 from .job import Job
-from .mismatch import apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
+from .mismatch import SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
@@ -27,6 +23,9 @@ ALL_MAKE_GROUPS = (
 )
 
 
+RULES = (SAME_ORDER, PAIRS, ALL_MAKE_GROUPS)
+
+
 @dataclass(frozen=True)
 class Finding:
     """The headline, the ranks at fault, what else to say, and where each went wrong, if that is not where it waits."""
@@ -38,6 +37,7 @@ class Finding:
     calls: Mapping[int, Collective] = field(default_factory=dict)
     """... and the calls that it is about, if those are not the ones that are waited for."""
     topic: Topic = Topic.HANGS
+    counts: Sequence[str] = ()
 
 
 def hang(run: Run, job: Job) -> Cause:
@@ -50,9 +50,15 @@ def hang(run: Run, job: Job) -> Cause:
     found = _find(members, waiting, parted)
     at_fault, notes = found.at_fault, found.notes
     finished = [report.rank for report in members if report not in waiting]
-    parting, line = branch(found.where) if found.where else branch(_stood(waiting), finished)
-    said = [f"{note} {parting}" if parting and note == SAME_ORDER else note for note in notes]
-    said += reached(found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None})
+    calls = found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None}
+    parting, line = _branch(found, waiting, finished, calls, len(members))
+    said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS) else note for note in notes]
+    line = line if {SAME_ORDER, SAME_TENSORS} & {*notes} else None
+    came = reached(calls)
+    own = [parting] if line else came
+    if found.topic is not Topic.MISMATCHES:
+        own = [*own, *(note for note in notes if note not in RULES)]
+    said += [*found.counts, *came]
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
         said.append(f"A thread of {idle} might still have done something; it did not for {job.idle_limit:g} s.")
@@ -66,7 +72,23 @@ def hang(run: Run, job: Job) -> Cause:
     frames |= found.where
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((one for one in frames.values() if one), None)
-    return Cause(Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line)
+    return Cause(
+        Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
+        own=tuple(own),
+    )  # fmt: skip
+
+
+def _branch(
+    found: Finding, waiting: list[RankReport], finished: list[int], calls: Mapping[int, Collective], size: int
+) -> tuple[str, int | None]:
+    """The statement that parted the ranks, as they stand or, if that's in different functions, where these were called."""
+    if found.where:
+        named = branch(found.where, size=size)
+    else:
+        chains = {(one.frame, *one.callers) for one in calls.values()}
+        chain = chains.pop() if len(chains) == 1 else ()
+        named = branch(_stood(waiting), finished, size=size, callers=[one for one in chain[1:] if one])
+    return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size)
 
 
 def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> Waiting:
@@ -156,7 +178,8 @@ def _collectives(
         return Finding(
             f"{who} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
             ranks,
-            [SAME_ORDER, *_counts(members)],
+            [SAME_ORDER],
+            counts=_counts(members),
         )
     if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent):
         other = next(report for report in waiting if report.rank in absent)
@@ -315,96 +338,5 @@ def _counts(members: list[RankReport]) -> list[str]:
     return [f"Collectives started: {', '.join(counts)}."]
 
 
-LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
-COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}  # fmt: skip
-
-
-def _skipped(tree: ast.Module, frames: dict[int, Frame], finished: Collection[int]) -> tuple[ast.If, list[int]] | None:
-    """A branch that leaves the rest of its block, such as `if rank == 1: continue`, and the ranks that took it.
-
-    Whether a rank took it cannot be seen from where it is now. So only a condition on the rank counts, and only when
-    the ranks for which it holds are those that are not in the rest.
-    """
-    ranks = sorted({*frames, *finished})
-    for node in ast.walk(tree):
-        blocks: list[Any] = [getattr(node, "body", None), getattr(node, "orelse", None)]
-        for block in blocks:
-            for number, one in enumerate(block if isinstance(block, list) else []):
-                if not (isinstance(one, ast.If) and isinstance(one.body[-1], LEAVES) and not one.orelse):
-                    continue
-                after = block[number + 1 :]
-                end = (after[-1].end_lineno or after[-1].lineno) if after else 0
-                left = [rank for rank in ranks if rank in finished or not (one.lineno < frames[rank].line <= end)]
-                if 0 < len(left) < len(ranks) and left == [rank for rank in ranks if _can_hold(one.test, rank)]:
-                    return one, left
-    return None
-
-
-def _can_hold(test: ast.expr, rank: int) -> bool:
-    """Of `step == 1 and rank == 2`, what is known decides."""
-    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    known = [_holds(part, rank) for part in parts]
-    return True in known and False not in known
-
-
-def _holds(test: ast.expr, rank: int) -> bool | None:
-    """Whether a condition such as `rank == 1` or `dist.get_rank() > 0` holds on this rank; None for any other."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _holds(test.operand, rank)
-        return None if inner is None else not inner
-    if ast.unparse(test) in ("rank", "dist.get_rank()"):
-        return rank != 0
-    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and _holds(test.left, rank) is not None):
-        return None
-    number, compare = test.comparators[0], COMPARE.get(type(test.ops[0]))
-    if compare is None or not (isinstance(number, ast.Constant) and isinstance(number.value, int)):
-        return None
-    return compare(rank, number.value)
-
-
 def _stood(waiting: list[RankReport]) -> dict[int, Frame | None]:
     return {report.rank: report.stack.frame for report in waiting if report.stack}
-
-
-def branch(stood: Mapping[int, Frame | None], finished: Collection[int] = ()) -> tuple[str, int | None]:
-    """Name the statement that some ranks are inside of and others are not, when one separates their lines; its line."""
-    frames = {rank: frame for rank, frame in stood.items() if frame is not None}
-    files = {frame.file for frame in frames.values()}
-    if len(files) != 1:
-        return "", None
-    try:
-        tree = ast.parse("".join(linecache.getlines(files.pop())))
-    except SyntaxError:
-        return "", None
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    homes = {
-        max((f.lineno for f in functions if f.lineno <= frame.line <= (f.end_lineno or f.lineno)), default=0)
-        for frame in frames.values()
-    }
-    if len(homes) > 1:  # one may have been called from within the block that another stands in
-        return "", None
-    best: ast.If | ast.For | ast.While | ast.Try | None = None
-    inside: list[int] = []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.If, ast.For, ast.While, ast.Try)) and (best is None or node.lineno > best.lineno):
-            end = node.body[-1].end_lineno or node.lineno
-            within = [rank for rank, frame in frames.items() if node.body[0].lineno <= frame.line <= end]
-            if within and len(within) < len(frames):
-                best, inside = node, within
-    skipped = _skipped(tree, frames, finished)
-    best, inside = skipped or (best, inside)
-    if best is None:
-        return "", None
-    outside = [rank for rank in sorted({*frames, *(finished if skipped else ())}) if rank not in inside]
-    header = ast.unparse(best).partition("\n")[0].removesuffix(":")
-    at = f"at line {best.lineno} ({textwrap.shorten(header, 60, placeholder=' …')})"
-    if isinstance(best, ast.If):
-        if skipped and isinstance(best.test, ast.BoolOp):
-            return f"Only {names(inside)} can take the branch {at}.", best.lineno
-        return f"{names(inside).capitalize()} took the branch {at}; {names(outside)} did not.", best.lineno
-    block = "block" if isinstance(best, ast.Try) else "loop"
-    said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the {block} {at}; "
-    return said + f"{names(outside)} {one_or_more(outside, 'is', 'are')} not.", best.lineno

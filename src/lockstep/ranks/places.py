@@ -31,11 +31,12 @@ def _row(report: RankReport, differs: bool, world_size: int) -> Waiting:
         of_group = f" of {names(operation.members)}" if operation and 1 < len(operation.members) < world_size else ""
         tensor = operation.tensor if operation else ""
         return Waiting(report.rank, what(report) + of_group, tensor, since, frame, differs, waits=not report.stopped)
-    last = report.last_collective
-    said = "finished" if has_finished(report) else report.outcome.value
+    last, gone = report.last_collective, has_finished(report)
+    said = "finished" if gone else report.outcome.value
     if report.stopped:
         said = "held by a signal (SIGSTOP)"
-    frame = exit_of(report) or (last.frame if last else None)
+    # One that has finished is no longer at the line of its last call.
+    frame = exit_of(report) or (last.frame if last and not gone else None)
     said = f"{said} after {last.title}" if last else said
     return Waiting(report.rank, said, frame=frame, differs=differs, waits=False)
 

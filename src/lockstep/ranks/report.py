@@ -12,7 +12,7 @@ import linecache
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -316,7 +316,8 @@ class Cause:
     """Why a run did not end well: the first line to read, then the evidence.
 
     `ranks` are those at fault; `echoes` those that only failed because of them. `branch` is the line of the statement
-    that some ranks are inside of and others are not.
+    that some ranks are inside of and others are not. `own` are the notes that are about this run, without the rules that
+    hold for all.
     """
 
     kind: Kind
@@ -329,6 +330,13 @@ class Cause:
     topic: Topic | None = None
     error: Error | None = None
     branch: int | None = None
+    own: tuple[str, ...] = ()
+
+    @property
+    def parted(self) -> Frame | None:
+        """The place of the `branch`."""
+        place = next((frame for frame in (self.frame, *(row.frame for row in self.rows)) if frame), None)
+        return replace(place, line=self.branch) if place and self.branch else None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ TITLES = {kind: kind.value.upper() for kind in Kind} | {
     Kind.TIMED_OUT: "NO END",
 }
 
+TABLED = (Kind.HANG, Kind.MISMATCH)  # Their table says all of the headline
 UNEVEN = {"all_gather", "reduce_scatter"}  # Collectives for which NCCL allows each rank a size of its own
 
 ReadOn = Mapping[Topic | None, str]  # Where a reader finds more about a topic
@@ -83,8 +84,10 @@ def describe(run: Run, read_on: ReadOn = NOWHERE, width: int | None = None) -> s
     return "\n\n".join(filter(None, parts))
 
 
-def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH) -> Evidence:
-    """What stands under the headline: the ranks' table or traceback, and the notes."""
+def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH, *, own: bool = False) -> Evidence:
+    """What stands under the headline: the ranks' table or traceback, and the notes. Beside a table, with `own`, only those
+    that are about this run: who shows it has said the rules.
+    """
     if run.cause is None:
         return Evidence()
     parts = []
@@ -92,7 +95,7 @@ def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH) -> Evidenc
         parts.append(run.cause.error.traceback.rstrip())
     elif run.cause.frame is not None and not run.cause.rows:
         parts.append(f"  {place(run.cause.frame)}")
-    closing = list(run.cause.notes)
+    closing = list(run.cause.own if own and run.cause.rows and run.cause.kind in TABLED else run.cause.notes)
     if run.cause.topic in read_on:
         closing.append(f"Read: {read_on[run.cause.topic]}")
     if closing:
@@ -234,7 +237,7 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
     widths = [max(map(len, column)) for column in columns]
     lines = ["  " + GAP.join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
     if width and max(map(len, lines)) > width:
-        lines = [line for row in rows for line in _stacked(row, width)]
+        lines = [line for row in _alike(rows) for line in _stacked(row, width)]
     return "\n".join(lines)
 
 
@@ -268,6 +271,22 @@ def _goes_on(line: str, following: str, width: int) -> bool:
     word = following.split()[0] if following.strip() else ""
     full = WIDTH + margin - len(word) - 1 < len(line)
     return width < WIDTH + margin and bool(word) and same and full
+
+
+def _alike(rows: Sequence[Row]) -> list[Row]:
+    """One row for all ranks that differ only in how long they have waited."""
+    same: dict[Row, list[Row]] = {}
+    for row in rows:
+        same.setdefault(replace(row, ranks="", seconds=""), []).append(row)
+    merged = []
+    for row, ones in same.items():
+        seconds = sorted(
+            {second for one in ones for second in one.seconds.removesuffix(" s").split("–")} - {""}, key=float
+        )
+        since = "–".join(dict.fromkeys([seconds[0], seconds[-1]])) + " s" if seconds else ""
+        counted = len(ones) == 1 or any("ranks" in one.ranks for one in ones)
+        merged += ones if counted else [replace(row, ranks=", ".join(one.ranks for one in ones), seconds=since)]
+    return merged
 
 
 def _stacked(row: Row, width: int) -> list[str]:

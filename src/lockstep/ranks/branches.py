@@ -1,0 +1,274 @@
+"""Which statement parted the ranks' code: one that some are inside of or past, and others are not.
+
+A branch or a loop is named if the lines where the ranks stand tell it apart, or if what decides it depends on the rank and
+fits who stands where. Of several that might be it, none is named.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .rank_values import Assigned, Function, Scope, Source, TooLong, called_name
+from .report import Frame
+from .words import names, one_or_more
+
+LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+UNLIKELY, MAYBE, FITS = range(3)
+"""The odds that a statement parted the ranks. `MAYBE`: what decides it depends on the rank. `FITS`: what it is on each rank
+is known, and tells these ranks apart as they stand.
+"""
+
+Loop = ast.For | ast.AsyncFor | ast.While
+Block = ast.If | Loop | ast.Try
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A statement that the ranks `inside` are in, or in the rest after, and the ranks `out` are not; both are sorted.
+
+    `leaves` is true for an `if` that leaves the rest of its block. `odds` says how sure it is that it parted them.
+    """
+
+    node: Block
+    inside: list[int]
+    out: list[int]
+    leaves: bool = False
+    odds: int = UNLIKELY
+    why: str = ""
+
+
+def branch(
+    stood: Mapping[int, Frame | None],
+    finished: Collection[int] = (),
+    *,
+    size: int,
+    callers: Sequence[Frame] = (),
+) -> tuple[str, int | None]:
+    """Name the statement that parted the ranks, if there is one; its line.
+
+    `stood` has ranks that haven't `finished`, of a world of `size`; `callers` are the calls that led all of them there.
+    """
+    frames = {rank: frame for rank, frame in stood.items() if frame is not None}
+    files = {frame.file for frame in frames.values()}
+    if len(files) != 1:
+        return "", None
+    try:
+        source = Source("".join(linecache.getlines(files.pop())))
+        found = _found(source, frames, finished, callers, size)
+    except (SyntaxError, RecursionError, TooLong, ValueError):
+        return "", None
+    return (_said(found), found.node.lineno) if found else ("", None)
+
+
+def _found(
+    source: Source, frames: dict[int, Frame], finished: Collection[int], callers: Sequence[Frame], size: int
+) -> Parting | None:
+    homes = [source.around(frame.line)[:1] for frame in frames.values()]
+    if any(home != homes[0] for home in homes):  # one may have been called from within the block that another stands in
+        return None
+    scopes = _scopes(source, [next(iter(frames.values())), *callers], size)
+    lines = {rank: frame.line for rank, frame in frames.items()}
+    might = list(_partings(scopes[0], lines, finished))
+    around = _innermost(source, lines)
+    if finished and len({*lines.values()}) == 1:
+        for scope, frame in zip(scopes[1:], callers, strict=False):
+            might += _partings(scope, dict.fromkeys(lines, frame.line), finished)
+    fits = [one for one in might if one.odds == FITS]
+    direct = [one for one in fits if not one.why]
+    if direct or len(fits) == 1:
+        return (direct or fits)[0]
+    return around or next((one for one in might if len(might) == 1 and one.odds == MAYBE), None)
+
+
+def _scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
+    """The names as each function of a chain of calls sees them, the innermost first."""
+    found: list[Scope] = []
+    line = 0
+    for frame in reversed(chain):
+        home = next(iter(source.around(frame.line)), None)
+        calls = [
+            node
+            for node in ast.walk(source.tree)
+            if found and home and isinstance(node, ast.Call) and called_name(node) == home.name
+            and node.lineno <= line <= (node.end_lineno or 0)
+        ]  # fmt: skip
+        found.append(found[-1].called(calls[0], home) if home and len(calls) == 1 else Scope(source, size, home))
+        line = frame.line
+    return found[::-1]
+
+
+def _innermost(source: Source, lines: Mapping[int, int]) -> Parting | None:
+    """The innermost block that some ranks stand in and others don't."""
+    best: Parting | None = None
+    for node in ast.walk(source.tree):
+        if isinstance(node, Block) and (best is None or node.lineno > best.node.lineno):
+            inside = [rank for rank, line in lines.items() if _in(node.body, line)]
+            if inside and len(inside) < len(lines):
+                best = Parting(node, inside, [rank for rank in sorted(lines) if rank not in inside])
+    return best
+
+
+def _partings(scope: Scope, lines: Mapping[int, int], finished: Collection[int]) -> Iterator[Parting]:
+    """The statements of this function that may have parted those ranks from others, with the odds of each."""
+    ranks = sorted({*lines, *finished})
+
+    def parting(node: Block, block: Sequence[ast.stmt], *, leaves: bool = False) -> Iterator[Parting]:
+        inside = [rank for rank in ranks if rank in lines and _in(block, lines[rank])]
+        out = [rank for rank in ranks if rank not in inside]
+        decides = _decides(node)
+        if inside and out and decides is not None and not _is_plain(decides, scope):
+            yield Parting(node, inside, out, leaves, *_odds(node, scope, inside, out, leaves))
+
+    def past(loop: Loop) -> bool:
+        return all(_in(loop.body, line) or line > (loop.end_lineno or 0) for line in lines.values())
+
+    for node, rest, loop in _walked(scope.home.body, None):
+        if isinstance(node, ast.If) and isinstance(node.body[-1], LEAVES) and not node.orelse:
+            if loop is None or isinstance(node.body[-1], ast.Continue):
+                yield from parting(node, rest, leaves=True)
+            elif past(loop):
+                yield from parting(node, loop.body, leaves=True)
+        elif isinstance(node, Loop):
+            yield from parting(node, node.body) if past(node) else ()
+        elif isinstance(node, ast.If) and finished:
+            yield from parting(node, node.body)
+            yield from parting(node, node.orelse, leaves=True)
+
+
+def _walked(block: Sequence[ast.stmt], loop: Loop | None) -> Iterator[tuple[ast.stmt, Sequence[ast.stmt], Loop | None]]:
+    """Each statement of a function, with what follows it in its block and the loop that it is in."""
+    for number, one in enumerate(block):
+        yield one, block[number + 1 :], loop
+        if isinstance(one, (Function, ast.ClassDef)):
+            continue
+        inner = one if isinstance(one, Loop) else loop
+        yield from _walked(getattr(one, "body", []), inner)
+        for name in ("orelse", "finalbody"):
+            yield from _walked(getattr(one, name, []), loop)
+        for handler in getattr(one, "handlers", []):
+            yield from _walked(handler.body, loop)
+
+
+def _in(block: Sequence[ast.stmt], line: int) -> bool:
+    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno)
+
+
+# Whether it fits who stands where --------------------------------------------------------------------------------
+
+
+def _odds(node: Block, scope: Scope, inside: list[int], out: list[int], leaves: bool) -> tuple[int, str]:
+    """How sure it is that this statement has these ranks inside and those out, and what of the rank decides it."""
+    decides = _decides(node)
+    if decides is None or not scope.depends(decides):
+        return UNLIKELY, ""
+    ranks, why = [*inside, *out], _why(decides, scope, inside, out)
+    if isinstance(node, (ast.For, ast.AsyncFor)):
+        turns = _turns(decides, scope, ranks)
+        return MAYBE if turns is None else _more(turns, inside, out), why
+    can = {rank: _can_hold(decides, scope, rank) for rank in ranks}
+    if None not in can.values():
+        takes = out if leaves else inside
+        return FITS if all(can[rank] is (rank in takes) for rank in can) else UNLIKELY, why
+    bounds = _bounds(decides, scope, ranks)
+    if bounds is None:
+        return MAYBE, why
+    if leaves and isinstance(node, ast.If) and isinstance(node.body[-1], ast.Continue):
+        return FITS if not {bounds[one] for one in inside} & {bounds[one] for one in out} else UNLIKELY, why
+    return _more(bounds, inside, out), why
+
+
+def _more(number: Mapping[int, int], inside: list[int], out: list[int]) -> int:
+    """A rank that has gone on had fewer turns than one that is still inside."""
+    return FITS if max(number[rank] for rank in out) < min(number[rank] for rank in inside) else UNLIKELY
+
+
+def _decides(node: Block) -> ast.expr | None:
+    """What is asked before each turn, or once."""
+    return node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else None if isinstance(node, ast.Try) else node.test
+
+
+def _is_plain(decides: ast.expr, scope: Scope) -> bool:
+    """True for `range(epochs)` that doesn't depend on the rank: it turns equally often on each."""
+    return isinstance(decides, ast.Call) and called_name(decides) == "range" and not scope.depends(decides)
+
+
+def _can_hold(test: ast.expr, scope: Scope, rank: int) -> bool | None:
+    """Of `step == 1 and rank == 2`, what is known decides; None if nothing is."""
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    known = [None if (value := scope.value(part, rank)) is None else bool(value) for part in parts]
+    return False if False in known else True if True in known else None
+
+
+def _bounds(test: ast.expr, scope: Scope, ranks: list[int]) -> dict[int, int] | None:
+    """The number on each rank that something else is compared with, as in `step == batches`."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() | ast.GtE() | ast.Gt() | ast.Lt() | ast.LtE()],
+                         comparators=[right]):  # fmt: skip
+            for one, other in ((right, left), (left, right)):
+                if not scope.depends(other) and (found := _numbers(one, scope, ranks)):
+                    return found
+    return None
+
+
+def _turns(over: ast.expr, scope: Scope, ranks: list[int]) -> dict[int, int] | None:
+    """How often a loop turns on each rank, as far as a number says so: `range(batches)`, `data[:batches]`."""
+    match over:
+        case ast.Call(args=[first, *_]) if called_name(over) in ("enumerate", "tqdm", "list", "iter"):
+            return _turns(first, scope, ranks)
+        case ast.Call(args=[stop]) if called_name(over) == "range":
+            return _numbers(stop, scope, ranks)
+        case ast.Call(args=[start, stop]) if called_name(over) == "range":
+            begin, end = _numbers(start, scope, ranks), _numbers(stop, scope, ranks)
+            return {rank: end[rank] - begin[rank] for rank in ranks} if begin and end else None
+        case ast.Call(args=[some, stop]) if called_name(over) == "islice" and not scope.depends(some):
+            return _numbers(stop, scope, ranks)
+        case ast.Subscript(value=some, slice=ast.Slice(lower=None, upper=ast.expr() as stop, step=None)):
+            return None if scope.depends(some) else _numbers(stop, scope, ranks)
+    return None
+
+
+def _numbers(one: ast.expr, scope: Scope, ranks: list[int]) -> dict[int, int] | None:
+    found = {rank: scope.value(one, rank) for rank in ranks}
+    return found if all(isinstance(known, int) for known in found.values()) else None
+
+
+def _why(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -> str:
+    """Where the name that depends on the rank gets its value: `batches` is 8 on rank 0 and 5 on rank 1 (line 7)."""
+    for one in ast.walk(decides):
+        if not (isinstance(one, ast.Name) and one.id != "rank" and scope.depends(one)):
+            continue
+        found: list[Assigned] = scope.assigned(one.id)
+        lines = " and ".join(str(line) for line in dict.fromkeys(known.line for known in found[:2]))
+        where = f" (line{'s' * (' ' in lines)} {lines})" if lines else ""
+        sides = [{repr(scope.value(one, rank)) for rank in side} for side in (inside, out)]
+        if all(len(side) == 1 for side in sides) and "None" not in sides[0] | sides[1] and sides[0] != sides[1]:
+            first, second = (side.pop() for side in sides)
+            return f"`{one.id}` is {first} on {names(inside)} and {second} on {names(out)}{where}."
+        return f"`{one.id}` depends on the rank{where}."
+    return ""
+
+
+# In words ----------------------------------------------------------------------------------------------------------
+
+
+def _said(found: Parting) -> str:
+    node, inside, out = found.node, found.inside, found.out
+    header = ast.unparse(node).partition("\n")[0].removesuffix(":")
+    at = f"at line {node.lineno} ({textwrap.shorten(header, 60, placeholder=' …')})"
+    if isinstance(node, ast.If):
+        takers, others = (out, inside) if found.leaves else (inside, out)
+        if found.leaves and isinstance(node.test, ast.BoolOp):
+            said = f"Only {names(takers)} can take the branch {at}."
+        elif found.leaves and found.odds < FITS:
+            said = f"Whether a rank takes the branch {at} depends on the rank."
+        else:
+            said = f"{names(takers).capitalize()} took the branch {at}; {names(others)} did not."
+    else:
+        block = "block" if isinstance(node, ast.Try) else "loop"
+        said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the {block} {at}; "
+        said += f"{names(out)} {one_or_more(out, 'is', 'are')} not."
+    return f"{said} {found.why}".rstrip()
