@@ -227,9 +227,20 @@ def test_the_lines_are_of_a_length_that_reads_well(book: Path, browser: Any) -> 
 def test_on_a_phone_sentences_wrap_small_pictures_fit_and_what_goes_on_fades(book: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     wider = "(one) => one.scrollWidth - one.clientWidth"
-    small, large = (page.locator(f"main p:has(> img[src$='/{name}.svg'])") for name in ("broadcast", "hang"))
+    large = page.locator("main p:has(> img[src$='/hang.svg'])")
     page.goto(f"file://{book}/01_internals.html")
-    assert small.evaluate(wider) == 0 and small.locator("img").bounding_box()["width"] == 390
+    loaded = "(one) => one.complete && one.naturalWidth"
+    for name in ("broadcast", "reduce", "sum_everywhere", "all_gather", "reduce_scatter"):
+        turns = page.locator(f"main img[src$='/{name}.svg']")
+        turns.scroll_into_view_if_needed()  # it is loaded then
+        wait_for(lambda turns=turns: turns.evaluate(loaded), 10, "a picture is not there")  # type: ignore[misc]
+        box = turns.bounding_box()
+        assert turns.evaluate("(one) => one.currentSrc").endswith(f"/{name}.narrow.svg")
+        assert box["width"] == turns.evaluate(loaded), f"{name}: its numbers are as large as drawn"
+        assert box["x"] >= 10 and box["x"] + box["width"] <= 380 and box["height"] > 200
+    page.set_viewport_size({"width": 800, "height": 844})
+    wait_for(lambda: turns.evaluate("(one) => one.currentSrc").endswith("scatter.svg"), 10, "it is still narrow")
+    page.set_viewport_size({"width": 390, "height": 844})
     for one in (page.locator(".input pre").first, page.locator(".tl-box").first):
         assert one.evaluate(wider) > 0 and "more" in one.get_attribute("class")
     page.goto(f"file://{book}/03_debugging.html")

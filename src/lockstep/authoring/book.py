@@ -44,6 +44,9 @@ ADDRESS = re.compile(r"^(?:[a-z]+\.)+(?:org|com|io)/[\w./#-]*\w$")
 SHORT = 28  # characters of code that stay in a line
 WHOLE = 24  # lines of a cell and what it printed that stay on a page
 WIDE = re.compile(r'viewBox="0 0 (\d+)')
+BEFORE_AFTER = re.compile(r'viewBox="0 0 (\d+) (\d+)".*?x="(\d+)"[^>]*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
+GUTTER = 32  # units between a picture's before and after, which an arrow crosses
+NARROW = ".narrow.svg"  # What a phone shows instead of a picture with a before and an after beside each other
 PHONE = 500  # A picture that is no wider can be read on a phone without scrolling
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
 CONTRACT = re.compile(r"^exercises/(\w+)\.py\n")
@@ -102,7 +105,30 @@ def write_book(course: Course, out: Path) -> list[Rendered]:
     pictures = course.root / "chapters" / "pictures"
     if pictures.is_dir():
         shutil.copytree(pictures, out / "pictures")
+    for picture in (out / "pictures").glob("*.svg"):
+        if drawn := stacked(picture.read_text(encoding="utf-8")):
+            picture.with_suffix(NARROW).write_text(drawn, encoding="utf-8")
     return chapters
+
+
+def stacked(svg: str) -> str:
+    """A picture of a before and an after with the after below, for a phone. Empty for any other picture."""
+    found = BEFORE_AFTER.search(svg)
+    if found is None:
+        return ""
+    wide, high, before, after = map(int, found.groups())
+    names, end = before - 4, after - GUTTER  # where the ranks' names end, and the before
+    width = max(end, names + wide - after + 4)
+    parts = [(0, 0, 0, end), (0, high, 0, names), (names, high, after - 4, wide - after + 4)]
+    views = "".join(
+        f'<svg x="{x}" y="{y}" width="{of}" height="{high}" viewBox="{start} 0 {of} {high}"><use href="#all"/></svg>'
+        for x, y, start, of in parts
+    )
+    head, _, drawn = svg.partition(">")
+    head = re.sub(r' (?:width|height|viewBox)="[^"]*"', "", head)
+    size = f'viewBox="0 0 {width} {2 * high}" width="{width}" height="{2 * high}"'
+    whole = f'<rect class="bg" width="{width}" height="{2 * high}"/>{views}'
+    return f'{head} {size}><defs><g id="all">{drawn.replace("</svg>", f"</g></defs>{whole}</svg>")}'
 
 
 def _clear(out: Path) -> None:
@@ -159,9 +185,13 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
     for image in soup.find_all("img", src=re.compile("^pictures/")):
         if image.parent is None or image.parent.name != "p":
             continue
-        found = WIDE.search((course.page(name).parent / str(image["src"])).read_text(encoding="utf-8"))
+        drawn = (course.page(name).parent / str(image["src"])).read_text(encoding="utf-8")
+        found = WIDE.search(drawn)
         if found and int(found[1]) <= PHONE:
             image["class"] = "small"
+        if stacked(drawn):
+            narrow = {"media": "(max-width: 30rem)", "srcset": re.sub(r"\.svg$", NARROW, str(image["src"]))}
+            image.wrap(soup.new_tag("picture")).insert(0, soup.new_tag("source", attrs=narrow))
     for code in soup.find_all("code"):  # no line ends in the middle of an option or a name
         if len(code.get_text()) <= SHORT and not code.find_parent("pre") and not code.get("class"):
             code["class"] = "keep"

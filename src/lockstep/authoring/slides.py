@@ -80,6 +80,7 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
     """
     for gone in [
         *body.find_all(class_="on-screen"),
+        *body.find_all("source"),  # a phone's pictures
         *(one for card in body.find_all(class_="ls-card") for one in card("p") if one.get_text().startswith("Read: ")),
     ]:
         gone.decompose()
