@@ -122,6 +122,13 @@ for batch in loader:  # HERE
     dist.all_reduce(t)  # at 0
 dist.barrier()  # at 1
 """,
+    "a range that is left": """
+for step in range(steps):  # HERE
+    if loss < 0.1:
+        break
+    dist.all_reduce(t)  # at 0
+dist.barrier()  # at 1
+""",
     "inside a nested function": """
 def main(rank):
     most = 4 - rank
@@ -180,6 +187,11 @@ model = DDP(model.to(device), device_ids=[rank])
 for name in model.names():
     dist.all_reduce(t)  # at 0
 """,
+    "as many turns on all": """
+for micro in range(accumulate):
+    dist.all_reduce(t)  # at 0
+dist.barrier()  # at 1
+""",
     "only a print": """
 if rank == 0:
     print("hello")
@@ -229,6 +241,14 @@ def test_what_parted_the_ranks_is_named(case: str, tmp_path: Path) -> None:
     said, line, expected = name(NAMED[case], tmp_path / f"{case}.py")
     assert line == expected is not None, (said, line, expected)
     assert f" at line {line} (" in said
+
+
+def test_a_caller_in_another_file_is_not_looked_for_in_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def step():\n    dist.all_reduce(t)\n\nfor one in range(8 - rank):\n    step()\n")
+    called, elsewhere = Frame(str(file), 5), Frame(str(tmp_path / "other.py"), 5)
+    assert branch({0: Frame(str(file), 2)}, [1], size=2, callers=[called])[1] == 4
+    assert branch({0: Frame(str(file), 2)}, [1], size=2, callers=[elsewhere, called]) == ("", None)
 
 
 @pytest.mark.parametrize("case", SILENT)

@@ -314,6 +314,21 @@ def test_a_branch_on_the_rank_and_something_else_says_who_can_have_taken_it(name
     assert run.cause.branch == (at if says else run.cause.branch)
 
 
+def test_a_break_that_depends_on_the_rank_by_another_name_is_named_and_who_took_it_stands_nowhere() -> None:
+    text = (
+        "batches = 5 if rank == 1 else 8\nfor step in range(20):\n    if step == batches:\n        break\n"
+        "    dist.all_reduce(t)"
+    )
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    at = PRELUDE.count("\n") + 3
+    said = (
+        f"Rank 1 took the branch at line {at} (if step == batches); rank 0 did not. "
+        f"`batches` is 8 on rank 0 and 5 on rank 1 (line {at - 2})."
+    )
+    assert run.cause is not None and run.cause.own == (said,) and run.cause.branch == at
+    assert [row.frame and row.frame.line for row in run.cause.rows] == [at + 2, None]
+
+
 def test_a_crash_by_a_mismatch_names_the_branch_too() -> None:
     text = "if rank == 1:\n    dist.all_reduce(torch.ones(3))\ndist.broadcast(torch.ones(70000), 0)"
     run = ranks.run(ranks.Source(PRELUDE + text), 2)

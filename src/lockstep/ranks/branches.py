@@ -11,6 +11,7 @@ import linecache
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .rank_values import Assigned, Function, Scope, Source, TooLong, called_name
 from .report import Frame
@@ -56,8 +57,10 @@ def branch(
     files = {frame.file for frame in frames.values()}
     if len(files) != 1:
         return "", None
+    file = files.pop()
+    callers = list(takewhile(lambda frame: frame.file == file, callers))
     try:
-        source = Source("".join(linecache.getlines(files.pop())))
+        source = Source("".join(linecache.getlines(file)))
         found = _found(source, frames, finished, callers, size)
     except (SyntaxError, RecursionError, TooLong, ValueError):
         return "", None
@@ -73,7 +76,7 @@ def _found(
     scopes = _scopes(source, [next(iter(frames.values())), *callers], size)
     lines = {rank: frame.line for rank, frame in frames.items()}
     might = list(_partings(scopes[0], lines, finished))
-    around = _innermost(source, lines)
+    around = _innermost(scopes[0], lines)
     if finished and len({*lines.values()}) == 1:
         for scope, frame in zip(scopes[1:], callers, strict=False):
             might += _partings(scope, dict.fromkeys(lines, frame.line), finished)
@@ -101,13 +104,13 @@ def _scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
     return found[::-1]
 
 
-def _innermost(source: Source, lines: Mapping[int, int]) -> Parting | None:
-    """The innermost block that some ranks stand in and others don't."""
+def _innermost(scope: Scope, lines: Mapping[int, int]) -> Parting | None:
+    """The innermost block that some ranks stand in and others don't, unless it is a loop of as many turns on all of them."""
     best: Parting | None = None
-    for node in ast.walk(source.tree):
+    for node in ast.walk(scope.source.tree):
         if isinstance(node, Block) and (best is None or node.lineno > best.node.lineno):
             inside = [rank for rank, line in lines.items() if _in(node.body, line)]
-            if inside and len(inside) < len(lines):
+            if inside and len(inside) < len(lines) and not _turns_alike(node, scope):
                 best = Parting(node, inside, [rank for rank in sorted(lines) if rank not in inside])
     return best
 
@@ -189,6 +192,13 @@ def _more(number: Mapping[int, int], inside: list[int], out: list[int]) -> int:
 def _decides(node: Block) -> ast.expr | None:
     """What is asked before each turn, or once."""
     return node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else None if isinstance(node, ast.Try) else node.test
+
+
+def _turns_alike(node: Block, scope: Scope) -> bool:
+    """True for a loop over a plain range that nothing leaves."""
+    decides = _decides(node)
+    leaves = (isinstance(one, LEAVES) and not isinstance(one, ast.Continue) for one in ast.walk(node))
+    return isinstance(node, ast.For) and decides is not None and _is_plain(decides, scope) and not any(leaves)
 
 
 def _is_plain(decides: ast.expr, scope: Scope) -> bool:
