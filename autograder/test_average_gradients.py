@@ -15,7 +15,7 @@ import math
 import pytest
 import torch
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, evidence, names, say_mismatch
+from lockstep.grading import Cause, Diagnosis, Grader, Run, evidence, names, say_mismatch, sentence
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {
@@ -80,7 +80,6 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     # In a hang of different counts the evidence says how many each rank started.
     counted = len(set(map(len, sizes))) > 1 and cause.kind == "hang"
     brought = "; ".join(f"rank {rank}: {len(own)} of {sum(own)} bytes in all" for rank, own in enumerate(sizes))
-    headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     held = [len(names or []) for names in run.observed("held")]
     uneven = len(set(held)) > 1
     had = (
@@ -90,7 +89,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     )
     return grader.diagnosis(
         "skips-missing-gradients" if uneven else "order-differs",
-        f"{headline}. {had}." + ("" if counted else f" Collectives seen: {brought}."),
+        sentence(cause.headline, f"{had}.") + ("" if counted else f" Collectives seen: {brought}."),
         evidence=evidence(run),
         of=cause.ranks,
         at=MISSING if uneven else WALK,

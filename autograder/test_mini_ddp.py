@@ -44,8 +44,9 @@ from lockstep.grading import (
     evidence,
     fitting,
     say_mismatch,
+    sentence,
     wrong_ranks,
-)  # fmt: skip
+)
 
 LAYERS, PER_BUCKET = 13, 5  # the last bucket has three
 LAYER = 32 * 32 * 8  # bytes
@@ -99,7 +100,6 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if cause.kind not in ("hang", "mismatch", "crashed"):
         return None
     sizes = [[call.nbytes for call in calls if call.kind == "all_reduce"] for calls in run.collectives]
-    headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
     brought = "; ".join(f"rank {rank}: {len(own)}" for rank, own in enumerate(sizes))
     shortest = min(map(len, sizes))
     id, said, at = (
@@ -107,7 +107,8 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         if len({tuple(own[:shortest]) for own in sizes}) > 1
         else ("bucket-never-launched", "One rank did not use the side branch in this step. All-reduces seen:", FINISH)
     )
-    return grader.diagnosis(id, f"{headline}. {said} {brought}.", evidence=evidence(run), of=cause.ranks, at=at)
+    said = sentence(cause.headline, f"{said} {brought}.")
+    return grader.diagnosis(id, said, evidence=evidence(run), of=cause.ranks, at=at)
 
 
 # Values --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, evidence, names
+from lockstep.grading import Cause, Collective, Diagnosis, Grader, Run, evidence, names, sentence
 
 OWN_GPUS = True  # gloo sends no CUDA tensor from rank to rank
 WORLD, LENGTH = 4, 4000
@@ -71,7 +71,7 @@ def calls_for(run: Run, rank: int, name: str) -> list[Collective]:
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
+    headline = sentence(cause.headline).rstrip(".")
     table = evidence(run)
     rank = cause.ranks[0] if cause.ranks else 0
     shown = [mark.name for mark in run.ranks[rank].marks if not mark.name.endswith(" done")]

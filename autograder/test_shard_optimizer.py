@@ -27,7 +27,8 @@ from lockstep.grading import (
     difference,
     evidence,
     names,
-)  # fmt: skip
+    sentence,
+)
 
 # Three large ones, where numbering the owners in turn gives all of them to rank 0, on two ranks and on three; and so
 # many small ones behind them that half of the *number* is not half of the elements.
@@ -155,8 +156,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
             at=cause.error.frame or SEND,
         )
     if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives)):
-        headline = cause.headline[0].upper() + cause.headline[1:].rstrip(".")
-        said = f"{headline}. All ranks had the same parameters and the same gradients."
+        said = sentence(cause.headline, "All ranks had the same parameters and the same gradients.")
         return grader.diagnosis("ranks-disagree-on-owners", said, evidence=evidence(run), of=cause.ranks, at=SEND)
     return None
 
