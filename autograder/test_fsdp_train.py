@@ -18,18 +18,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lockstep.grading import (
-    Cause,
-    Collective,
-    Diagnosis,
-    Each,
-    Grader,
-    Hypothesis,
-    Run,
-    Tolerance,
-    evidence,
-    names,
-)  # fmt: skip
+from lockstep.grading import Cause, Collective, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, evidence, names
 
 OWN_GPUS = True  # FSDP2 over gloo with CUDA tensors ends in a segmentation fault (torch 2.11)
 VOCABULARY, WIDTH, HIDDEN, LAYERS = 61, 96, 50, 3  # neither two ranks nor three can divide all of it

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from judging import train as model
-from judging.checkpoint import DURABLE, durability, in_order, several_writers
+from judging.checkpoint import judge_durable, judge_writers
 from judging.judge_batch import Judge, begun
 from judging.resumed import Job, Lines, read_loading, share, together
 from judging.train import (
@@ -40,7 +40,7 @@ from judging.train import (
 )  # fmt: skip
 from judging.train_batch import Batch
 
-from lockstep.grading import Cause, Diagnosis, Each, Failed, Grader, Hypothesis, Outcome, Run, Tolerance, cluster, equal
+from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Outcome, Run, Tolerance, cluster, equal
 
 OWN_GPUS = True  # `join` takes the GPU with the number of the rank on its node
 WORLD = 2
@@ -299,15 +299,12 @@ def test_speaks(grader: Grader) -> None:
 def test_saves(grader: Grader) -> None:
     """save replaces the file, on one rank and durably; all wait for it, and learn when it cannot be done"""
     run, at = grader.run("saves", WORLD), r"def save"
-    if found := several_writers(grader, run.observed("operations"), at):
-        raise Failed(found)
+    judge_writers(grader, run.observed("operations"), at)
     early = [rank for rank, there in enumerate(run.observed("there")) if not there]
     grader.fail_on(early, "returns-before-the-file", "When save returned on {ranks}, the file was not there.", at=at)
     operations = max(run.observed("operations"), key=len)
     file, folder = run.observed("inodes")[0]
-    if id := durability(operations, [file], [folder]):
-        what = f"The checkpoint {DURABLE[id]}: {in_order(operations)}."
-        grader.fail(id, what, of=[0], at=r"fsync || replace || torch\.save || " + at)
+    judge_durable(grader, "The checkpoint", operations, [file], folder, r"fsync || replace || torch\.save || " + at)
     trusting = [rank for rank, trusts in enumerate(run.observed("trusting")) if trusts]
     grader.fail_on(
         trusting, "runs-code-from-a-file", "On {ranks} load called torch.load with weights_only=False.", at=LOADING
