@@ -29,7 +29,7 @@ from lockstep.grading import (
     factor_of,
     names,
     show,
-)  # fmt: skip
+)
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 EQUAL, RAGGED = 0, 2  # the steps of the main run
@@ -86,13 +86,9 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if cause.kind not in ("hang", "mismatch", "crashed") or not uneven:
         return None
     had = ", ".join(f"rank {rank} held {len(own[0])}" for rank, own in enumerate(held) if own)
-    return grader.diagnosis(
-        "collective-per-micro-batch",
-        f"In the first step {had} micro-batches, so ranks with more of them called more collectives.{ending(cause)}",
-        evidence=evidence(run),
-        of=cause.ranks,
-        at=next((row.frame for row in cause.rows if row.tensor.startswith("1 ")), cause.frame),
-    )
+    said = f"In the first step {had} micro-batches, so ranks with more of them called more collectives.{ending(cause)}"
+    at = next((row.frame for row in cause.rows if row.tensor.startswith("1 ")), cause.frame)
+    return grader.diagnosis("collective-per-micro-batch", said, evidence=evidence(run), of=cause.ranks, at=at)
 
 
 # What each mistake makes of the gradient, and of the loss --------------------------------------------------------------

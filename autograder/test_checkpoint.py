@@ -13,16 +13,15 @@ from __future__ import annotations
 import pytest
 import torch
 from judging.checkpoint import (
-    DURABLE,
     ERROR,
     MIXTURE,
     NO_STATE,
     brief,
     changes,
     draw,
-    durability,
-    in_order,
     inventory,
+    judge_durable,
+    judge_writers,
     loads,
     outcome,
     say,
@@ -30,7 +29,19 @@ from judging.checkpoint import (
     way,
 )  # fmt: skip
 
-from lockstep.grading import EXACT, Cause, Diagnosis, Failed, Grader, Hypothesis, Run, ending, evidence, fitting, names
+from lockstep.grading import (
+    EXACT,
+    Cause,
+    Diagnosis,
+    Grader,
+    Hypothesis,
+    Run,
+    ending,
+    evidence,
+    fitting,
+    names,
+    sentence,
+)
 
 WORLD = 3
 CHECKPOINT_BYTES = 6000  # a file of so many bytes holds a good part of a state of 12 KB
@@ -53,30 +64,66 @@ SYNC = r"fsync\(.*fileno || fsync || " + RENAME
 REMOVE = r"unlink || os\.remove || rmtree || " + SAVE
 ORDER = r"sorted\( || \.sort\( || max\( || glob || listdir || iterdir || " + LOAD
 READ = r"torch\.load\( || \bload\( || " + LOAD
+DEVICE = r"map_location || " + READ
 PREFIX = r"module\. || " + LOAD
 KEEP = r"\[[^\]]*keep || " + REMOVE
 AGREE = r"broadcast || all_reduce || all_gather || barrier || " + SAVE
 
+NEVER_RUN = Hypothesis("fails-without-checkpoints", "A job that has never run has no checkpoint.", None, ORDER)
+CHANGED, MISSING = "state-comes-back-changed", "missing"
+CAME_BACK = [
+    Hypothesis(CHANGED, "It was saved, and is not there.", MISSING),
+    Hypothesis(CHANGED, "All ranks of a node would crowd onto the GPU that saved it.", "cuda", DEVICE),
+]
+PRESENT = f"Beside the checkpoints the folder holds {', '.join(BESIDE)}, which are not checkpoints."
+TRIPPED = [Hypothesis("trips-over-foreign-files", PRESENT, came, ORDER) for came in (ERROR, None, NO_STATE)]
+LATER = "After 5 saves it had been right: as text, 9 comes after 10."
+AS_TEXT = Hypothesis("sorts-numbers-as-text", LATER, None, ORDER)
+BY_TIME = Hypothesis("newest-by-file-time", "", None, r"mtime || ctime || " + ORDER)
+KEPT = Hypothesis("keeps-old-ones", f"Save {SAVES - 1} was to be kept.", None, REMOVE)
+FOREVER = Hypothesis("keeps-forever", "None was ever removed.", list(range(1, SAVES + 1)))
+
+DAMAGE = {
+    "cut short": "was cut to half its length", "empty": "was emptied", "text": "was replaced by text",
+    "one bit": "had one bit of a tensor changed",
+}  # fmt: skip
+TORN = [
+    Hypothesis("mixes-two-checkpoints", "", MIXTURE, READ),
+    Hypothesis("gives-up-at-a-torn-file", "The older one lay beside it, whole.", None, READ),
+    Hypothesis("trusts-the-newest", "The older one lay beside it, whole.", ERROR, READ),
+]
+AS_IT_IS = "A state has the numbers of one save: this one was loaded as it is."
+FLIPPED = [Hypothesis("bit-flip-unnoticed", AS_IT_IS, MIXTURE, READ), TORN[-1]]
+
+NO_ROOM = {
+    "no room": "There was room for 4096 bytes of a checkpoint of 13 KB",
+    "no folder": "A file is in the way of the folder, which cannot be made",
+    "no pickle": "The state held a generator, which torch.save cannot write",
+}
+LOST = Hypothesis("failed-save-loses-older", "", None, REMOVE)
+STUMBLED = Hypothesis("stumbles-over-its-own-debris", "", None, WRITE)
+WAYS = {"deletes-before-the-new-is-there": REMOVE, "writes-in-place": WRITE, "killed-save-loses-older": RENAME}
+TOO_EARLY = Hypothesis("killed-save-loses-older", "", None, LOAD)
+ONLY_ONCE = Hypothesis("looks-only-once", "", None, LOAD)
+
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    said = cause.headline[0].upper() + cause.headline[1:]
+    said = sentence(cause.headline)
     scenario = next((name for name in run.observed("scenario") if name), "")
     if found := several_writers(grader, run.observed("operations"), WRITE, f" {said}"):
         return found
     if cause.kind == "raised" and scenario == "many" and not any(run.observed("left")) and cause.error is not None:
-        at = cause.error.frame or ORDER
-        return grader.diagnosis("trips-over-foreign-files", f"{said.rstrip('.')}. {PRESENT}", of=cause.ranks, at=at)
+        said, at = sentence(cause.headline, PRESENT), cause.error.frame or ORDER
+        return grader.diagnosis("trips-over-foreign-files", said, of=cause.ranks, at=at)
     if cause.kind not in ("hang", "mismatch"):
         return None
     id, what, at = "rank-conditional-collective", said, cause.frame or AGREE
     raised = [rank for rank, error in enumerate(run.observed("error")) if error]
     if scenario == "full_disk" and raised:
         id, at = "raises-on-the-writer-only", AGREE
-        error = run.observed("error")[raised[0]]
-        what = (
-            f"When a save could not be written, {names(raised)} raised {error}, and the others waited.{ending(cause)}"
-        )
+        raising = f"{names(raised)} raised {run.observed('error')[raised[0]]}"
+        what = f"When a save could not be written, {raising}, and the others waited.{ending(cause)}"
     if scenario == "views":
         id, at = "ranks-choose-differently", LOAD
         what = "A rank could not read the checkpoint that the others could, and the ranks no longer did the same."
@@ -95,18 +142,7 @@ def round_trip(grader: Grader) -> Run:
 
 def test_one_writer(grader: Grader) -> None:
     """one rank writes"""
-    if found := several_writers(grader, round_trip(grader).observed("operations"), WRITE):
-        raise Failed(found)
-
-
-NEVER_RUN = Hypothesis("fails-without-checkpoints", "A job that has never run has no checkpoint.", None, ORDER)
-CHANGED, MISSING = "state-comes-back-changed", "missing"
-CAME_BACK = [
-    Hypothesis(CHANGED, "It was saved, and is not there.", MISSING),
-    Hypothesis(
-        CHANGED, "All ranks of a node would crowd onto the GPU that saved it.", "cuda", r"map_location || " + READ
-    ),
-]
+    judge_writers(grader, round_trip(grader).observed("operations"), WRITE)
 
 
 @pytest.mark.needs("test_one_writer")
@@ -136,32 +172,19 @@ def test_names(grader: Grader) -> None:
     run = grader.run("wrapped", 2, plain=plain, others=others)
     kept = [f"module.{name}" for name in sorted(own)]
     for how in ("wrapped", "plain"):
-        for key, wanted in (
-            ("model", sorted(own)),
-            ("averages", sorted(own)),
-            ("pair", sorted(own)),
-            ("others", sorted(others)),
-        ):
-            names = [one[key] for one in run.observed(how)]
+        for key in ("model", "averages", "pair", "others"):
+            names, wanted = [one[key] for one in run.observed(how)], sorted(others if key == "others" else own)
             mistakes = [Hypothesis("keeps-module-prefix", "All of them have the wrapper's prefix.", kept)]
             what = f"Among the names in state['{key}'] of a {how} model, one after load_latest"
             grader.explain(what, names, wanted, mistakes, otherwise="strips-too-much", at=PREFIX)
 
 
-# Order and rotation --------------------------------------------------------------------------------------------------
+# Order, rotation, and the others --------------------------------------------------------------------------------------
 
 
 def many(grader: Grader, keep: int | None = None) -> Run:
     """Twelve saves in a folder where other people's files lie as well."""
     return grader.run("many", 2, saves=SAVES, keep=keep, foreign=FOREIGN)
-
-
-PRESENT = f"Beside the checkpoints the folder holds {', '.join(BESIDE)}, which are not checkpoints."
-TRIPPED = [Hypothesis("trips-over-foreign-files", PRESENT, came, ORDER) for came in (ERROR, None, NO_STATE)]
-AS_TEXT = Hypothesis(
-    "sorts-numbers-as-text", "After 5 saves it had been right: as text, 9 comes after 10.", None, ORDER
-)
-BY_TIME = Hypothesis("newest-by-file-time", "", None, r"mtime || ctime || " + ORDER)
 
 
 @pytest.mark.needs("test_round_trip")
@@ -181,21 +204,14 @@ def test_newest(grader: Grader) -> None:
     loads(grader, f"After {SAVES} saves {turned}", again, [SAVES], BY_TIME)
 
 
-KEPT = Hypothesis("keeps-old-ones", f"Save {SAVES - 1} was to be kept.", None, REMOVE)
-FOREVER = Hypothesis("keeps-forever", "None was ever removed.", list(range(1, SAVES + 1)))
-
-
 @pytest.mark.needs("test_newest")
 def test_keep(grader: Grader) -> None:
     """keeps the `keep` newest checkpoints, and nothing else that a save has written"""
     for keep in (None, 1):
         lefts = [dict(left) for left in many(grader, keep).observed("left")[0]]
         for number, left in enumerate(lefts, 1):
-            temporary = [
-                name
-                for name in left
-                if name not in BESIDE and any(mark in name.lower() for mark in ("tmp", "temp", "partial"))
-            ]
+            marks = ("tmp", "temp", "partial")
+            temporary = [name for name in left if name not in BESIDE and any(mark in name.lower() for mark in marks)]
             there = f"{''.join(temporary[:1])} was still there after save {number}."
             grader.fail_on([0] * bool(temporary), "leaves-temporary-files", there, at=WRITE)
         own = [{name: size for name, size in left.items() if name not in BESIDE} for left in lefts]
@@ -212,9 +228,6 @@ def test_keep(grader: Grader) -> None:
         grader.fail("keeps-the-wrong-number", what, of=[0], at=KEEP)
 
 
-# Several ranks -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.needs("test_one_writer")
 def test_everyone_waits(grader: Grader) -> None:
     """no rank returns from a save before the checkpoint is there"""
@@ -228,23 +241,6 @@ def test_everyone_waits(grader: Grader) -> None:
 
 
 # Damage --------------------------------------------------------------------------------------------------------------
-
-
-DAMAGE = {
-    "cut short": "was cut to half its length", "empty": "was emptied", "text": "was replaced by text",
-    "one bit": "had one bit of a tensor changed",
-}  # fmt: skip
-TORN = [
-    Hypothesis("mixes-two-checkpoints", "", MIXTURE, READ),
-    Hypothesis("gives-up-at-a-torn-file", "The older one lay beside it, whole.", None, READ),
-    Hypothesis("trusts-the-newest", "The older one lay beside it, whole.", ERROR, READ),
-]
-FLIPPED = [
-    Hypothesis(
-        "bit-flip-unnoticed", "A state has the numbers of one save: this one was loaded as it is.", MIXTURE, READ
-    ),
-    TORN[-1],
-]
 
 
 def damaged(grader: Grader) -> Run:
@@ -313,13 +309,14 @@ def test_runs_no_code(grader: Grader) -> None:
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
-NO_ROOM = {
-    "no room": "There was room for 4096 bytes of a checkpoint of 13 KB",
-    "no folder": "A file is in the way of the folder, which cannot be made",
-    "no pickle": "The state held a generator, which torch.save cannot write",
-}
-LOST = Hypothesis("failed-save-loses-older", "", None, REMOVE)
-STUMBLED = Hypothesis("stumbles-over-its-own-debris", "", None, WRITE)
+def all_raised(grader: Grader, what: str, errors: list[str]) -> list[int]:
+    """If one rank raised an error all must have; if none did, all ranks."""
+    silent = [rank for rank, error in enumerate(errors) if not error]
+    if any(errors):
+        raised = next(f"rank {rank} raised {error}" for rank, error in enumerate(errors) if error)
+        said = f"{what}: {raised}, and {{ranks}} returned without an error."
+        grader.fail_on(silent, "others-never-learn-of-it", said, at=r"\braise\b || " + AGREE)
+    return silent
 
 
 @pytest.mark.needs("test_one_writer", "test_newest")
@@ -327,14 +324,9 @@ def test_full_disk(grader: Grader) -> None:
     """a save that cannot be written raises on every rank, and the older checkpoints stay"""
     run = grader.run("full_disk", 2)
     for key, where in NO_ROOM.items():
-        errors = run.observed(key)
-        silent = [rank for rank, error in enumerate(errors) if not error]
-        if not any(errors):
-            what = f"{where}, and save_checkpoint returned on every rank without an error."
-            grader.fail("swallows-a-failed-save", what, of=silent, at=r"except || " + WRITE)
-        raised = next(f"rank {rank} raised {error}" for rank, error in enumerate(errors) if error)
-        what = f"{where}: {raised}, and {{ranks}} returned without an error."
-        grader.fail_on(silent, "others-never-learn-of-it", what, at=r"\braise\b || " + AGREE)
+        silent = all_raised(grader, where, run.observed(key))
+        what = f"{where}, and save_checkpoint returned on every rank without an error."
+        grader.fail_on(silent, "swallows-a-failed-save", what, at=r"except || " + WRITE)
     loads(grader, "A save failed for want of room, and", run.observed("loaded"), [1], LOST)
     loads(grader, "There was room again, save 3 returned, and", run.observed("after"), [3], STUMBLED)
     earlier, left, afterwards = (run.observed(name)[0] for name in ("earlier", "left", "left after"))
@@ -342,14 +334,10 @@ def test_full_disk(grader: Grader) -> None:
     what = f"A save failed for want of room, and after the next one the folder still holds {inventory(rest)} of it."
     grader.fail_on([0] * bool(rest), "leaves-temporary-files", what, at=r"except || finally || " + WRITE)
     for on_ranks in zip(*grader.run("breaks", 2).observed("seen"), strict=True):
-        errors = [found["raised"] for found in on_ranks]
-        silent = [rank for rank, error in enumerate(errors) if not error]
         what = f"An operation of a save failed with EIO ({brief(on_ranks[0]['instant'])})"
-        raised = next((f"rank {rank} raised {error}" for rank, error in enumerate(errors) if error), "")
-        learnt = f"{what}: {raised}, and {{ranks}} returned without an error."
-        grader.fail_on(silent * bool(raised), "others-never-learn-of-it", learnt, at=r"\braise\b || " + AGREE)
+        silent = all_raised(grader, what, [found["raised"] for found in on_ranks])
         lost = f"{what}. save_checkpoint returned without an error, and load_latest then {say(on_ranks[0])}."
-        returned = not raised and outcome(on_ranks[0]) != 2
+        returned = bool(silent) and outcome(on_ranks[0]) != 2
         grader.fail_on([0] * returned, "swallows-a-failed-save", lost, at=r"except || " + WRITE)
         loads(grader, f"{what}, and", on_ranks, [1, 2], Hypothesis("mixes-two-checkpoints", "", MIXTURE, WRITE), LOST)
 
@@ -357,9 +345,6 @@ def test_full_disk(grader: Grader) -> None:
 def killed(grader: Grader) -> Run:
     """A save with keep=1 over one older checkpoint, killed at each of its instants in a process of its own."""
     return grader.run("kills", 1, chunk=CHUNK, most=30)
-
-
-WAYS = {"deletes-before-the-new-is-there": REMOVE, "writes-in-place": WRITE, "killed-save-loses-older": RENAME}
 
 
 @pytest.mark.needs("test_one_writer", "test_newest")
@@ -376,10 +361,8 @@ def test_kills(grader: Grader) -> None:
         loads(grader, f"{what} {inventory(found['left'])}, and", [found], [1, 2], *mistakes)
     for found in seen:
         if found["warned"] and id == "writes-in-place":
-            what = (
-                f"Killed by SIGKILL {brief(instants[found['instant']])}, a save left a torn file under a checkpoint's"
-            )
-            what = f"{what} own name: load_latest had to warn, “{brief(found['warned'][0])[:160]}”."
+            what = f"Killed by SIGKILL {brief(instants[found['instant']])}, a save left a torn file under a checkpoint's own name: "
+            what += f"load_latest had to warn, “{brief(found['warned'][0])[:160]}”."
             grader.fail(id, what, of=[0], at=WRITE)
 
 
@@ -405,13 +388,7 @@ def test_durable(grader: Grader) -> None:
     operations = next(done for done in run.observed("operations") if changes(done))
     written = run.observed("written")[0]
     for name, inodes in written["files"].items():
-        if id := durability(operations, inodes, [written["folder"]]):
-            what = f"{brief(name)} {DURABLE[id]}: {in_order(operations)}."
-            grader.fail(id, what, of=[0], at=WRITE if id == "writes-in-place" else SYNC)
-
-
-TOO_EARLY = Hypothesis("killed-save-loses-older", "", None, LOAD)
-ONLY_ONCE = Hypothesis("looks-only-once", "", None, LOAD)
+        judge_durable(grader, brief(name), operations, inodes, written["folder"], SYNC, WRITE)
 
 
 @pytest.mark.needs("test_kills")

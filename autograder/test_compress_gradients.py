@@ -60,6 +60,7 @@ REGISTER = r"register_comm_hook || def register"
 REDUCE = r"all_reduce\( || all_gather || reduce_scatter || " + REGISTER
 DIVIDE = r"/= || div || / || AVG || " + REDUCE
 CAST = r"\.to\( || \.half\(\) || \.bfloat16\(\) || \.type\( || " + REDUCE
+HIDES = r"nan_to_num\(.*value || clamp || clip || nan_to_num || " + CAST
 RESULT = r"\.then\( || set_result || return || " + REDUCE
 WAIT = r"\.wait\( || all_reduce\( || " + REGISTER
 RESIDUAL = (
@@ -68,6 +69,14 @@ RESIDUAL = (
 )
 GROUP = r"get_world_size || group || all_reduce\( || " + REGISTER
 
+ERRORS = (
+    ("must return a torch.futures.Future", "hook-returns-no-future", RESULT),
+    ("expected the hook result is a PyObject", "hook-returns-no-future", RESULT),
+    ("setStorage", "hook-returns-no-future", RESULT),
+    ("BF16 all reduce communication hook required", "builtin-hook-refuses", r"bf16_compress_hook || " + REGISTER),
+)
+"""What torch says, what it means here, and where to look."""
+
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
@@ -75,23 +84,12 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     if error is None:
         return None
     said = f"{names(cause.ranks).capitalize()} raised {error.type}: {' '.join(error.message.split())[:320]}"
-    known = {
-        "must return a torch.futures.Future": ("hook-returns-no-future", RESULT),
-        "expected the hook result is a PyObject": ("hook-returns-no-future", RESULT),
-        "setStorage": ("hook-returns-no-future", RESULT),
-        "BF16 all reduce communication hook required": ("builtin-hook-refuses", r"bf16_compress_hook || " + REGISTER),
-    }
-    for part, (id, at) in known.items():
+    for part, id, at in ERRORS:
         if part in error.message:
             return grader.diagnosis(id, f"{said}.", of=cause.ranks, at=at)
     if any(run.observed("error feedback")) and ("size of tensor" in error.message or "shape" in error.message):
-        return grader.diagnosis(
-            "residual-of-others",
-            f"{said}. After the first step DDP had rebuilt its buckets, and the residual kept under a bucket's index "
-            "belonged to another set of parameters.",
-            of=cause.ranks,
-            at=RESIDUAL,
-        )
+        said += ". After the first step DDP had rebuilt its buckets, and the residual kept under a bucket's index belonged to another set of parameters."
+        return grader.diagnosis("residual-of-others", said, of=cause.ranks, at=RESIDUAL)
     return None
 
 
@@ -126,18 +124,14 @@ def judge_mean(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: to
         seen = [every[step] for every in run.observed("seen")]
         sent = collectives(run, 0, "compressed", step)
         mistakes = means_of_mistakes(given, seen, sent)
-        coarsest = (
-            torch.bfloat16 if any(call.dtype == "bfloat16" for call in sent) else dtype
-        )  # judged by its own check
+        # Which type was sent is judged by a check of its own.
+        coarsest = torch.bfloat16 if any(call.dtype == "bfloat16" for call in sent) else dtype
         what = f"In step {step} the mean gradient"
         right, tolerance = mean_of(given), rounding(coarsest)
         grader.explain(what, seen, right, mistakes, otherwise="hook-wrong-mean", at=REDUCE, tolerance=tolerance)
         for rank in range(1, WORLD):
             if apart := difference(seen[rank], seen[0]):
-                said = (
-                    f"In step {step} {apart.path} is {apart.right:.8g} on rank 0 and {apart.seen:.8g} on rank {rank}. Both "
-                    "are near the mean, and they are not the same."
-                )
+                said = f"In step {step} {apart.path} is {apart.right:.8g} on rank 0 and {apart.seen:.8g} on rank {rank}. Both are near the mean, and they are not the same."
                 grader.fail("gradients-differ", said, of=[rank], at=RESULT)
 
 
@@ -175,44 +169,27 @@ def judge_bytes(grader: Grader, run: Run, steps: list[list[Gradients]], dtype: t
 
 # Error feedback: what each mistake would give ------------------------------------------------------------------------
 
-MISTAKES: dict[str, tuple[str, Keep]] = {
-    "Each step is cast separately: what one step loses is never sent.": (
-        "ignores-error-feedback",
-        lambda step, owed, share, total, sent: torch.zeros_like(share),
-    ),
-    "What step 0 had lost is added in every step, and what later steps lose is dropped.": (
-        "residual-never-updated",
-        lambda step, owed, share, total, sent: owed if step else total - sent,
-    ),
-    "What step 0 had lost was never sent; from step 1 on nothing is lost.": (
-        "drops-residual",
-        lambda step, owed, share, total, sent: total - sent if step else torch.zeros_like(share),
-    ),
-    "Residuals accumulate, although each was already sent in the following step.": (
-        "wrong-residual",
-        lambda step, owed, share, total, sent: owed + total - sent,
-    ),
-    "The residual has the wrong sign: what was lost is subtracted again.": (
-        "wrong-residual",
-        lambda step, owed, share, total, sent: sent - total,
-    ),
-    "The residual is gradient minus what was sent, and leaves out the previous residual.": (
-        "wrong-residual",
-        lambda step, owed, share, total, sent: share - sent,
-    ),
-    f"The residual is {WORLD} times too large, and leaves out the previous one: it is what was not divided minus what was sent.": (
-        "wrong-residual",
-        lambda step, owed, share, total, sent: WORLD * (share - sent),
-    ),
-    f"The residual is {WORLD} times too large: it was taken before the division and added after it.": (
-        "wrong-residual",
-        lambda step, owed, share, total, sent: WORLD * (total - sent),
-    ),
-    f"The residual is {WORLD} times too small: it was taken after the division and added before it.": (
-        "wrong-residual",
-        lambda step, owed, share, total, sent: (total - sent) / WORLD,
-    ),
-}
+FEEDBACK: list[tuple[str, str, Keep]] = [
+    ("ignores-error-feedback", "Each step is cast separately: what one step loses is never sent.",
+     lambda step, owed, share, total, sent: torch.zeros_like(share)),
+    ("residual-never-updated", "What step 0 had lost is added in every step, and what later steps lose is dropped.",
+     lambda step, owed, share, total, sent: owed if step else total - sent),
+    ("drops-residual", "What step 0 had lost was never sent; from step 1 on nothing is lost.",
+     lambda step, owed, share, total, sent: total - sent if step else torch.zeros_like(share)),
+    ("wrong-residual", "Residuals accumulate, although each was already sent in the following step.",
+     lambda step, owed, share, total, sent: owed + total - sent),
+    ("wrong-residual", "The residual has the wrong sign: what was lost is subtracted again.",
+     lambda step, owed, share, total, sent: sent - total),
+    ("wrong-residual", "The residual is gradient minus what was sent, and leaves out the previous residual.",
+     lambda step, owed, share, total, sent: share - sent),
+    ("wrong-residual", f"The residual is {WORLD} times too large, and leaves out the previous one: it is what was not divided minus what was sent.",
+     lambda step, owed, share, total, sent: WORLD * (share - sent)),
+    ("wrong-residual", f"The residual is {WORLD} times too large: it was taken before the division and added after it.",
+     lambda step, owed, share, total, sent: WORLD * (total - sent)),
+    ("wrong-residual", f"The residual is {WORLD} times too small: it was taken after the division and added before it.",
+     lambda step, owed, share, total, sent: (total - sent) / WORLD),
+]  # fmt: skip
+"""What it is, what is seen, and what is owed after a step."""
 
 
 def judge_feedback(grader: Grader, run: Run, drawn: list[Owing]) -> None:
@@ -236,12 +213,9 @@ def judge_feedback(grader: Grader, run: Run, drawn: list[Owing]) -> None:
     seen = [gradients[name] for gradients in run.observed("seen")[rank][model]]
     step = int((away > 0.55).nonzero()[0])
     other = " of the second model" if model else ""
-    what = (
-        f"After {step + 1} step{'s' if step else ''} the gradients of {name}{other} that came out on rank {rank} are away from "
-        f"the sum of the true ones by up to {away[step].item():.3g} units in the last place of bfloat16, after {LONG} steps by "
-        f"{away[-1].item():.3g}. One cast loses half a unit."
-    )
-    for said, (id, keep) in MISTAKES.items():
+    what = f"After {step + 1} step{'s' if step else ''} the gradients of {name}{other} that came out on rank {rank} are away from the sum of the true ones "
+    what += f"by up to {away[step].item():.3g} units in the last place of bfloat16, after {LONG} steps by {away[-1].item():.3g}. One cast loses half a unit."
+    for id, said, keep in FEEDBACK:
         would = follow([one[name] for one in shares], keep)
         if all(torch.allclose(a, b, rtol=0, atol=0.05 * units[name]) for a, b in zip(seen, would, strict=True)):
             grader.fail(id, f"{what} {said}", of=[rank], at=RESIDUAL)
@@ -283,10 +257,8 @@ def test_overlap(grader: Grader) -> None:
         before = seen[: waits[0]] if waits else []
         ready = sum(isinstance(event, Mark) and event.name.startswith("ready") for event in before)
         launched = sum(isinstance(event, Collective) for event in before)
-        said = (
-            f"Rank {rank} waited {len(waits)} times within backward, first when {ready} of {len(SHAPES)} gradients were "
-            f"ready and {launched} of {len(collectives(run, rank, 'compressed', STEPS - 1))} buckets on their way."
-        )
+        buckets = len(collectives(run, rank, "compressed", STEPS - 1))
+        said = f"Rank {rank} waited {len(waits)} times within backward, first when {ready} of {len(SHAPES)} gradients were ready and {launched} of {buckets} buckets on their way."
         grader.fail_on([rank] if waits else [], "hook-waits", said, at=WAIT)
 
 
@@ -329,10 +301,7 @@ def test_no_feedback(grader: Grader) -> None:
     """without error feedback no step depends on an earlier one"""
     run, _ = reduce(grader)
     apart = [rank for rank, steps in enumerate(run.observed("seen")) if difference(steps[-1], steps[-2])]
-    said = (
-        f"Steps {STEPS - 2} and {STEPS - 1} had the same gradients, and others came out on {{ranks}}. error_feedback was not "
-        "asked for."
-    )
+    said = f"Steps {STEPS - 2} and {STEPS - 1} had the same gradients, and others came out on {{ranks}}. error_feedback was not asked for."
     grader.fail_on(apart, "feedback-always-on", said, at=RESIDUAL)
 
 
@@ -380,13 +349,9 @@ def judge_what_is_dropped(grader: Grader) -> None:
     run = grader.run("reduces", WORLD, each=by_rank(steps), cap=CAP, **options)
     for rank, (_, second, _) in enumerate(run.observed("seen")):
         if torch.isfinite(one := second["a"][1, 0]):
-            said = (
-                f"In step 2 rank 1 had a gradient of 1e6. A third of it is more than float16 holds, and the mean that came out on "
-                f"rank {rank} is {one.item():.6g}, not inf or NaN: a gradient scaler would not notice."
-            )
-            grader.fail(
-                "hides-overflow", said, of=[rank], at=r"nan_to_num\(.*value || clamp || clip || nan_to_num || " + CAST
-            )
+            said = "In step 2 rank 1 had a gradient of 1e6. A third of it is more than float16 holds, and the mean that came out on "
+            said += f"rank {rank} is {one.item():.6g}, not inf or NaN: a gradient scaler would not notice."
+            grader.fail("hides-overflow", said, of=[rank], at=HIDES)
     seen = [one[2]["a"] for one in run.observed("seen")]
     what = "With error feedback, numbers of step 2's gradient were 1e6, -1e6, NaN and inf, for which float16 has no room. In step 3 the mean"
     right, id = mean_of(steps[2])["a"], "residual-poisoned"
@@ -405,18 +370,13 @@ def test_digits(grader: Grader) -> None:
         losses, scale = seen[rank]["losses"], seen[rank]["scale"]
         skipped = round(math.log2(SCALE / scale))
         right = plain[max(-1 - skipped, -EPOCHS)]
-        poisoned = (
-            f" With a loss scale of {SCALE:.3g} the gradients overflow float16 in the first steps, in step {NAN_STEP} they are "
-            f"NaN, and here that never stopped: the scaler has gone down to {scale:.2g}."
-        )
-        hidden = (
-            f" The loss scale was {SCALE:.3g}, with which the gradients do not fit float16, and no gradient came out infinite: "
-            "the scaler saw nothing."
-        )
+        poisoned = f" With a loss scale of {SCALE:.3g} the gradients overflow float16 in the first steps, in step {NAN_STEP} they are NaN, "
+        poisoned += f"and here that never stopped: the scaler has gone down to {scale:.2g}."
+        hidden = f" The loss scale was {SCALE:.3g}, with which the gradients do not fit float16, and no gradient came out infinite: the scaler saw nothing."
         behind = f" {skipped} steps were skipped because gradients overflowed; that many steps earlier plain DDP had {right:.3f}."
         mistakes = [
             (scale < 1, "residual-poisoned", poisoned, RESIDUAL),
-            (scale >= SCALE / 2, "hides-overflow", hidden, r"nan_to_num\(.*value || clamp || clip || nan_to_num || " + CAST),
+            (scale >= SCALE / 2, "hides-overflow", hidden, HIDES),
             (not losses[-1] <= 1.5 * right + 0.01, "does-not-converge", behind, REDUCE),
         ]  # fmt: skip
         what = f"After {EPOCHS} steps the loss on rank {rank} is {losses[-1]:.3f}, with plain DDP {plain[-1]:.3f}."

@@ -28,10 +28,7 @@ TEXT = r"def __str__"
 REMEDY = r"\.to\( || " + TEXT
 
 CALL = r"(?<!def )\bmodel\( || " + FUNCTION
-CALLED = (
-    "The model was called. A report only looks: a forward pass takes time, draws random numbers and changes "
-    "BatchNorm's statistics."
-)
+CALLED = "The model was called. A report only looks: a forward pass takes time, draws random numbers and changes BatchNorm's statistics."
 
 HERE, THERE = "cpu", "other"
 TWO_NAMES = "model.mean", "model.also_mean"  # of one tensor
@@ -61,6 +58,12 @@ FOCAL = {
     "loss.gamma": ("attribute", HERE, "float32"),
 }
 LINEAR = {"model.weight": ("parameter", "float32"), "model.bias": ("parameter", "float32")}
+BATCHES = {
+    "flat": "two tensors",
+    "dictionary": "a dictionary with a list, a tuple, None, a text and a number in it",
+    "records": "a named tuple and a dataclass",
+}
+PLAIN = {"plain": "nn.CrossEntropyLoss()", "function": "the function F.cross_entropy"}
 
 Tensors = dict[str, tuple[str, str, str]]
 """Path: kind, device (HERE or THERE), type."""
@@ -70,27 +73,15 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
     if run.observed("forward_called")[0]:
         return grader.diagnosis("report-acts", CALLED, at=CALL)
-    if cause.error is None or cause.error.type in ("NotImplementedError", "ImportError", "SyntaxError"):
+    error, case = cause.error, run.observed("case")[0]
+    if error is None or error.type in ("NotImplementedError", "ImportError", "SyntaxError") or not error.frames:
         return None
-    if not cause.error.frames:
-        return None
-    case = run.observed("case")[0]
-    if case in ("dictionary", "records", "flat"):
-        what = {
-            "dictionary": "a dictionary with a list, a tuple, None, a text and a number in it",
-            "records": "a named tuple and a dataclass",
-            "flat": "two tensors",
-        }[case]
-        return grader.diagnosis(
-            "trips-over-batch", f"The batch was {what}, and device_report raised {cause.error}.", at=cause.error.frame
-        )
-    if case in ("plain", "function"):
-        what = "nn.CrossEntropyLoss()" if case == "plain" else "the function F.cross_entropy"
-        return grader.diagnosis(
-            "accuses-plain-loss",
-            f"The loss was {what}, which holds no tensor, and device_report raised {cause.error}.",
-            at=cause.error.frame,
-        )
+    if case in BATCHES:
+        said = f"The batch was {BATCHES[case]}, and device_report raised {error}."
+        return grader.diagnosis("trips-over-batch", said, at=error.frame)
+    if case in PLAIN:
+        said = f"The loss was {PLAIN[case]}, which holds no tensor, and device_report raised {error}."
+        return grader.diagnosis("accuses-plain-loss", said, at=error.frame)
     return None
 
 
@@ -116,70 +107,59 @@ def look_at(grader: Grader, seen: dict[str, Any], wanted: Tensors, missing: dict
     extra = [path for path in paths if path not in wanted]
     twice = [path for path in paths if paths.count(path) > 1]
     if gone and extra and len(gone) == len(extra):
-        grader.fail(
-            "wrong-path",
-            f"What is found at {gone[0]} was reported as {extra[0]}. A path should be one that the reader can type.",
-            at=NEST if gone[0].startswith("batch") else WALK,
-        )
+        said = f"What is found at {gone[0]} was reported as {extra[0]}. A path should be one that the reader can type."
+        grader.fail("wrong-path", said, at=NEST if gone[0].startswith("batch") else WALK)
     for path in gone:
         id, at = next(value for pattern, value in missing.items() if re.search(pattern, path))
         more = f", and {len(gone) - 1} more {'is' if len(gone) == 2 else 'are'} missing" if len(gone) > 1 else ""
-        grader.fail(
-            id,
-            f"{path} is not in the report{more}. It names {len(set(paths))} tensors; there are {len(wanted)}.",
-            at=at,
-        )
+        said = f"{path} is not in the report{more}. It names {len(set(paths))} tensors; there are {len(wanted)}."
+        grader.fail(id, said, at=at)
     if twice or extra:
         path = (twice or extra)[0]
-        grader.fail(
-            "reported-twice",
-            f"{path} is in the report {'twice' if twice else 'besides the name that it has already'}: "
-            f"{len(paths)} entries for {len(wanted)} tensors.",
-            at=HELD,
-        )
+        how = "twice" if twice else "besides the name that it has already"
+        said = f"{path} is in the report {how}: {len(paths)} entries for {len(wanted)} tensors."
+        grader.fail("reported-twice", said, at=HELD)
     for path, kind, device, dtype in seen["tensors"]:
         if (device, dtype) != wanted[path][1:]:
             has = f"{wanted[path][2]} on {seen['other'] if wanted[path][1] == THERE else HERE}"
-            said = f"{dtype} on {seen['other'] if device == THERE else device}"
-            grader.fail(
-                "wrong-place", f"{path} is {has}; the report says {said}.", at=r"\w\.device\b(?!:) || " + FUNCTION
-            )
+            said = f"{path} is {has}; the report says {dtype} on {seen['other'] if device == THERE else device}."
+            grader.fail("wrong-place", said, at=r"\w\.device\b(?!:) || " + FUNCTION)
         if kind != wanted[path][0]:
-            grader.fail(
-                "wrong-kind", f"{path} is of the kind {wanted[path][0]!r}; the report says {kind!r}.", at=rf"{kind}"
-            )
+            said = f"{path} is of the kind {wanted[path][0]!r}; the report says {kind!r}."
+            grader.fail("wrong-kind", said, at=rf"{kind}")
 
 
-MISSING_REGISTERED = {
-    r"running|num_batches|mask": ("buffers-overlooked", BUFFERS),
-    r".": ("parameters-overlooked", WALK),
-}
+def on(place: str, tensors: dict[str, tuple[str, str]]) -> Tensors:
+    """These parameters and buffers, all on this device."""
+    return {path: (kind, place, dtype) for path, (kind, dtype) in tensors.items()}
+
+
+def with_attributes(place: str) -> Tensors:
+    """What the model holds that has attributes too: those are on the CPU, whatever was moved."""
+    return on(place, REGISTERED | LSTM) | {path: ("attribute", HERE, dtype) for path, dtype in ATTRIBUTES.items()}
+
+
+PARAMETERS = {r".": ("parameters-overlooked", WALK)}
+MISSING_REGISTERED = {r"running|num_batches|mask": ("buffers-overlooked", BUFFERS)} | PARAMETERS
+MISSING_ATTRIBUTES = {r"adapters|mean|anchors|extra": ("attributes-overlooked", HELD)} | MISSING_REGISTERED
+MISSING_BATCH = {r"^batch": ("batch-overlooked", NEST)} | PARAMETERS
 
 
 def test_registered(grader: Grader) -> None:
     """names every parameter and every buffer of the model, with its device and type"""
-    run = grader.run("registered", 1)
-    look_at(
-        grader,
-        found(run, "registered"),
-        {path: (k, HERE, d) for path, (k, d) in REGISTERED.items()},
-        MISSING_REGISTERED,
-    )
+    look_at(grader, found(grader.run("registered", 1), "registered"), on(HERE, REGISTERED), MISSING_REGISTERED)
 
 
 @pytest.mark.needs("test_registered")
 def test_left_behind(grader: Grader) -> None:
     """shows one buffer that was left on another device"""
-    run = grader.run("moved", 1)
-    wanted = {path: (k, THERE, d) for path, (k, d) in REGISTERED.items()}
-    wanted["model.norm.running_var"] = ("buffer", HERE, "float32")
-    look_at(grader, found(run, "moved"), wanted, MISSING_REGISTERED)
+    wanted = on(THERE, REGISTERED) | {"model.norm.running_var": ("buffer", HERE, "float32")}
+    look_at(grader, found(grader.run("moved", 1), "moved"), wanted, MISSING_REGISTERED)
 
 
 def test_nested_batches(grader: Grader) -> None:
     """finds the tensors of a batch, however it is nested"""
     run = grader.run("batches", 1)
-    model = {path: (kind, THERE, dtype) for path, (kind, dtype) in LINEAR.items()}
     cases: dict[str, Tensors] = {
         "flat": {"batch[0]": ("batch", THERE, "float32"), "batch[1]": ("batch", HERE, "int64")},
         "dictionary": {
@@ -195,19 +175,14 @@ def test_nested_batches(grader: Grader) -> None:
             "batch[1].label": ("batch", HERE, "int64"),
         },
     }
-    missing = {r"^batch": ("batch-overlooked", NEST), r".": ("parameters-overlooked", WALK)}
     for label, tensors in cases.items():
-        look_at(grader, found(run, label), model | tensors, missing)
+        look_at(grader, found(run, label), on(THERE, LINEAR) | tensors, MISSING_BATCH)
 
 
 @pytest.mark.needs("test_registered")
 def test_attributes(grader: Grader) -> None:
     """finds what the model holds without having registered it, each once"""
-    run = grader.run("attributes", 1)
-    wanted = {path: (kind, THERE, dtype) for path, (kind, dtype) in (REGISTERED | LSTM).items()}
-    wanted |= {path: ("attribute", HERE, dtype) for path, dtype in ATTRIBUTES.items()}
-    missing = {r"adapters|mean|anchors|extra": ("attributes-overlooked", HELD)} | MISSING_REGISTERED
-    look_at(grader, found(run, "attributes"), wanted, missing)
+    look_at(grader, found(grader.run("attributes", 1), "attributes"), with_attributes(THERE), MISSING_ATTRIBUTES)
 
 
 @pytest.mark.needs("test_attributes")
@@ -216,38 +191,28 @@ def test_wrapped(grader: Grader) -> None:
     seen = found(grader.run("wrapped", 1), "wrapped")
     wrapper = [path for path, *_ in seen["tensors"] if "module." in path]
     if wrapper:
-        grader.fail(
-            "wrapper-in-the-names", f"The model was wrapped in DDP, and the report names {wrapper[0]}.", at=UNWRAP
-        )
-    wanted = {path: (kind, HERE, dtype) for path, (kind, dtype) in (REGISTERED | LSTM).items()}
-    wanted |= {path: ("attribute", HERE, dtype) for path, dtype in ATTRIBUTES.items()}
-    missing = {r"adapters|mean|anchors|extra": ("attributes-overlooked", HELD)} | MISSING_REGISTERED
-    look_at(grader, seen, wanted, missing)
+        said = f"The model was wrapped in DDP, and the report names {wrapper[0]}."
+        grader.fail("wrapper-in-the-names", said, at=UNWRAP)
+    look_at(grader, seen, with_attributes(HERE), MISSING_ATTRIBUTES)
 
 
 @pytest.mark.needs("test_registered")
 def test_losses(grader: Grader) -> None:
     """tells a loss that holds weights from a plain one"""
     run = grader.run("losses", 1)
-    model = {path: (kind, THERE, dtype) for path, (kind, dtype) in LINEAR.items()}
-    model["batch[0]"] = ("batch", THERE, "float32")
-    missing = {
-        r"^loss": ("loss-overlooked", LOSS),
-        r"^batch": ("batch-overlooked", NEST),
-        r".": ("parameters-overlooked", WALK),
-    }
+    model = on(THERE, LINEAR) | {"batch[0]": ("batch", THERE, "float32")}
+    missing = {r"^loss": ("loss-overlooked", LOSS)} | MISSING_BATCH
     look_at(grader, found(run, "weighted"), model | {"loss.weight": ("buffer", HERE, "float32")}, missing)
     look_at(grader, found(run, "focal"), model | FOCAL, missing)
-    for label, what in (("plain", "nn.CrossEntropyLoss()"), ("function", "the function F.cross_entropy")):
+    for label, what in PLAIN.items():
         seen = found(run, label)
         accused = [path for path, *_ in seen["tensors"] if path.startswith("loss")]
         first = seen["text"].partition("\n")[0]
         if accused or re.search(r"\bloss\b", first):
-            grader.fail(
-                "accuses-plain-loss",
-                f"The loss was {what}, which holds no tensor, and the report says: {accused[0] if accused else first}",
-                at=LOSS,
+            said = (
+                f"The loss was {what}, which holds no tensor, and the report says: {accused[0] if accused else first}"
             )
+            grader.fail("accuses-plain-loss", said, at=LOSS)
         look_at(grader, seen, model, missing)
 
 
@@ -257,12 +222,8 @@ def test_order(grader: Grader) -> None:
     tensors = found(grader.run("ordered", 1), "ordered")["tensors"]
     for (path, kind, *_), (after, other, *_) in pairwise(tensors):
         if _place(path, kind) > _place(after, other):
-            grader.fail(
-                "other-order",
-                f"{path} ({kind}) comes before {after} ({other}). Expected: the model's parameters, buffers and "
-                "attributes, then the loss's, then the batch.",
-                at=FUNCTION,
-            )
+            said = f"{path} ({kind}) comes before {after} ({other}). Expected: the model's parameters, buffers and attributes, then the loss's, then the batch."
+            grader.fail("other-order", said, at=FUNCTION)
 
 
 @pytest.mark.needs("test_registered", "test_nested_batches")
@@ -270,35 +231,22 @@ def test_expected_device(grader: Grader) -> None:
     """judges by where most of the model is, or by the device that it is told"""
     run = grader.run("expectations", 1)
     other = run.observed("other")[0]
-    seen = found(run, "most")
-    if seen["device"] != other:
-        grader.fail(
-            "expects-first-parameter" if seen["device"] == HERE else "ignores-expected-device",
-            f"Two of the model's three parameters and the batch are on {other}, the first parameter was left on the CPU; the "
-            f"report expects everything on {seen['device']}, and would have {_some(seen['misplaced'])} moved.",
-            at=EXPECTED,
-        )
-    seen = found(run, "data")
-    if seen["device"] != other:
-        grader.fail(
-            "expects-device-of-the-data",
-            f"Both parameters of the model are on {other}; its three buffers and the batch were left on the CPU. The report "
-            f"expects everything on {seen['device']}, and would have {_some(seen['misplaced'])} moved.",
-            at=EXPECTED,
-        )
-    seen = found(run, "said")
-    if seen["device"] != other or len(seen["misplaced"]) != 3:
-        grader.fail(
-            "ignores-expected-device",
-            f"device={other} was asked for, and model and batch are on the CPU. The report expects {seen['device']}, and "
-            f"says: {seen['text'].partition(chr(10))[0]}",
-            at=EXPECTED,
-        )
-    seen = found(run, "said_as_text")
-    if seen["device"] != HERE or seen["misplaced"]:
-        grader.fail(
-            "ignores-expected-device", f'device="cpu" was asked for; the report expects {seen["device"]}.', at=EXPECTED
-        )
+    most, data, told, text = (found(run, label) for label in ("most", "data", "said", "said_as_text"))
+    would = "expects everything on {device}, and would have {moved} moved."
+    parameters = f"Two of the model's three parameters and the batch are on {other}, the first parameter was left on the CPU; the report {would}"
+    buffers = f"Both parameters of the model are on {other}; its three buffers and the batch were left on the CPU. The report {would}"
+    asked = f"device={other} was asked for, and model and batch are on the CPU. The report expects {{device}}, and says: {{first}}"
+    as_text = 'device="cpu" was asked for; the report expects {device}.'
+    first = "expects-first-parameter" if most["device"] == HERE else "ignores-expected-device"
+    for seen, wrong, id, said in (
+        (most, most["device"] != other, first, parameters),
+        (data, data["device"] != other, "expects-device-of-the-data", buffers),
+        (told, told["device"] != other or len(told["misplaced"]) != 3, "ignores-expected-device", asked),
+        (text, text["device"] != HERE or text["misplaced"], "ignores-expected-device", as_text),
+    ):
+        if wrong:
+            moved, line = _some(seen["misplaced"]), seen["text"].partition("\n")[0]
+            grader.fail(id, said.format(device=seen["device"], moved=moved, first=line), at=EXPECTED)
 
 
 @pytest.mark.needs("test_expected_device")
@@ -307,11 +255,8 @@ def test_verdict_when_all_is_well(grader: Grader) -> None:
     seen = found(grader.run("registered", 1), "registered")
     first = seen["text"].partition("\n")[0]
     if not first.lower().startswith("all") or HERE not in first:
-        grader.fail(
-            "verdict-not-first",
-            f"Everything is on the CPU, and the report's first line is {first[:120]!r}.",
-            at=TEXT,
-        )
+        said = f"Everything is on the CPU, and the report's first line is {first[:120]!r}."
+        grader.fail("verdict-not-first", said, at=TEXT)
     look_at_table(grader, seen)
     seen = found(grader.run("empty", 1), "empty")
     first = seen["text"].partition("\n")[0]
@@ -348,26 +293,19 @@ def look_at_verdict(grader: Grader, seen: dict[str, Any], remedy: str) -> None:
     off = [path for path, _, device, _ in seen["tensors"] if device == HERE]
     named = off[0] in first
     if not named or not re.search(rf"\b{HERE}\b", first) or not re.search(rf"\b{seen['other']}\b", first):
-        grader.fail(
-            "verdict-not-first",
-            f"{off[0]} is on the CPU, the model on {seen['other']}. The report's first line "
-            f"{'does not name both devices' if named else 'does not name this tensor'}: {first[:120]!r}",
-            at=TEXT,
-        )
+        lacks = "both devices" if named else "this tensor"
+        said = f"{off[0]} is on the CPU, the model on {seen['other']}. The report's first line does not name {lacks}: {first[:120]!r}"
+        grader.fail("verdict-not-first", said, at=TEXT)
     if not re.search(remedy, first):
         kind = next(kind for path, kind, *_ in seen["tensors"] if path == off[0])
         shown = re.sub(r"\\|\($", "", remedy.replace("|", " or ").replace(r"\(", "(…)"))
         says = re.search(r"[\w\]\[\".]*\.to\(.*?\)", first[:500])
         if says or kind == "attribute":
-            grader.fail(
-                "wrong-remedy",
-                f"{off[0]} ({kind}) is on the CPU, and the first line advises {says.group(0) if says else first[:100]!r}, "
-                f"which does not move it. Look for {shown}.",
-                at=REMEDY,
-            )
-        grader.fail(
-            "verdict-without-remedy", f"The first line says what is wrong, not what to write: {first[:120]!r}", at=TEXT
-        )
+            advice = says.group(0) if says else first[:100]
+            said = f"{off[0]} ({kind}) is on the CPU, and the first line advises {advice!r}, which does not move it. Look for {shown}."
+            grader.fail("wrong-remedy", said, at=REMEDY)
+        said = f"The first line says what is wrong, not what to write: {first[:120]!r}"
+        grader.fail("verdict-without-remedy", said, at=TEXT)
 
 
 def look_at_table(grader: Grader, seen: dict[str, Any]) -> None:
@@ -376,32 +314,24 @@ def look_at_table(grader: Grader, seen: dict[str, Any]) -> None:
     for path, _, device, dtype in seen["tensors"]:
         place = seen["other"] if device == THERE else device
         if not any(path in line and place in line and dtype in line for line in rest):
-            grader.fail(
-                "table-incomplete",
-                f"Under the verdict no line says that {path} is on {place} and of type {dtype}.",
-                at=TEXT,
-            )
+            said = f"Under the verdict no line says that {path} is on {place} and of type {dtype}."
+            grader.fail("table-incomplete", said, at=TEXT)
 
 
 @pytest.mark.needs("test_registered", "test_nested_batches")
 def test_only_looks(grader: Grader) -> None:
     """moves, changes and computes nothing"""
-    for scenario, labels in (
-        ("moved", ["moved"]),
-        ("batches", ["flat", "dictionary", "records"]),
-        ("losses", ["weighted"]),
-    ):
+    for scenario, labels in (("moved", ["moved"]), ("batches", BATCHES), ("losses", ["weighted"])):
         run = grader.run(scenario, 1)
         if run.observed("forward_called")[0]:
             grader.fail("report-acts", CALLED, at=CALL)
         for label in labels:
             seen = found(run, label)
             if seen["changed"]:
-                grader.fail(
-                    "report-acts",
-                    f"The call changed {len(seen['changed'])} of the tensors that it was given ({seen['changed'][0]}).",
-                    at=r"^[^'\"]*\.to\( || " + FUNCTION,
+                said = (
+                    f"The call changed {len(seen['changed'])} of the tensors that it was given ({seen['changed'][0]})."
                 )
+                grader.fail("report-acts", said, at=r"^[^'\"]*\.to\( || " + FUNCTION)
             if seen["drew"] or not seen["mode"]:
                 what = "random numbers were drawn" if seen["drew"] else "the model was in eval mode"
                 grader.fail("report-acts", f"After the call {what}.", at=FUNCTION)

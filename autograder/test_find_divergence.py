@@ -12,7 +12,26 @@ from __future__ import annotations
 import math
 
 import pytest
-from judging.find_divergence import WORLD, Change, Found, add, between, compared, found, one_of_each_kind, read, say
+from judging.find_divergence import (
+    CHECKSUM,
+    FUNCTION,
+    GRADIENTS,
+    STATE,
+    WORLD,
+    Change,
+    Found,
+    add,
+    between,
+    compared,
+    found,
+    judge,
+    judge_agreement,
+    judge_changes,
+    one_of_each_kind,
+    read,
+    say,
+    watched,
+)
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, evidence, names
 
@@ -22,26 +41,9 @@ FIRST = 4  # the step at which the watch has to see a difference: made at step 3
 TENSORS = 66  # what there is to compare in the largest of the models here: parameters, buffers, gradients and state
 BYTES = 64 + 16 * TENSORS
 
-FUNCTION = r"def find_divergence"
-CHECKSUM = r"def _?\w*(checksum|fingerprint|digest|hash) || checksum || sum\( || " + FUNCTION
-WALK = r"named_parameters || parameters\( || " + FUNCTION
-BUFFERS = r"named_buffers || buffers\( || " + WALK
-GRADIENTS = r"\.grad\b || " + FUNCTION
-STATE = r"\.state\b || optimizer is || " + FUNCTION
 GATHER = r"all_gather || broadcast || all_reduce || " + FUNCTION
-MAJORITY = r"Counter\(|\.count\(|most_common || == 0 || \[0\] || " + FUNCTION
-LARGEST = r"\babs\( || \.max\(\) || largest = || " + FUNCTION
-ON_ONE_RANK = r"get_rank\(\) == 0|rank == 0|rank != 0|get_rank\(\) != 0|if rank || get_rank || " + FUNCTION
 WATCH = r"def step"
 OFTEN = r"%.*every || self\.every || " + WATCH
-
-MISSED = {
-    "parameter": ("parameters-not-compared", WALK),
-    "buffer": ("buffers-not-compared", BUFFERS),
-    "gradient": ("gradients-not-compared", GRADIENTS),
-    "optimizer": ("optimizer-not-compared", STATE),
-}
-"""What it usually means that nothing was found, by the kind of what was changed."""
 
 CASES = {
     "missing": "Rank 1 had no gradient for one parameter, and rank 2 no optimizer state for another",
@@ -52,8 +54,7 @@ CASES = {
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Name what a failed run of this exercise usually means."""
-    case = run.observed("case")[0]
-    what = CASES.get(case)
+    what = CASES.get(case := run.observed("case")[0])
     if cause.kind == "raised" and cause.error is not None and case == "missing":
         said = f"{what}, and {names(cause.ranks)} raised {cause.error}."
         return grader.diagnosis("missing-on-some-overlooked", said, of=cause.ranks, at=cause.error.frame)
@@ -62,83 +63,6 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         at = cause.frame or GATHER
         return grader.diagnosis("uneven-collectives", said, evidence=evidence(run), of=cause.ranks, at=at)
     return None
-
-
-# Judging a list of differences ---------------------------------------------------------------------------------------
-
-
-def judge(
-    grader: Grader,
-    each: list[list[Found]],
-    expected: list[Found],
-    missed: tuple[str, str] | None = None,
-    why: str = "There is a difference",
-) -> None:
-    """All ranks must have found this and nothing else. `missed` is the diagnosis when something was not found."""
-    judge_agreement(grader, each)
-    seen = {one.key: one for one in each[0]}
-    right, told = {want.key: want for want in expected}, set()
-    for want in (want for want in expected if want.key not in seen):
-        wrapper = next((name for _, name in seen if name.endswith(f".{want.name}")), None)
-        if wrapper is not None:
-            said = f"{want.name} was reported as {wrapper}: the name that it has inside DDP."
-            grader.fail("wrapper-in-names", said, at=r"\.module || " + WALK)
-        spare = [
-            one for one in each[0] if one.key not in right and (one.kind, one.ranks) == (want.kind, want.ranks)
-            and math.isclose(one.largest, want.largest, rel_tol=1e-3)
-        ]  # fmt: skip
-        if spare and missed is None:
-            said = f"{want.name} ({want.kind}) differs on {names(want.ranks)}, and was reported as {spare[0].name}."
-            grader.fail("other-names", said, of=want.ranks, at=WALK)
-        id, at = missed or MISSED[want.kind]
-        grader.fail(id, f"{why}: {want}. Found: {say(each[0])}.", of=want.ranks, at=at)
-    for one in each[0]:
-        what = f"{one.name} ({one.kind})"
-        if one.key not in right:
-            said = f"All ranks agree on {what}, and it was reported: {one}."
-            grader.fail("false-alarm", said, at=CHECKSUM)
-        if one.key in told:
-            grader.fail("false-alarm", f"{what} was reported more than once.", at=WALK)
-        told.add(one.key)
-    for key, want in right.items():
-        judge_one(grader, seen[key], want, len(each), missed, why)
-    order = sorted(each[0], key=lambda one: one.place)
-    if order != each[0]:
-        first, second = (
-            next(one for one, other in zip(a, b, strict=True) if one != other)
-            for a, b in ((order, each[0]), (each[0], order))
-        )
-        said = f"{first.name} ({first.kind}) comes before {second.name} ({second.kind}), and was reported after it."
-        grader.fail("order-of-the-list", said, at=r"sort || " + WALK)
-
-
-def judge_agreement(grader: Grader, each: list[list[Found]]) -> None:
-    """All ranks must have been told the same."""
-    longest = max(range(len(each)), key=lambda rank: len(each[rank]))
-    other = [rank for rank, own in enumerate(each) if repr(own) != repr(each[longest])][:1]
-    said = "".join(f"Rank {rank} was told: {say(each[rank])}. " for rank in (longest, *other))
-    said += "All ranks should get the same list, so that all can stop, or continue, together."
-    grader.fail_on(other, "only-some-ranks-know", said, at=ON_ONE_RANK)
-
-
-def judge_one(grader: Grader, seen: Found, want: Found, world: int, missed: tuple[str, str] | None, why: str) -> None:
-    """One difference that was found: its ranks, and how far they are from the others."""
-    others = [rank for rank in range(world) if rank not in seen.ranks]
-    close = seen.largest == want.largest or math.isclose(seen.largest, want.largest, rel_tol=1e-3)
-    lost, where = missed or ("wrong-amount", LARGEST)
-    no_number = math.isinf(want.largest) and not math.isinf(seen.largest)
-    blamed = (
-        f"{want.name} differs on {names(want.ranks)} from what the others have; the report blames {names(seen.ranks)}."
-    )
-    amount = f"{want.name} differs by {want.largest:.6g} at most, on {names(want.ranks)}; the report says {seen.largest:.6g}."
-    mistakes = [
-        (seen.ranks != want.ranks and others == want.ranks and 0 in others, "blames-the-majority", blamed, MAJORITY),
-        (seen.ranks != want.ranks, "wrong-ranks", blamed, MAJORITY),
-        (missed is not None and no_number, lost, f"{why}: {want}. Found: {seen}.", where),
-        (not close, "wrong-amount", amount, LARGEST),
-    ]  # fmt: skip
-    for is_so, id, said, at in mistakes:
-        grader.fail_on(want.ranks if is_so else [], id, said, at=at)
 
 
 # The checks ----------------------------------------------------------------------------------------------------------
@@ -156,20 +80,15 @@ def test_agree(grader: Grader) -> None:
 @pytest.mark.needs("test_agree")
 def test_parameter(grader: Grader) -> None:
     """names the parameter, the rank and the largest difference"""
-    changes, expected = zip(
-        add(grader, 1, "parameter", "encoder.weight", 12),
-        add(grader, 2, "parameter", "frozen", 6),
-        add(grader, 1, "parameter", "scale", 1),
-        strict=True,
-    )
-    judge(grader, found(compared(grader, "parameter", list(changes), stepped=False)), list(expected))
+    three = (1, "encoder.weight", 12), (2, "frozen", 6), (1, "scale", 1)
+    pairs = [add(grader, rank, "parameter", name, size) for rank, name, size in three]
+    judge_changes(grader, "parameter", pairs, stepped=False)
 
 
 @pytest.mark.needs("test_parameter")
 def test_kinds(grader: Grader) -> None:
     """compares buffers, gradients and the optimizer's state as well"""
-    changes, expected = zip(*one_of_each_kind(grader), strict=True)
-    judge(grader, found(compared(grader, "kinds", list(changes))), list(expected))
+    judge_changes(grader, "kinds", one_of_each_kind(grader))
 
 
 @pytest.mark.needs("test_parameter")
@@ -206,12 +125,10 @@ def test_same_sum(grader: Grader) -> None:
         [one._replace(largest=0.0) if one.name == "decoder.weight" else one for one in own]
         for own in found(compared(grader, "same sum", changes))
     ]
-    why = (
-        "Two elements have changed places, so that sum and norm are the same"
-        if expected[0].key in [one.key for one in each[0]]
-        else "One element is 0.5 larger, another 0.5 smaller, and the sum has not changed"
-    )
-    judge(grader, each, expected, ("order-blind-checksum", CHECKSUM), why)
+    why = "One element is 0.5 larger, another 0.5 smaller, and the sum has not changed"
+    if expected[0].key in [one.key for one in each[0]]:
+        why = "Two elements have changed places, so that sum and norm are the same"
+    judge(grader, each, expected, ("order-blind-checksum", CHECKSUM, why))
 
 
 BITS: list[tuple[str, str, Change, float, str]] = [
@@ -235,27 +152,27 @@ def test_bits(grader: Grader) -> None:
     seen = {one.name for one in each[0]}
     why = next((why for _, name, _, _, why in BITS if name not in seen), "There is a difference")
     expected = [Found(kind, name, [1], largest) for kind, name, _, largest, _ in BITS]
-    judge(grader, each, expected, ("rounds-bits-away", CHECKSUM), why)
+    judge(grader, each, expected, ("rounds-bits-away", CHECKSUM, why))
     # 300 and 1, whose difference no bfloat16 can hold; 1e300, which no float32 can hold; beside a NaN and an infinity that
     # all ranks have; a NaN alone.
-    far = {"do": "add", "rank": 1, "kind": "parameter", "name": "brief", "at": random.randrange(5), "by": 299}
-    farther = {"do": "add", "rank": 1, "kind": "buffer", "name": "precise", "at": random.randrange(3), "by": 1e300}
-    beside = {"do": "add", "rank": 1, "kind": "buffer", "name": "odd", "at": 2, "by": 0.5}
-    alone = {"do": "nan", "rank": 1, "kind": "buffer", "name": "norm.running_var", "at": random.randrange(3)}
-    expected = [
-        Found("parameter", "brief", [1], 299.0),
-        Found("buffer", "odd", [1], 0.5),
-        Found("buffer", "precise", [1], 1e300),
-        Found("buffer", "norm.running_var", [1], math.inf),
+    pairs = [
+        ({"do": do, "rank": 1, "kind": kind, "name": name, "at": at, "by": by}, Found(kind, name, [1], by))
+        for do, kind, name, at, by in (
+            ("add", "parameter", "brief", random.randrange(5), 299.0),
+            ("add", "buffer", "precise", random.randrange(3), 1e300),
+            ("add", "buffer", "odd", 2, 0.5),
+            ("nan", "buffer", "norm.running_var", random.randrange(3), math.inf),
+        )
     ]
-    judge(grader, found(compared(grader, "nan", [far, farther, beside, alone])), expected)
+    judge_changes(grader, "nan", pairs)
     kinds = {"precise": "a different type", "mask": "a different shape"}
     changes = [{"do": f"same bytes, {one}", "rank": 1, "kind": "buffer", "name": name} for name, one in kinds.items()]
     each = found(compared(grader, "bytes", changes))
     seen = {one.name for one in each[0]}
-    why = next((f"Rank 1 has the same bytes with {one}" for name, one in kinds.items() if name not in seen), "")
+    overlooked = [f"Rank 1 has the same bytes with {one}" for name, one in kinds.items() if name not in seen]
+    why = (overlooked or ["There is no number for that"])[0]
     expected = [Found("buffer", name, [1], math.inf) for name in kinds]
-    judge(grader, each, expected, ("type-or-shape-overlooked", CHECKSUM), why or "There is no number for that")
+    judge(grader, each, expected, ("type-or-shape-overlooked", CHECKSUM, why))
 
 
 @pytest.mark.needs("test_kinds")
@@ -266,29 +183,27 @@ def test_missing(grader: Grader) -> None:
         {"do": "drop state", "rank": 2, "name": "decoder.weight"},
     ]
     state = [f"decoder.weight.{entry}" for entry in ("step", "exp_avg", "exp_avg_sq")]
-    expected = [
-        Found("gradient", "encoder.bias", [1], math.inf),
-        *[Found("optimizer", name, [2], math.inf) for name in state],
-    ]
+    expected = [Found("optimizer", name, [2], math.inf) for name in state]
+    expected.insert(0, Found("gradient", "encoder.bias", [1], math.inf))
     why = "Only some ranks have it, and there is no number for how far it is from the others"
-    each = found(compared(grader, "missing", changes))
-    judge(grader, each, expected, ("missing-on-some-overlooked", GRADIENTS), why)
+    judge(grader, found(compared(grader, "missing", changes)), expected, ("missing-on-some-overlooked", GRADIENTS, why))
 
 
 @pytest.mark.needs("test_kinds")
 def test_hyper_parameters(grader: Grader) -> None:
     """compares the optimizer's hyper-parameters"""
     change = {"do": "option", "rank": 1, "name": "lr", "to": 0.03}
-    each = found(compared(grader, "lr", [change]))
-    missed = ("hyper-parameters-not-compared", r"param_groups || " + STATE)
+    rate = Found("optimizer", "param_groups[0].lr", [1], 0.02)
+    id, at = "hyper-parameters-not-compared", r"param_groups || " + STATE
     why = "Rank 1 trains with a learning rate of 0.03, the others with 0.01"
-    judge(grader, each, [Found("optimizer", "param_groups[0].lr", [1], 0.02)], missed, why)
-    by = 1e-12
-    count, expected = add(grader, 2, "optimizer", "scale.count", 1)
-    changes = [change | {"to": 0.01 + by}, count | {"by": 1}]
-    expected = [Found("optimizer", "param_groups[0].lr", [1], by), expected._replace(largest=1.0)]
+    judge_changes(grader, "lr", [(change, rate)], (id, at, why))
+    count, counted = add(grader, 2, "optimizer", "scale.count", 1)
+    pairs = [
+        (change | {"to": 0.01 + 1e-12}, rate._replace(largest=1e-12)),
+        (count | {"by": 1}, counted._replace(largest=1.0)),
+    ]
     why = "In float32 2**24 + 1 is 2**24, and 0.01 + 1e-12 is 0.01; Python's numbers have more digits"
-    judge(grader, found(compared(grader, "digits", changes)), expected, ("rounds-bits-away", STATE), why)
+    judge_changes(grader, "digits", pairs, ("rounds-bits-away", STATE, why))
     others = [
         ("betas", [0.9, 0.95], "betas=(0.9, 0.95), the others (0.9, 0.999)"),
         ("maximize", True, "maximize=True, the others False"),
@@ -299,7 +214,7 @@ def test_hyper_parameters(grader: Grader) -> None:
     for name, _, values in others:
         if [(one.kind, one.ranks) for one in each[0] if name in one.name] != [("optimizer", [1])]:
             said = f"Rank 1 has {values}. Found: {say([one for one in each[0] if name in one.name])}."
-            grader.fail(missed[0], said, of=[1], at=missed[1])
+            grader.fail(id, said, of=[1], at=at)
 
 
 @pytest.mark.needs("test_kinds")
@@ -339,8 +254,7 @@ def judge_options(grader: Grader, told: list[Found], who: str, at: str) -> None:
 def test_wrapped(grader: Grader) -> None:
     """names things as the plain model does when it is wrapped in DDP"""
     pairs = [add(grader, 2, "parameter", "encoder.weight", 12), add(grader, 1, "buffer", "precise", 3)]
-    run = compared(grader, "wrapped", [change for change, _ in pairs], wrapped=True, stepped=False)
-    judge(grader, found(run), [expected for _, expected in pairs])
+    judge_changes(grader, "wrapped", pairs, wrapped=True, stepped=False)
 
 
 @pytest.mark.needs("test_agree")
@@ -350,10 +264,7 @@ def test_cheap(grader: Grader) -> None:
     for rank in range(WORLD):
         calls = between(run, rank, "begin", "end")
         total = sum(call.nbytes for call in calls)
-        said = (
-            f"All ranks agreed, and rank {rank} needed {len(calls)} collectives and {total} bytes to see it; two and {BYTES} "
-            f"bytes (64, and 16 for each of {TENSORS} tensors) are enough."
-        )
+        said = f"All ranks agreed, and rank {rank} needed {len(calls)} collectives and {total} bytes to see it; two and {BYTES} bytes (64, and 16 for each of {TENSORS} tensors) are enough."
         grader.fail_on([rank] if len(calls) > 2 or total > BYTES else [], "sends-everything", said, at=GATHER)
 
 
@@ -372,10 +283,8 @@ def test_only_compares(grader: Grader) -> None:
             of = [rank for rank, one in enumerate(run.observed(what)) if one]
             grader.fail_on(of, id, f"After the call {said}", at=at)
         for rank, (before, after) in enumerate(run.observed("entries")):
-            said = (
-                f"optimizer.state had entries for {before} parameters before the call and {after} after it, on rank {rank}. It is a "
-                "defaultdict: optimizer.state[parameter] makes an entry that was not there."
-            )
+            said = f"optimizer.state had entries for {before} parameters before the call and {after} after it, on rank {rank}. "
+            said += "It is a defaultdict: optimizer.state[parameter] makes an entry that was not there."
             grader.fail_on([rank] * (before != after), "changes-what-it-compares", said, at=r"\.state\[ || " + STATE)
 
 
@@ -384,25 +293,17 @@ def test_watch(grader: Grader) -> None:
     """watches, and keeps the first step at which something differed"""
     first, expected = add(grader, 1, "parameter", "encoder.weight", 12)
     later, _ = add(grader, 2, "parameter", "decoder.weight", 12)
-    seed = grader.random("model").randrange(1 << 30)
-    changes = {"3": first, "5": later}
-    each = [{"changes": {n: one for n, one in changes.items() if one["rank"] == rank}} for rank in range(WORLD)]
-    run = grader.run("watches", WORLD, each=each, seed=seed, every=EVERY, steps=STEPS, options={})
+    run = watched(grader, {"3": first, "5": later}, EVERY, STEPS)
     seen = run.observed("seen")
     for rank, step in ((rank, step) for rank in range(WORLD) for step in range(1, STEPS + 1)):
         judge_watch(grader, run, rank, step, *(seen[rank][step - 1] or [None, None])[:2])
     last = [read(own[-1][2]) for own in seen]
     if any(len(one) > 1 for one in last):
-        said = (
-            f"At step {FIRST} one parameter differed; at step {STEPS} the same report names {len(last[0])} differences. What "
-            "came later hides what came first."
-        )
+        said = f"At step {FIRST} one parameter differed; at step {STEPS} the same report names {len(last[0])} differences. What came later hides what came first."
         grader.fail("not-the-first-step", said, at=WATCH)
     judge(grader, last, [expected])
-    options = {"gradients": False, "tolerance": TOLERANCE}
     steps = {str(step): one for step, one in enumerate(unwanted(grader), 1)}
-    each = [{"changes": {n: one for n, one in steps.items() if one["rank"] == rank}} for rank in range(WORLD)]
-    run = grader.run("watches", WORLD, each=each, seed=seed, every=1, steps=len(steps), options=options)
+    run = watched(grader, steps, 1, len(steps), gradients=False, tolerance=TOLERANCE)
     for found_by_step in run.observed("seen"):
         for one in (one for one in found_by_step if one is not None):
             judge_options(grader, read(one[2]), "DivergenceWatch", WATCH)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, evidence
+from lockstep.grading import Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, equal, evidence, sentence
 
 SAMPLES, BATCH, RATE = 97, 32, 0.1  # three ranks make two steps an epoch, two ranks two, one rank four
 IN_TURN = ({"world_size": 3, "epochs": 3}, {"world_size": 1, "epochs": 2})
@@ -301,7 +301,7 @@ def test_leaves_nothing_after_a_failure(grader: Grader) -> None:
             grader.fail("leaves-processes", said, at=r"terminate|kill || " + UNSEEN)
         if launch["changed"]:
             said = f"{after}the caller's environment was changed: {_some(launch['changed'])}."
-            grader.fail("leaves-environment", said[0].upper() + said[1:], at=r"environ || " + SPAWN)
+            grader.fail("leaves-environment", sentence(said), at=r"environ || " + SPAWN)
     files = [name for name in run.left_files if not NOT_ITS_OWN.search(name)]
     if files:
         said = (

@@ -46,7 +46,7 @@ from lockstep.grading import (
     fitting,
     say_mismatch,
     wrong_ranks,
-)  # fmt: skip
+)
 
 LAYERS, PER_BUCKET = 13, 5  # the last bucket has three
 LAYER = 32 * 32 * 8  # bytes

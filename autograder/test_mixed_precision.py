@@ -75,14 +75,9 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         return read_error(grader, cause.error, cause.ranks, step)
     if cause.kind not in ("hang", "mismatch", "crashed", "exited") or not step:
         return None
-    return grader.diagnosis(
-        "skips-alone",
-        "Rank 1 had overflowed, and the others had not: a rank that leaves a step early leaves the others in its "
-        f"all-reduce.{ending(cause)}",
-        evidence=evidence(run),
-        of=cause.ranks,
-        at=r"isfinite || isnan || isinf || " + BACKWARD,
-    )
+    said = "Rank 1 had overflowed, and the others had not: a rank that leaves a step early leaves the others in its all-reduce."
+    said, at = f"{said}{ending(cause)}", r"isfinite || isnan || isinf || " + BACKWARD
+    return grader.diagnosis("skips-alone", said, evidence=evidence(run), of=cause.ranks, at=at)
 
 
 def read_error(grader: Grader, error: Any, ranks: tuple[int, ...], step: int) -> Diagnosis | None:

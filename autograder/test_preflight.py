@@ -9,12 +9,13 @@ come back must name it, on every rank that is there. A call that never comes bac
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
+from judging.preflight import CASES, mentions, mentions_rank, names_backend, situation, variable
 
-from lockstep.grading import Cause, Diagnosis, Grader, Play, Run, ending, evidence, names
+from lockstep.grading import Cause, Diagnosis, Grader, Play, Run, ending, evidence, names, one_or_more
 
 OWN_GPUS = True  # preflight rightly names a rank that has none
 WORLD = 3
@@ -36,117 +37,6 @@ DEVICE = r"device_count || is_available || " + FUNCTION
 BACKEND = r"is_nccl_available || is_available || nccl || " + FUNCTION
 SHARED = r"all_gather|gather_object|broadcast_object || \.set\(|compare_set || " + FUNCTION
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-CASES: list[tuple[str, str | None]] = [
-    *((name, None) for name in VARIABLES),
-    *((name, "") for name in ("RANK", "MASTER_ADDR")),
-    *((name, "two") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")),
-    ("RANK", "0.0"),
-    ("WORLD_SIZE", "1.0"),
-    ("LOCAL_RANK", "0.5"),
-    ("RANK", "1"),  # in a world of one
-    ("RANK", "-1"),
-    ("WORLD_SIZE", "0"),
-    ("LOCAL_RANK", "-1"),
-    ("MASTER_PORT", "65536"),
-    ("MASTER_PORT", "0"),
-]
-
-
-def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
-    """Name what a failed run of this exercise usually means."""
-    case = next((one for one in run.observed("case") if one is not None), None)
-    if case is None:
-        return None
-    what = situation(case)
-    if cause.kind in ("hang", "timed out", "mismatch"):
-        return grader.diagnosis(
-            "no-deadline",
-            f"{what}, and preflight never came back.{ending(cause)}",
-            evidence=evidence(run),
-            of=cause.ranks,
-            at=cause.frame or next((row.frame for row in cause.rows if row.frame is not None), None) or STORE,
-        )
-    return None
-
-
-def situation(case: Any) -> str:
-    """What was broken, in words."""
-    if isinstance(case, int):
-        return variable(*CASES[case])
-    return {
-        "nobody": "Nothing listens at MASTER_PORT",
-        "taken": "Rank 0 has to host the store, and another program has the port",
-        "dropped": "At MASTER_PORT nothing answers, as behind a firewall that drops packets",
-        "foreign": "At MASTER_PORT a program listens that is no store, and says nothing",
-        "devices": "The device or backend does not fit",
-        "missing": "Ranks 1 and 3 of 4 never came",
-        "given, missing": "A group existed already, and rank 1 never called preflight",
-        "hosted": "No agent hosted the store (TORCHELASTIC_USE_AGENT_STORE was 'False'), and rank 0 called last",
-        "gpus": "Rank 1 had GPUs, and the others had none",
-        "duplicate": "Two processes had RANK=1, and none RANK=2",
-        "world size": "WORLD_SIZE was 4 on rank 1 and 3 on the others",
-        "version": "Rank 1 had another version of torch than the others",
-        "lie": "The all-reduce gave rank 1 a sum that was 1 too large",
-        "given lie": "A group existed already, and its all-reduce counted rank 2 twice and rank 0 not at all, on rank 1",
-        "garbled": "RANK was 'one' on rank 1",
-        "no group": "The ranks met in the store, and init_process_group raised on rank 1",
-        "forsaken": "Rank 0 hosted the store, and died when the others had written there",
-        "given and wrong": "A group of 3 existed already, in which rank 2 had RANK=0",
-        "given": "A group existed already, no variable was set, and all was well",
-        "well": "All was well",
-    }[case]
-
-
-def variable(name: str, value: str | None) -> str:
-    """`RANK was not set`."""
-    return f"{name} was not set" if value is None else f"{name} was {value!r}"
-
-
-def mentions(name: str, lines: list[str]) -> bool:
-    """Whether some line names this variable, and not only a longer one that ends in it."""
-    return any(re.search(rf"(?<![A-Za-z_]){name}(?![A-Za-z_])", line) for line in lines)
-
-
-def mentions_rank(number: int, lines: list[str]) -> bool:
-    """Whether some line speaks of this rank: `rank 1`, `ranks 0, 1`, `ranks 0 and 1`, `RANK=1`."""
-    pattern = rf"(?i)\branks?\b(?:[^a-z\n]|\b(?:and|or)\b)*(?<!\d){number}(?!\d)"
-    return any(re.search(pattern, line) for line in lines)
-
-
-def names_backend(name: str, lines: list[str]) -> bool:
-    """Whether some line names it, other than in the path of a file."""
-    return any(re.search(rf"(?<![\w/]){name}(?![\w/])", line) for line in lines)
-
-
-def returned(grader: Grader, found: dict[str, Any], what: str, rank: int = 0, at: str = FUNCTION) -> list[str]:
-    """The lines of one call, which returned what it should."""
-    if found["raised"]:
-        grader.fail(
-            "raises-instead",
-            f"{what}, and preflight ended in {found['raised']}. What goes wrong belongs in the list: an error on one rank "
-            "leaves the others uninformed.",
-            of=[rank],
-            at=at,
-        )
-    if found["type"]:
-        grader.fail(
-            "returns-no-list",
-            f"preflight returned a {found['type']} on rank {rank}, not a list of lines.",
-            at=r"return",
-        )
-    lines: list[str] = found["lines"]
-    return lines
-
-
-def unchanged(grader: Grader, found: dict[str, Any], what: str) -> None:
-    """No variable has another value than before."""
-    if changed := found["changed"]:
-        grader.fail(
-            "changes-environment", f"{what}. After it {', '.join(changed[:3])} had another value.", at=r"environ"
-        )
-
-
 WAITING: dict[str, tuple[list[int], int, dict[str, str]]] = {  # the ranks that are odd, how many there are, changes
     "missing": ([1, 3], 4, {}),
     "given, missing": ([1], WORLD, {}),
@@ -158,6 +48,34 @@ WAITING: dict[str, tuple[list[int], int, dict[str, str]]] = {  # the ranks that 
 PORTS = ("nobody", "taken", "foreign", "dropped")
 
 
+def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
+    """Name what a failed run of this exercise usually means."""
+    case = next((one for one in run.observed("case") if one is not None), None)
+    if case is None or cause.kind not in ("hang", "timed out", "mismatch"):
+        return None
+    said = f"{situation(case)}, and preflight never came back.{ending(cause)}"
+    at = cause.frame or next((row.frame for row in cause.rows if row.frame is not None), None) or STORE
+    return grader.diagnosis("no-deadline", said, evidence=evidence(run), of=cause.ranks, at=at)
+
+
+def returned(grader: Grader, found: dict[str, Any], what: str, rank: int = 0, at: str = FUNCTION) -> list[str]:
+    """The lines of one call, which returned what it should."""
+    said = f"{what}, and preflight ended in {found['raised']}. What goes wrong belongs in the list: an error on one rank leaves the others uninformed."
+    grader.fail_on([rank] if found["raised"] else [], "raises-instead", said, at=at)
+    if found["type"]:
+        said = f"preflight returned a {found['type']} on rank {rank}, not a list of lines."
+        grader.fail("returns-no-list", said, at=r"return")
+    lines: list[str] = found["lines"]
+    return lines
+
+
+def unchanged(grader: Grader, found: dict[str, Any], what: str) -> None:
+    """No variable has another value than before."""
+    if changed := found["changed"]:
+        said = f"{what}. After it {', '.join(changed[:3])} had another value."
+        grader.fail("changes-environment", said, at=r"environ")
+
+
 def time_to_meet(grader: Grader) -> float:
     """A timeout in which the ranks of this submission meet on this machine: it has shown how long it takes when all is well."""
     found = together(grader, "well", [], PATIENT).observed("found")
@@ -167,15 +85,14 @@ def time_to_meet(grader: Grader) -> float:
 
 def waited(grader: Grader, case: str) -> Run:
     """A case in which the ranks may wait for each other until the deadline: all of those are played at the same time."""
+    how: dict[str, dict[str, Any]] = {
+        name: {"scenario": "together", "world_size": world, "case": name, "odd": odd, "changes": changes}
+        for name, (odd, world, changes) in WAITING.items()
+    }
+    how["forsaken"] = {"scenario": "forsaken", "world_size": WORLD}
     seconds = time_to_meet(grader)
-
-    def how(name: str) -> dict[str, Any]:
-        odd, world, changes = WAITING[name]
-        return {"world_size": world, "case": name, "odd": odd, "changes": changes, "timeout": seconds}
-
-    plays = [Play.of("together", **how(name)) for name in WAITING]
-    grader.play_ahead([*plays, Play.of("forsaken", WORLD, timeout=seconds)])
-    return grader.run("together", **how(case))
+    grader.play_ahead(Play.of(**one, timeout=seconds) for one in how.values())
+    return grader.run(**how[case], timeout=seconds)
 
 
 def together(
@@ -186,23 +103,29 @@ def together(
 
 
 def everybody(
-    grader: Grader, run: Run, what: str, absent: Collection[int] = (), at: str = FUNCTION
-) -> dict[int, list[str]]:
-    """The lines on each rank that was there; none of them may be empty."""
+    grader: Grader, run: Run, what: str, absent: Collection[int] = (), at: str = FUNCTION,
+    overlooked: str = "says-all-is-well", odd: Collection[int] = (),
+) -> dict[int, list[str]]:  # fmt: skip
+    """The lines on each rank that was there; none of them may be empty. If all are, `odd` have what was `overlooked`."""
     found = {rank: one for rank, one in enumerate(run.observed("found")) if rank not in absent}
     lines = {rank: returned(grader, one, what, rank, at) for rank, one in found.items()}
     empty = [rank for rank, own in lines.items() if not own]
     if empty and len(empty) == len(lines):
-        grader.fail("says-all-is-well", f"{what}, and preflight returned an empty list on every rank.", of=empty, at=at)
+        said = f"{what}, and preflight returned an empty list on every rank."
+        grader.fail(overlooked, said, of=odd or empty, at=at)
     if empty:
         told = next(rank for rank in lines if rank not in empty)
-        grader.fail(
-            "ranks-left-in-the-dark",
-            f"{what}. Rank {told} was told: {lines[told][0][:140]!r}. On {names(empty)} the list was empty, and the job continues.",
-            of=empty,
-            at=SHARED,
-        )
+        said = f"{what}. Rank {told} was told: {lines[told][0][:140]!r}. On {names(empty)} the list was empty, and the job continues."
+        grader.fail("ranks-left-in-the-dark", said, of=empty, at=SHARED)
     return lines
+
+
+def everybody_says(grader: Grader, lines: dict[int, list[str]], says: Callable[[list[str]], bool], what: str) -> None:
+    """The ranks don't agree on something, and every rank's lines have to say on what."""
+    silent = [rank for rank, own in lines.items() if not says(own)]
+    if silent:
+        said = f"{what}. {names(silent).capitalize()}: {lines[silent[0]][0][:200]!r}"
+        grader.fail("disagreement-overlooked", said, of=silent, at=SHARED)
 
 
 def group_as_before(grader: Grader, run: Run, case: str) -> None:
@@ -233,18 +156,16 @@ def test_well(grader: Grader) -> None:
         for rank, found in enumerate(run.observed("found")):
             lines = returned(grader, found, f"All was well on {world} rank{'s' if world > 1 else ''}", rank)
             if lines:
-                grader.fail(
-                    "cries-wolf", f"All was well, and rank {rank} was told: {lines[0][:200]!r}", of=[rank], at=FUNCTION
-                )
+                said = f"All was well, and rank {rank} was told: {lines[0][:200]!r}"
+                grader.fail("cries-wolf", said, of=[rank], at=FUNCTION)
 
 
 @pytest.mark.needs("test_well")
 def test_leaves_nothing(grader: Grader) -> None:
     """leaves no process group and no changed variable behind, and the job can start"""
     run = together(grader, "well", [], PATIENT)
-    found = run.observed("found")
     group_as_before(grader, run, "well")
-    for one in found:
+    for one in run.observed("found"):
         unchanged(grader, one, "preflight was called")
     for rank, left in enumerate(run.observed("left")):
         if left:
@@ -333,131 +254,99 @@ def test_ports(grader: Grader) -> None:
         run = grader.run("ports", 1, kind=kind, timeout=SECONDS)
         port = run.observed("port")[0]
         lines = returned(grader, run.observed("found")[0][0], situation(kind), at=STORE)
+        what = f"{situation(kind)} ({port})"
         if not lines:
-            grader.fail(
-                "port-overlooked", f"{situation(kind)} ({port}), and preflight returned an empty list.", at=STORE
-            )
+            grader.fail("port-overlooked", f"{what}, and preflight returned an empty list.", at=STORE)
         if not any(str(port) in line for line in lines):
-            grader.fail(
-                "names-no-port",
-                f"{situation(kind)} ({port}); preflight says {lines[0][:200]!r}, without the port.",
-                at=STORE,
-            )
+            grader.fail("names-no-port", f"{what}; preflight says {lines[0][:200]!r}, without the port.", at=STORE)
+
+
+def on_devices(grader: Grader, gpus: int, local_rank: int, backend: str | None = None) -> Run:
+    """Called on a machine that seems to have so many GPUs."""
+    return grader.run("devices", 1, gpus=gpus, local_rank=local_rank, backend=backend, timeout=SECONDS)
+
+
+def judge_device(grader: Grader, run: Run, says: Callable[[list[str]], bool], what: str, at: str) -> None:
+    """What a process was told of a device or backend that does not fit."""
+    lines = returned(grader, run.observed("found")[0][0], what, at=at)
+    if not says(lines):
+        told = f"says {lines[0][:160]!r}" if lines else "returned an empty list"
+        grader.fail("device-overlooked", f"{what}, and preflight {told}.", at=at)
 
 
 @pytest.mark.needs("test_variables")
 def test_devices(grader: Grader) -> None:
     """takes nccl where there are GPUs; names a local rank without a GPU, and a backend that is not there"""
-    run = grader.run("devices", 1, gpus=2, local_rank=2, backend=None, timeout=SECONDS)
     what = "LOCAL_RANK was 2 on a node with 2 GPUs"
-    lines = returned(grader, run.observed("found")[0][0], what, at=DEVICE)
-    if not mentions("LOCAL_RANK", lines):
-        grader.fail(
-            "device-overlooked",
-            f"{what}, and preflight {f'says {lines[0][:160]!r}' if lines else 'returned an empty list'}.",
-            at=DEVICE,
-        )
+    judge_device(grader, on_devices(grader, 2, 2), lambda lines: mentions("LOCAL_RANK", lines), what, DEVICE)
     if grader.device == "cuda":
         return
     for backend, wanted in ((None, "nccl"), ("gloo", "gloo")):
-        run = grader.run("devices", 1, gpus=2, local_rank=1, backend=backend, timeout=SECONDS)
-        asked = run.observed("asked for")[0]
+        asked = on_devices(grader, 2, 1, backend).observed("asked for")[0]
         given = "no backend given" if backend is None else 'backend="gloo"'
         what = f"On a node with GPUs, and {given}, preflight asked for "
         what += f"{' and '.join(asked) or 'no group'}; a group with {wanted} was expected."
         right = any("nccl" in one for one in asked) == (wanted == "nccl")
         grader.fail_on(() if right else [0], "takes-another-backend", what, at=BACKEND)
-    run = grader.run("devices", 1, gpus=0, local_rank=0, backend="nccl", timeout=SECONDS)
-    what = 'backend="nccl" was asked for on a machine without a GPU'
-    lines = returned(grader, run.observed("found")[0][0], what, at=BACKEND)
-    if not any("nccl" in line.lower() for line in lines):
-        grader.fail(
-            "device-overlooked",
-            f"{what}, and preflight {f'says {lines[0][:160]!r}' if lines else 'returned an empty list'}.",
-            at=BACKEND,
-        )
+    run, what = on_devices(grader, 0, 0, "nccl"), 'backend="nccl" was asked for on a machine without a GPU'
+    judge_device(grader, run, lambda lines: any("nccl" in line.lower() for line in lines), what, BACKEND)
 
 
 @pytest.mark.needs("test_well")
 def test_missing_rank(grader: Grader) -> None:
     """names the missing ranks, on all the others, and doesn't wait for longer than it was told"""
-    run, absent = waited(grader, "missing"), WAITING["missing"][0]
-    lines = everybody(grader, run, situation("missing"), absent, at=ROLL)
+    for case, absent, at in (("missing", [1, 3], ROLL), ("given, missing", [1], GROUP), ("forsaken", [0], ROLL)):
+        run = waited(grader, case)
+        lines = everybody(grader, run, situation(case), absent, at=at)
+        if case == "missing":
+            judge_missing(grader, lines, absent)
+        in_time(grader, run, case, absent)
+
+
+def judge_missing(grader: Grader, lines: dict[int, list[str]], absent: list[int]) -> None:
+    """Both missing ranks are named on all the others."""
     silent = [rank for rank, own in lines.items() if not all(mentions_rank(one, own) for one in absent)]
     if silent:
         knows = [rank for rank in lines if rank not in silent]
-        grader.fail(
-            "missing-rank-not-named",
-            f"{situation('missing')}. {names(silent).capitalize()} {'was' if len(silent) == 1 else 'were'} told: "
-            f"{lines[silent[0]][0][:160]!r}"
-            + (f"; only {names(knows)} named both." if knows else ", which does not name both."),
-            of=silent,
-            at=ROLL,
-        )
-    in_time(grader, run, "missing", absent)
-    run, absent = waited(grader, "given, missing"), WAITING["given, missing"][0]
-    everybody(grader, run, situation("given, missing"), absent, at=GROUP)
-    in_time(grader, run, "given, missing", absent)
-    run = grader.run("forsaken", WORLD, timeout=time_to_meet(grader))
-    everybody(grader, run, situation("forsaken"), [0], at=ROLL)
-    in_time(grader, run, "forsaken", [0])
+        were = f"{names(silent).capitalize()} {one_or_more(silent, 'was', 'were')}"
+        said = f"{situation('missing')}. {were} told: {lines[silent[0]][0][:160]!r}"
+        said += f"; only {names(knows)} named both." if knows else ", which does not name both."
+        grader.fail("missing-rank-not-named", said, of=silent, at=ROLL)
 
 
 @pytest.mark.needs("test_missing_rank")
 def test_broken_rank(grader: Grader) -> None:
     """tells all ranks of the one whose variables are wrong"""
-    run = waited(grader, "garbled")
-    lines = everybody(grader, run, situation("garbled"), at=ROLL)
+    what = situation("garbled")
+    lines = everybody(grader, waited(grader, "garbled"), what, at=ROLL)
     if not mentions("RANK", lines[1]):
-        grader.fail(
-            "names-no-variable",
-            f"{situation('garbled')}; there preflight says {lines[1][0][:160]!r}.",
-            of=[1],
-            at=INTEGER,
-        )
+        said = f"{what}; there preflight says {lines[1][0][:160]!r}."
+        grader.fail("names-no-variable", said, of=[1], at=INTEGER)
     for rank in (0, 2):
         if not (mentions_rank(1, lines[rank]) or mentions("RANK", lines[rank])):
-            grader.fail(
-                "missing-rank-not-named",
-                f"{situation('garbled')}, so it could not join. Rank {rank} was told: {lines[rank][0][:160]!r}",
-                of=[rank],
-                at=ROLL,
-            )
+            said = f"{what}, so it could not join. Rank {rank} was told: {lines[rank][0][:160]!r}"
+            grader.fail("missing-rank-not-named", said, of=[rank], at=ROLL)
 
 
 @pytest.mark.needs("test_missing_rank")
 def test_duplicate_rank(grader: Grader) -> None:
     """names a rank that two processes have"""
-    run = waited(grader, "duplicate")
-    lines = everybody(grader, run, situation("duplicate"), at=ROLL)
-    for rank, own in lines.items():
+    what = situation("duplicate")
+    for rank, own in everybody(grader, waited(grader, "duplicate"), what, at=ROLL).items():
         if not mentions_rank(1, own):
-            grader.fail(
-                "duplicate-rank-overlooked",
-                f"{situation('duplicate')}. Rank {rank} was told: {own[0][:200]!r}",
-                of=[rank],
-                at=ROLL,
-            )
+            said = f"{what}. Rank {rank} was told: {own[0][:200]!r}"
+            grader.fail("duplicate-rank-overlooked", said, of=[rank], at=ROLL)
         if not mentions_rank(2, own):
-            what = (
-                f"{situation('duplicate')}. Rank {rank} was told: {'; '.join(own)[:240]!r}, which does not name rank 2."
-            )
-            grader.fail("missing-rank-not-named", what, of=[rank], at=ROLL)
+            said = f"{what}. Rank {rank} was told: {'; '.join(own)[:240]!r}, which does not name rank 2."
+            grader.fail("missing-rank-not-named", said, of=[rank], at=ROLL)
 
 
 @pytest.mark.needs("test_missing_rank")
 def test_world_size(grader: Grader) -> None:
     """says that the ranks do not agree on WORLD_SIZE"""
-    run = waited(grader, "world size")
-    lines = everybody(grader, run, situation("world size"), at=SHARED)
-    silent = [rank for rank, own in lines.items() if not any(re.search(r"(?i)world.?size", line) for line in own)]
-    if silent:
-        grader.fail(
-            "disagreement-overlooked",
-            f"{situation('world size')}. {names(silent).capitalize()}: {lines[silent[0]][0][:200]!r}",
-            of=silent,
-            at=SHARED,
-        )
+    what = situation("world size")
+    lines = everybody(grader, waited(grader, "world size"), what, at=SHARED)
+    everybody_says(grader, lines, lambda own: any(re.search(r"(?i)world.?size", line) for line in own), what)
 
 
 @pytest.mark.needs("test_well")
@@ -465,33 +354,14 @@ def test_versions(grader: Grader) -> None:
     """says that the ranks do not have the same torch, or the same backend"""
     run = together(grader, "version", [1], PATIENT, patch=str(grader.random("version").randrange(11, 30)))
     version = run.observed("version")[1]
-    found = {
-        rank: returned(grader, one, situation("version"), rank, SHARED)
-        for rank, one in enumerate(run.observed("found"))
-    }
-    if not any(found.values()):
-        grader.fail(
-            "disagreement-overlooked",
-            f"{situation('version')}, {version}, and preflight returned an empty list on every rank.",
-            of=[1],
-            at=SHARED,
-        )
-    lines = everybody(grader, run, situation("version"), at=SHARED)
-    silent = [rank for rank, own in lines.items() if not any(version in line for line in own)]
-    if silent:
-        grader.fail(
-            "disagreement-overlooked",
-            f"{situation('version')}, {version}. {names(silent).capitalize()}: {lines[silent[0]][0][:200]!r}",
-            of=silent,
-            at=SHARED,
-        )
+    what = f"{situation('version')}, {version}"
+    lines = everybody(grader, run, what, at=SHARED, overlooked="disagreement-overlooked", odd=[1])
+    everybody_says(grader, lines, lambda own: any(version in line for line in own), what)
     if grader.device == "cuda":
         return
     lines = everybody(grader, together(grader, "gpus", [1], time_to_meet(grader)), situation("gpus"), at=SHARED)
-    silent = [rank for rank, own in lines.items() if not all(names_backend(one, own) for one in ("gloo", "nccl"))]
-    if silent:
-        what = f"{situation('gpus')}, so rank 1 took nccl and the others gloo. {names(silent).capitalize()}: "
-        grader.fail("disagreement-overlooked", what + repr(lines[silent[0]][0][:200]), of=silent, at=SHARED)
+    what = f"{situation('gpus')}, so rank 1 took nccl and the others gloo"
+    everybody_says(grader, lines, lambda own: all(names_backend(one, own) for one in ("gloo", "nccl")), what)
 
 
 @pytest.mark.needs("test_well", "test_given_group")
@@ -504,13 +374,6 @@ def test_collective(grader: Grader) -> None:
         "no group": waited(grader, "no group"),
     }
     for case, run in runs.items():
-        found = [returned(grader, one, situation(case), rank, SUM) for rank, one in enumerate(run.observed("found"))]
-        if not any(found):
-            grader.fail(
-                "collective-not-verified",
-                f"{situation(case)}, and preflight returned an empty list on every rank.",
-                of=[2] if case == "given and wrong" else [1],
-                at=SUM,
-            )
-        everybody(grader, run, situation(case), at=SUM)
+        odd = [2] if case == "given and wrong" else [1]
+        everybody(grader, run, situation(case), at=SUM, overlooked="collective-not-verified", odd=odd)
         group_as_before(grader, run, case)

@@ -14,21 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from judging.apart import read_apart
 
-from lockstep.grading import (
-    EXACT,
-    Cause,
-    Diagnosis,
-    Each,
-    Grader,
-    Hypothesis,
-    Run,
-    Tolerance,
-    difference,
-    ending,
-    evidence,
-    names,
-)  # fmt: skip
+from lockstep.grading import EXACT, Cause, Diagnosis, Each, Grader, Hypothesis, Run, Tolerance, difference, names
 
 # Three large ones, where numbering the owners in turn gives all of them to rank 0, on two ranks and on three; and so
 # many small ones behind them that half of the *number* is not half of the elements.
@@ -155,10 +143,8 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
             of=cause.ranks,
             at=cause.error.frame or SEND,
         )
-    if cause.kind in ("hang", "mismatch") or (cause.kind == "crashed" and any(run.collectives)):
-        said = f"All ranks had the same parameters and the same gradients, but their calls differ.{ending(cause)}"
-        return grader.diagnosis("ranks-disagree-on-owners", said, evidence=evidence(run), of=cause.ranks, at=SEND)
-    return None
+    had = "All ranks had the same parameters and the same gradients, but their calls differ."
+    return read_apart(grader, run, "ranks-disagree-on-owners", had, SEND)
 
 
 def judge_steps(grader: Grader, played: Played, more: list[Hypothesis] | None = None) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from clinic.case import cases, judge_diagnosis, treat, treat_widely, unmended
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run
+from lockstep.grading import Cause, Diagnosis, Grader, Run, sentence
 
 CASE = cases()["crossed_sends"]
 EXCHANGE = r"if \w*first || dist\.send\( || dist\.recv\( || isend || def exchange || def main"
@@ -32,7 +32,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
             verb = "send to" if one.kind == "send" else "receive from"
             seen = f"Ranks {rank} and {rank + 1} both wait to {verb} each other: {cause.headline}"
             return unmended(grader, run, seen, EXCHANGE, [rank, rank + 1])
-    return unmended(grader, run, cause.headline[0].upper() + cause.headline[1:], EXCHANGE, cause.ranks)
+    return unmended(grader, run, sentence(cause.headline), EXCHANGE, cause.ranks)
 
 
 def test_diagnosis(grader: Grader) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, judge_diagnosis, judge_equal, treat_widely
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["early_reader"]
 WRITING = r"\.write\( || dump\( || barrier || read"
@@ -25,8 +25,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         return None
     if cause.error.type not in ("ValueError", "JSONDecodeError", "FileNotFoundError"):
         return None
-    headline = f"{cause.headline[0].upper()}{cause.headline[1:]}"
-    return grader.diagnosis("still-broken", headline, of=cause.ranks, at=WRITING)
+    return grader.diagnosis("still-broken", sentence(cause.headline), of=cause.ranks, at=WRITING)
 
 
 def words(world_size: int) -> dict[str, int]:

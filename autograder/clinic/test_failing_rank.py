@@ -10,7 +10,7 @@ from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, steps
 from clinic.support import clinic_data
 from torch import nn
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["failing_rank"]
 COUNT, BATCH, RATE = 48, 4, 0.5
@@ -27,7 +27,7 @@ REFUTED = {
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """The same error still, or a rank that now leaves out a batch."""
     if cause.kind == "raised" and cause.error and cause.error.type == "ValueError":
-        return grader.diagnosis("still-broken", _sentence(cause.headline), of=cause.ranks, at=READING)
+        return grader.diagnosis("still-broken", sentence(cause.headline), of=cause.ranks, at=READING)
     took = steps(run)
     if len(set(took)) == 1:
         return None
@@ -39,10 +39,6 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         of=fewest,
         at=SWALLOWED,
     )
-
-
-def _sentence(headline: str) -> str:
-    return headline[0].upper() + headline[1:]
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import cases, judge_diagnosis, judge_equal, other_ticket, timeouts, treat
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["fixed_address"]
 ADDRESS = r"MASTER_(ADDR|PORT) || tcp:// || file:// || Store\( || init_process_group"
@@ -34,7 +34,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     longest = max(timeouts(run))
     id = "symptom-hidden" if longest else "still-broken"
     first = f"The timeout is now {longest:g} s, and the cause is still there. " if longest else ""
-    return grader.diagnosis(id, f"{first}{cause.headline[0].upper()}{cause.headline[1:]}", of=cause.ranks, at=ADDRESS)
+    return grader.diagnosis(id, first + sentence(cause.headline), of=cause.ranks, at=ADDRESS)
 
 
 def test_diagnosis(grader: Grader) -> None:

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from clinic.case import (
-    TRAINING,
-    cases,
-    digests,
-    draw,
-    judge_diagnosis,
-    judge_equal,
-    steps,
-    treat_widely,
-    unmended,
-)
+from clinic.case import TRAINING, cases, digests, draw, judge_diagnosis, judge_equal, steps, treat_widely, unmended
 
 from lockstep.grading import Cause, Diagnosis, Grader, Run, names
 

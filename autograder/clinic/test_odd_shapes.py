@@ -7,7 +7,7 @@ import torch
 from clinic.case import cases, draw, judge_diagnosis, treat_widely
 from clinic.support import clinic_data
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["odd_shapes"]
 GATHER = r"all_gather || all_reduce || gather || def from_all_ranks || def main"
@@ -23,8 +23,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still different sizes: say which."""
     if cause.kind not in ("mismatch", "crashed"):
         return None
-    headline = cause.headline[0].upper() + cause.headline[1:]
-    return grader.diagnosis("still-broken", headline, of=cause.ranks, at=GATHER)
+    return grader.diagnosis("still-broken", sentence(cause.headline), of=cause.ranks, at=GATHER)
 
 
 def expected(guilty: int, world_size: int) -> tuple[list[int], float]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from clinic.case import cases, digests, judge_diagnosis, other_ticket, treat, unmended
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["subgroup"]
 TEAM = r"team = || groups\[ || new_group || def main"
@@ -59,10 +59,9 @@ def test_more_ranks(grader: Grader) -> None:
     """with six ranks as well"""
     run = grader.attempt("treat", MORE, environment={"CLINIC_TICKET": "1"})
     if run.cause is not None:
-        headline = run.cause.headline
         grader.fail(
             "mended-halfway",
-            f"On {CASE.ranks} ranks it ends, on {MORE} it does not: {headline[0].upper()}{headline[1:]}",
+            f"On {CASE.ranks} ranks it ends, on {MORE} it does not: {sentence(run.cause.headline)}",
             of=run.cause.ranks,
             at=TEAM,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from clinic.case import DATA, cases, judge_diagnosis, judge_equal, samples, timeouts, treat_widely
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, names
+from lockstep.grading import Cause, Diagnosis, Grader, Run, names, sentence
 
 CASE = cases()["wrong_world"]
 RECORDS = 48
@@ -21,7 +21,7 @@ REFUTED = {
 
 def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     """Still no group: who was told what."""
-    headline = f"{cause.headline[0].upper()}{cause.headline[1:]}"
+    headline = sentence(cause.headline)
     waiting = [report for report in run.ranks if report.stack and report.stack.call == "init_process_group"]
     told = {report.rank: report.stack.detail.get("world_size") for report in waiting if report.stack}
     odd = {rank: size for rank, size in told.items() if isinstance(size, int) and 0 < size != run.world_size}

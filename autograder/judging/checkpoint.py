@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lockstep.grading import Diagnosis, Grader, Hypothesis, fitting, names
+from lockstep.grading import Diagnosis, Failed, Grader, Hypothesis, fitting, names
 
 Operation = dict[str, Any]
 MIXTURE, ERROR, NO_STATE = "numbers of two saves", "an error", "no such state"
@@ -94,6 +94,15 @@ def durability(operations: list[Operation], inodes: list[int], folders: Iterable
     return ""
 
 
+def judge_durable(
+    grader: Grader, what: str, operations: list[Operation], inodes: list[int], folder: int, at: str, in_place: str = ""
+) -> None:
+    """A file survives a power failure; `inodes` are as for `durability`. `in_place` says where to look if it has no other name."""
+    if id := durability(operations, inodes, [folder]):
+        at = in_place or at if id == "writes-in-place" else at
+        grader.fail(id, f"{what} {DURABLE[id]}: {in_order(operations)}.", of=[0], at=at)
+
+
 def way(operations: list[Operation], written: dict[str, Any]) -> str:
     """The mistake on the way of a checkpoint to its name, as a diagnosis; else the one for all other ways."""
     large = [inodes for name, inodes in written["files"].items() if written["sizes"][name] > 1000]
@@ -116,6 +125,12 @@ def several_writers(grader: Grader, operations: list[Any], at: str, more: str = 
     if shared := sorted(set.intersection(*opened)):
         id, what = "ranks-share-a-temporary-file", f"wrote into the same file, {shared[0]}, at the same time ({wrote})."
     return grader.diagnosis(id, f"{names(writers).capitalize()} {what}{more}", of=writers, at=at)
+
+
+def judge_writers(grader: Grader, operations: list[Any], at: str) -> None:
+    """No more than one rank has written."""
+    if found := several_writers(grader, operations, at):
+        raise Failed(found)
 
 
 def loads(

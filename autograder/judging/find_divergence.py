@@ -1,7 +1,8 @@
-"""What is changed on one rank or another, what is to be found then, and how a difference is said."""
+"""What is changed on one rank or another, what is to be found then, and how that is judged and said."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,17 +15,30 @@ PARAMETERS = [
     "decoder.weight",
 ]  # fmt: skip
 BUFFERS = [
-    "ids",
-    "mask",
-    "odd",
-    "zeros",
-    "precise",
-    "plane",
-    "norm.running_mean",
-    "norm.running_var",
+    "ids", "mask", "odd", "zeros", "precise", "plane", "norm.running_mean", "norm.running_var",
     "norm.num_batches_tracked",
-]
+]  # fmt: skip
 FOREIGN = "param_groups[0].params[9]"  # of the optimizer, and not of the model
+
+FUNCTION = r"def find_divergence"
+CHECKSUM = r"def _?\w*(checksum|fingerprint|digest|hash) || checksum || sum\( || " + FUNCTION
+WALK = r"named_parameters || parameters\( || " + FUNCTION
+GRADIENTS = r"\.grad\b || " + FUNCTION
+STATE = r"\.state\b || optimizer is || " + FUNCTION
+MAJORITY = r"Counter\(|\.count\(|most_common || == 0 || \[0\] || " + FUNCTION
+LARGEST = r"\babs\( || \.max\(\) || largest = || " + FUNCTION
+ON_ONE_RANK = r"get_rank\(\) == 0|rank == 0|rank != 0|get_rank\(\) != 0|if rank || get_rank || " + FUNCTION
+
+MISSED = {
+    "parameter": ("parameters-not-compared", WALK),
+    "buffer": ("buffers-not-compared", r"named_buffers || buffers\( || " + WALK),
+    "gradient": ("gradients-not-compared", GRADIENTS),
+    "optimizer": ("optimizer-not-compared", STATE),
+}
+"""What it usually means that nothing was found, by the kind of what was changed."""
+
+Missed = tuple[str, str, str]
+"""What it means that a difference was not found, where to look, and what was changed."""
 
 Change = dict[str, Any]
 
@@ -100,8 +114,83 @@ def compared(
     return grader.run("compares", world, each=each, **how)
 
 
+def watched(grader: Grader, changes: dict[str, Change], every: int, steps: int, **options: Any) -> Run:
+    """So many steps, with these changes after the steps of their numbers, of which each rank knows its own."""
+    each = [{"changes": {n: one for n, one in changes.items() if one["rank"] == rank}} for rank in range(WORLD)]
+    seed = grader.random("model").randrange(1 << 30)
+    return grader.run("watches", WORLD, each=each, seed=seed, every=every, steps=steps, options=options)
+
+
 def between(run: Run, rank: int, begin: str, end: str) -> list[Collective]:
     """What this rank sent between two marks."""
     report = run.ranks[rank]
     at = {mark.name: mark.number for mark in report.marks}
     return [call for call in report.collectives if at[begin] < call.number < at[end]]
+
+
+def judge(grader: Grader, each: list[list[Found]], expected: list[Found], missed: Missed | None = None) -> None:
+    """All ranks must have found this and nothing else, each with its ranks and how far they are from the others."""
+    judge_agreement(grader, each)
+    lost, at, why = missed or ("", "", "There is a difference")
+    seen = {one.key: one for one in each[0]}
+    right, told = {want.key: want for want in expected}, set()
+    for want in (want for want in expected if want.key not in seen):
+        wrapper = next((name for _, name in seen if name.endswith(f".{want.name}")), None)
+        if wrapper is not None:
+            said = f"{want.name} was reported as {wrapper}: the name that it has inside DDP."
+            grader.fail("wrapper-in-names", said, at=r"\.module || " + WALK)
+        spare = [
+            one for one in each[0] if one.key not in right and (one.kind, one.ranks) == (want.kind, want.ranks)
+            and math.isclose(one.largest, want.largest, rel_tol=1e-3)
+        ]  # fmt: skip
+        if spare and missed is None:
+            said = f"{want.name} ({want.kind}) differs on {names(want.ranks)}, and was reported as {spare[0].name}."
+            grader.fail("other-names", said, of=want.ranks, at=WALK)
+        lost, at = (lost, at) if missed else MISSED[want.kind]
+        grader.fail(lost, f"{why}: {want}. Found: {say(each[0])}.", of=want.ranks, at=at)
+    for one in each[0]:
+        what = f"{one.name} ({one.kind})"
+        if one.key not in right:
+            said = f"All ranks agree on {what}, and it was reported: {one}."
+            grader.fail("false-alarm", said, at=CHECKSUM)
+        if one.key in told:
+            grader.fail("false-alarm", f"{what} was reported more than once.", at=WALK)
+        told.add(one.key)
+    for key, want in right.items():
+        one, of = seen[key], want.ranks
+        others = [rank for rank in range(len(each)) if rank not in one.ranks]
+        close = one.largest == want.largest or math.isclose(one.largest, want.largest, rel_tol=1e-3)
+        no_number = math.isinf(want.largest) and not math.isinf(one.largest)
+        blamed = f"{want.name} differs on {names(of)} from what the others have; the report blames {names(one.ranks)}."
+        amount = (
+            f"{want.name} differs by {want.largest:.6g} at most, on {names(of)}; the report says {one.largest:.6g}."
+        )
+        for is_so, id, said, place in (
+            (one.ranks != of and others == of and 0 in others, "blames-the-majority", blamed, MAJORITY),
+            (one.ranks != of, "wrong-ranks", blamed, MAJORITY),
+            (missed and no_number, lost, f"{why}: {want}. Found: {one}.", at),
+            (not close, "wrong-amount", amount, LARGEST),
+        ):
+            grader.fail_on(of if is_so else [], id, said, at=place)
+    order = sorted(each[0], key=lambda one: one.place)
+    if order != each[0]:
+        first, second = next(pair for pair in zip(order, each[0], strict=True) if pair[0] != pair[1])
+        said = f"{first.name} ({first.kind}) comes before {second.name} ({second.kind}), and was reported after it."
+        grader.fail("order-of-the-list", said, at=r"sort || " + WALK)
+
+
+def judge_changes(
+    grader: Grader, case: str, pairs: list[tuple[Change, Found]], missed: Missed | None = None, **how: Any
+) -> None:
+    """After these changes, all ranks must have found what belongs to them."""
+    run = compared(grader, case, [change for change, _ in pairs], **how)
+    judge(grader, found(run), [expected for _, expected in pairs], missed)
+
+
+def judge_agreement(grader: Grader, each: list[list[Found]]) -> None:
+    """All ranks must have been told the same."""
+    longest = max(range(len(each)), key=lambda rank: len(each[rank]))
+    other = [rank for rank, own in enumerate(each) if repr(own) != repr(each[longest])][:1]
+    said = "".join(f"Rank {rank} was told: {say(each[rank])}. " for rank in (longest, *other))
+    said += "All ranks should get the same list, so that all can stop, or continue, together."
+    grader.fail_on(other, "only-some-ranks-know", said, at=ON_ONE_RANK)

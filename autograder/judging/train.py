@@ -1,4 +1,4 @@
-"""What the training of `train` should be made of, and what each known mistake would give, on the small model."""
+"""How `train` is started on the small model, what its training should be made of, and what each known mistake would give."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from lockstep.grading import Each, Grader, Hypothesis, Run, factor_of
+from lockstep.grading import Each, Grader, Hypothesis, Run, Tolerance, factor_of
 
-from .resumed import share, together
+from .resumed import Job, Lines, share, together
 
+WORLD = 2
 SAMPLES, TESTED, BATCH, EPOCHS = 40, 13, 12, 3
 SAVE_EVERY, LOG_EVERY, LARGEST = 5, 4, 0.05
 AN_EPOCH = SAMPLES // BATCH
@@ -24,6 +25,19 @@ TRAIN = r"def train\("
 ORDER = r"def batches || Sampler\( || " + TRAIN
 STEP = r"def train_step || \.backward\( || " + TRAIN
 EVALUATION = r"def evaluate || " + TRAIN
+LOADING = r"= load\( || def load\( || " + TRAIN
+STOPPING = r"StopRequest\(|stop || " + TRAIN
+RESULT = r"return Result || " + TRAIN
+LINES = Lines(
+    order=ORDER,
+    batch=r"batch_size // || " + ORDER,
+    loading=LOADING,
+    saving=r"save_every || save\( || " + TRAIN,
+    counting=r"\bstep \+= || \bstep\b.*= || " + TRAIN,
+    stopping=STOPPING,
+    handler=STOPPING,
+)
+LOOSE = Tolerance(1e-3, 1e-5)
 
 Pairs = tuple[torch.Tensor, torch.Tensor]
 
@@ -48,6 +62,21 @@ def arguments(grader: Grader, *more: str) -> list[str]:
     usual = {"--epochs": EPOCHS, "--batch-size": BATCH, "--save-every": SAVE_EVERY, "--log-every": LOG_EVERY}
     usual |= {"--clip": 1000, "--lr": LARGEST, "--seed": drawn_seed(grader)}
     return [str(word) for pair in usual.items() for word in pair] + list(more)
+
+
+def job(grader: Grader) -> Job:
+    """What there is to know of the job."""
+    return Job(grader, TOTAL, AN_EPOCH, BATCH, LINES)
+
+
+def through(grader: Grader, world_size: int = WORLD, *more: str) -> Run:
+    """A start that nobody disturbs."""
+    return grader.run("start", world_size, arguments=arguments(grader, *more), **data(grader))
+
+
+def start(grader: Grader, **more: Any) -> Run:
+    """Another start of that job, however it ends."""
+    return grader.attempt("start", WORLD, arguments=arguments(grader), **data(grader), **more)
 
 
 def initial(seed: int) -> torch.Tensor:
@@ -220,3 +249,64 @@ def metrics(run: Run, of: Pairs) -> tuple[list[float], str, list[Hypothesis]]:
             ),
         ],
     )
+
+
+# How the steps are judged ----------------------------------------------------------------------------------------------
+
+
+def counted(grader: Grader, run: Run, what: str, steps: int) -> None:
+    """What each rank's Result says of the steps."""
+    says = [[result["steps"], result["of"]] for result in run.observed("result")]
+    what = f"{what} Steps and of in the Result"
+    grader.explain(what, says, [steps, TOTAL], otherwise="wrong-count-returned", at=RESULT)
+
+
+def judge_samples(grader: Grader, world: int, run: Run | None = None) -> None:
+    """What the steps were made of, in this run or in one on one host."""
+    run, seed = run or through(grader, world), drawn_seed(grader)
+    job(grader).deals(run)
+    mistakes = [
+        Hypothesis("ignores-seed", "That is the order for seed 0.", order(0, world)),
+        Hypothesis("no-shuffle", "Nothing was shuffled.", order(seed, world, shuffle=False)),
+    ]
+    seen = [[together(run, step) for step in range(TOTAL)]] * world
+    what, right = "Of the samples of all ranks, step by step, one", order(seed, world)
+    grader.explain(what, seen, right, mistakes, otherwise="loses-its-place", at=ORDER)
+    counted(grader, run, f"{TOTAL} steps were made.", TOTAL)
+
+
+def judge_gradient(grader: Grader, run: Run, accumulate: int = 1, clip: float = 1000.0) -> None:
+    """What the optimizer was given, against the gradient of the mean over the whole batch."""
+    for number in range(2):
+        parts = [len(one[number]["samples"]) for one in run.observed("steps")]
+        what = f"With --accumulate {accumulate} the number of parts of step {number + 1}"
+        grader.explain(what, parts, accumulate, otherwise="one-big-batch", at=r"accumulate || " + STEP)
+        wanted, mistakes = gradients(run, number, data(grader)["train"], accumulate, clip)
+        got = [one[number]["gradient"] for one in run.observed("steps")]
+        what = f"Of the gradient that the optimizer was given in step {number + 1}, the number"
+        id = "wrong-gradient-of-the-batch"
+        grader.explain(what, got, wanted, mistakes, otherwise=id, at=STEP, tolerance=LOOSE)
+
+
+def steps_told(grader: Grader, run: Run) -> list[str]:
+    """The numbers of the steps, from 1, whose loss over all ranks rank 0 printed."""
+    steps, of = run.observed("steps")[0], data(grader)["train"]
+    losses = [loss(one["weights"], of, together(run, n)) for n, one in enumerate(steps)]
+    return [str(n) for n, one in enumerate(losses, 1) if prints(run.ranks[0].stdout, one)]
+
+
+def judge_logged(grader: Grader, run: Run, printed: list[str], at: str) -> None:
+    """Rank 0 has `printed` the loss over all ranks of every LOG_EVERY-th step, whether it counts from 0 or from 1."""
+    of, told = data(grader)["train"], run.ranks[0].stdout
+    logged = [set(range(start, TOTAL + 1, LOG_EVERY)) for start in (1, LOG_EVERY)]
+    if any(one <= set(map(int, printed)) for one in logged):
+        return
+    for number in (0, LOG_EVERY - 1):
+        step = run.observed("steps")[0][number]
+        whole, own = (loss(step["weights"], of, samples) for samples in (together(run, number), share(step)))
+        what = f"In step {number + 1} the loss was {whole:.4f} over all ranks; rank 0 printed its own, {own:.4f}."
+        mistaken = prints(told, own) and not prints(told, whole)
+        grader.fail_on([0] * mistaken, "rank-local-loss", what, at=at)
+    which = f"step {', '.join(printed)} only" if printed else "no step"
+    what = f"With --log-every {LOG_EVERY}, {{ranks}} printed the loss over all ranks of {which}."
+    grader.fail_on([0], "rank-local-loss", what, at=at)

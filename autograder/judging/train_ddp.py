@@ -18,14 +18,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference, parse
+from lockstep.grading import Collective, Grader, Hypothesis, Run, Tolerance, Where, difference, names, parse
 
 EPOCHS = 3
 SMALL = 64  # bytes: a collective this small carries no gradients
 LOSS_LINE = re.compile(r"^epoch (\d+): loss (-?\d+\.\d{4})$")
-SAME = Tolerance(0.0, 1e-6)
+SAME, CLOSE = Tolerance(0.0, 1e-6), Tolerance(1e-5, 1e-5)
 FUNCTION = r"def train_ddp"
 LOOP = r"for epoch in || for .* in range\( || " + FUNCTION
+WRAP = r"= *(\w+\.)*(DDP|DistributedDataParallel)\( || " + FUNCTION
 BACKWARD = r"\.backward\( || " + LOOP
 SCALED_RATE = r"\blr\b[^*]*\*.*\b(world|size|n)|\b(world|size|n)\w*(\(\))? *\* *\w*lr\b"
 
@@ -119,9 +120,8 @@ def train(grader: Grader, world: int, count: int, nodes: int = 1, told: bool = T
     x, y = dataset(grader, count)
     drawn = grader.random(f"ranks of {world}")
     each = [{"own": {"seed": drawn.randrange(1 << 30)}} for _ in range(world)]
-    run = grader.run(
-        "trains", world, nodes=nodes, each=each, x=as_given(x), y=y, epochs=EPOCHS, options=options, told=told
-    )
+    given = {"x": as_given(x), "y": y, "epochs": EPOCHS, "options": options, "told": told}
+    run = grader.run("trains", world, nodes=nodes, each=each, **given)
     return Training(run, x, y, options.get("lr", 0.1))
 
 
@@ -172,6 +172,77 @@ def words(expression: ast.expr) -> list[str]:
         own = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", None)
         found += [own] if isinstance(own, str) else []
     return found
+
+
+# How that is judged -------------------------------------------------------------------------------------------------
+
+
+def judge_repeats(grader: Grader, training: Training) -> None:
+    """Whether an epoch deals out the batches of an earlier one: in another order, from another rank, or permuted in
+    themselves. A permutation of all samples repeats next to none.
+    """
+    for earlier, epoch in ((0, 1), (1, 2), (0, 2)):
+        before, now = training.batch_sets(earlier), training.batch_sets(epoch)
+        if 2 * len(before & now) > len(now):
+            said = f"{len(before & now)} of the {len(now)} batches of epoch {epoch} hold the same samples as in epoch {earlier}. "
+            said += "At most their order, or the order within them, is new, so the gradients are the same. Permute all samples in each epoch."
+            grader.fail("missing-set-epoch", said, of=range(training.world), at=LOOP)
+
+
+def judge_each_step(grader: Grader, training: Training, right: Replayed) -> None:
+    """Whether every rank had the right weights before each step, not only in the end."""
+    for step, weights in enumerate(right.steps):
+        shown = [own[step]["weights"] for own in training.run.shown]
+        what = f"In the end the weights are right, but before step {step} the model was not trained that far: a weight"
+        grader.explain(what, shown, weights, otherwise="different-weights", at=BACKWARD, tolerance=CLOSE)
+
+
+def judge_bytes(grader: Grader, training: Training) -> None:
+    """Whether the gradients can have come over the network, by the operating system's count."""
+    crossed, world = training.run.wire, training.world
+    if crossed is None or training.run.device != "cpu" or world == 1:
+        return
+    step = sum(4 * value.numel() for value in training.run.shown[0][0]["weights"].values())
+    for rank, sent in enumerate(map(sum, crossed)):
+        made = step * training.steps[rank]
+        least = made * (world - 1) // world  # all of a gradient but one chunk, as in a ring's first half
+        said = f"The weights are right, but rank {rank} sent {sent:,} bytes to the other ranks. "
+        said += f"Its gradients of {training.steps[rank]} steps are {made:,} bytes, of which at least {least:,} have to be sent."
+        grader.fail_on([rank] * (sent < least), "no-communication", said, at=BACKWARD)
+
+
+def judge_drift(grader: Grader, training: Training) -> None:
+    """Whether the ranks have the same weights; where not, what became of the gradients tells why."""
+    drifted, run = training.drifted(), training.run
+    if drifted is None:
+        return
+    rank, where = drifted
+    reduced, moved, wrapped = reduced_in_backward(run), moved_after_wrapping(run), wraps(run)
+    apart, both = say_apart(rank, where), (0, rank)
+    plain = f"{apart}: no gradients were exchanged, so each rank trained its own model."
+    lost = f"{apart}: {names(moved)} moved or cast the model after it was wrapped, and DDP's hooks were lost without any message."
+    past = f"{apart}: the model was wrapped, but no backward pass exchanged a gradient. Was the forward pass called on the wrapper?"
+    averaged = f"{apart}, although the gradients were averaged {reduced[0]} times"
+    never = wrapped and not any(reduced)
+    for applies, id, said, of, at in (
+        (not wrapped and not carriers(run.collectives[0]), "not-wrapped", plain, both, r"model_class\( || " + FUNCTION),
+        (never and moved, "cast-after-wrapping", lost, moved, WRAP),
+        (never, "bypasses-ddp", past, both, r"\.module\( || " + BACKWARD),
+        (
+            all(reduced),
+            "different-learning-rate-per-rank",
+            f"{averaged}: the ranks did not apply the same update.",
+            both,
+            r"optim\. || SGD\(",
+        ),
+        (True, "drift", f"{apart}.", both, BACKWARD),
+    ):
+        grader.fail_on(of if applies else (), id, said, at=at)
+
+
+def say_apart(rank: int, where: Where) -> str:
+    """How far two ranks are apart."""
+    return f"{where.path or 'the state_dict'} differs between rank 0 and rank {rank} by {where.distance:.2g}"
 
 
 # One process on the joined batches, right and wrong ----------------------------------------------------------------
@@ -254,16 +325,12 @@ def weight_mistakes(training: Training, scales_rate: bool) -> list[Hypothesis]:
 
     world, sgd, adam = training.world, r"optim\.|SGD\(", r"optim\.Adam || Adam"
     summed = gives(factor=world)
-    scaled = Hypothesis(
-        "scales-lr",
-        "It is what lr · world_size gives. That can be wise, but it is the caller's choice.",
-        summed,
-        SCALED_RATE,
-    )
+    wise = "It is what lr · world_size gives. That can be wise, but it is the caller's choice."
+    scaled = Hypothesis("scales-lr", wise, summed, SCALED_RATE)
     momentum = gives(optimizer=lambda values, lr: torch.optim.SGD(values, lr, momentum=0.9))
-    twice, still = (
-        r"/ *=? *(world_size|dist\.get_world_size) || " + BACKWARD,
-        "No weight changed: the optimizer does not hold the parameters of the model that was trained, or never stepped.",
+    twice = r"/ *=? *(world_size|dist\.get_world_size) || " + BACKWARD
+    still = (
+        "No weight changed: the optimizer does not hold the parameters of the model that was trained, or never stepped."
     )
     decays = [
         Hypothesis("wrong-optimizer", f"It is what a weight decay of {decay} gives; plain SGD has none.",

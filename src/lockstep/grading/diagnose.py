@@ -38,12 +38,17 @@ class Finding:
     evidence: text.Evidence = field(default_factory=text.Evidence)
 
 
+def sentence(headline: str, more: str = "") -> str:
+    """The headline with a capital letter; if `more` follows, with one full stop between them."""
+    told = headline[:1].upper() + headline[1:]
+    return f"{told.rstrip('.')}. {more}" if more else told
+
+
 def general(submission: Submission, run: ranks.Run) -> Finding:
     """What the run's cause says, with its place in the submission and the evidence."""
     cause = run.cause
     assert cause is not None
-    message = submission.to_original(cause.headline)
-    message = message[0].upper() + message[1:]
+    message = sentence(submission.to_original(cause.headline))
     id = IDS.get(cause.kind, "raised")
     if cause.error is not None and cause.kind is Kind.RAISED:
         if cause.error.type == "GroupOnImport":
@@ -65,7 +70,7 @@ def ending(cause: ranks.Cause) -> str:
     in_table = cause.kind in text.TABLED and len({(row.what, row.tensor) for row in cause.rows}) > 1
     if in_table and SAME_ROOT not in cause.notes:  # the table has no roots
         return ""
-    return f" {cause.headline[0].upper()}{cause.headline[1:].rstrip('.')}."
+    return f" {sentence(cause.headline).rstrip('.')}."
 
 
 def _read_error(submission: Submission, error: ranks.Error, message: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from ..ranks import Cause, Collective, Frame, Mark, Outcome, Run
 from ..ranks.mismatch import say_mismatch
 from ..ranks.processes import seconds_in_queue
 from ..ranks.words import names, one_or_more
-from .diagnose import ending, evidence
+from .diagnose import ending, evidence, sentence
 from .grader import OUTPUT_BYTES, CheckNotRun, Failed, Grader, Lacking, Play
 from .hypotheses import (
     EXACT,
@@ -31,5 +31,5 @@ __all__ = [
     "EXACT", "OUTPUT_BYTES", "ROUNDING", "Cause", "CheckNotRun", "Collective", "Diagnosis", "Each", "Failed", "Frame",
     "Grader", "Hypothesis", "Lacking", "Mark", "Outcome", "Play", "Run", "Tolerance", "Where", "cluster", "difference",
     "ending", "equal", "evidence", "factor_of", "fitting", "names", "on_ranks", "one_or_more", "parse", "say_mismatch",
-    "seconds_in_queue", "show", "wrong_ranks",
+    "seconds_in_queue", "sentence", "show", "wrong_ranks",
 ]  # fmt: skip
