@@ -30,18 +30,8 @@ from judging.checkpoint import (
 )  # fmt: skip
 
 from lockstep.grading import (
-    EXACT,
-    Cause,
-    Diagnosis,
-    Grader,
-    Hypothesis,
-    Run,
-    ending,
-    evidence,
-    fitting,
-    names,
-    sentence,
-)
+    EXACT, Cause, Diagnosis, Grader, Hypothesis, Run, ending, evidence, fitting, names, sentence,
+)  # fmt: skip
 
 WORLD = 3
 CHECKPOINT_BYTES = 6000  # a file of so many bytes holds a good part of a state of 12 KB
