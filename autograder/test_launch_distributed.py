@@ -280,7 +280,7 @@ def test_launches_at_once(grader: Grader) -> None:
             said = f"{what} raised {_shortened(launch['error'])}. {where}"
             grader.fail("hard-coded-port" if taken else "launches-interfere", said.strip(), at=r"[Pp]ort || " + SPAWN)
         also = [
-            Hypothesis("fixed-filename", "These are the weights of another launch that ran at the same time.",
+            Hypothesis("launches-interfere", "These are the weights of another launch that ran at the same time.",
                        lambda other=other: _train(grader, **_asked(other)), r"save\( || load\( || " + RETURN)
             for other in (*FINE, *FAILING) if other is not asked
         ]  # fmt: skip
@@ -319,7 +319,9 @@ def _raised(what: str) -> str:
 
 
 def _shortened(error: str) -> str:
-    return (error.strip().splitlines() or [""])[0][:160]
+    """The first line; of mp.spawn's, which says nothing, the last."""
+    first, *more = error.strip().splitlines() or [""]
+    return f"{first} {more[-1]}"[:160] if more and first.endswith(":") else first[:160]
 
 
 def _some(items: list[str]) -> str:
