@@ -406,7 +406,7 @@ def test_in_a_browser_nothing_runs_nothing_is_fetched_and_it_fits(
     table = BeautifulSoup(report_page(people[1]), "html.parser").select_one(".finding .ls-card table")
     assert table is not None, "of a hang"
     assert [one.get_text() for one in table.select("th")] == ["rank", "waits in", "tensor", "for", "at"]
-    assert str(tmp_path) not in table.get_text() and "ring_all_reduce.py" in table.get_text()
+    assert str(tmp_path) not in table.get_text() and "everybody_sends_first.py" in table.get_text()
     hostile = "".join(
         f"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{text}" for text in MORE
     )

@@ -87,7 +87,7 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
     # Without encryption each kernel warns in this terminal.
-    command += ["--Application.log_level=ERROR", "--KernelManager.transport_encryption=auto"]
+    command += ["--Application.log_level=CRITICAL", "--KernelManager.transport_encryption=auto"]
     # The file browser without the course's machinery; exercises that open beside a chapter.
     command += [f"--ServerApp.contents_manager_class={__package__}.contents.CourseFiles"]
     command += ["--LabApp.expose_app_in_browser=True"]
