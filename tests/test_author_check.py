@@ -107,6 +107,7 @@ def bank(*arguments: str) -> None:
     assert done.exit_code == 0, done.output + repr(done.exception)
 
 
+@pytest.mark.slow
 def test_the_walk(copy: Course) -> None:
     """Each step takes its lines away, and the last one all."""
     files = blocks()

@@ -221,6 +221,7 @@ def compare(file: Path, *options: str, passes: bool) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_nbval_notices_an_altered_number_and_nothing_else(copy: Path) -> None:
     file = chapters.notebook_path("10_count", copy)
     book = nbformat.read(file, as_version=4)
@@ -242,7 +243,8 @@ def test_an_unknown_chapter_is_told_which_there_are() -> None:
 SPREAD = ("--numprocesses=2", "--dist=loadfile")  # as only `./lockstep test --all` compares chapters
 
 
-@pytest.mark.parametrize("spread", [(), pytest.param(SPREAD, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [(), SPREAD])
 def test_a_cell_that_needs_what_is_not_here_is_run_and_not_compared(copy: Path, spread: tuple[str, ...]) -> None:
     """In one process or several, the last lines say how many, and why."""
     conftest = copy / "chapters" / "conftest.py"

@@ -137,7 +137,13 @@ def test_ids_stay_when_lines_move() -> None:
     assert [one.line for one in mutants(moved)] == [one.line + 1 for one in mutants(text)]
 
 
-@pytest.mark.parametrize("name", solved(ROOT / "solutions"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=[pytest.mark.slow] * (one in ("train", "preflight")))
+        for one in solved(ROOT / "solutions")
+    ],
+)
 def test_every_solution_has_mutants_with_names_of_their_own(name: str) -> None:
     text = (ROOT / "solutions" / f"{name}.py").read_text(encoding="utf-8")
     found = mutants(text)
@@ -219,6 +225,7 @@ def graded(course: Course, judge: type[Judge], again: bool = False) -> int:
     return len(judge.asked)
 
 
+@pytest.mark.slow
 def test_survivors_are_reported_until_a_ledger_explains_them(tiny: Course) -> None:
     """The command, on real ranks; what it prints can be copied into the ledger."""
     told = call("author", "mutants", "add", LOCKSTEP_COURSE=str(tiny.root), OMP_NUM_THREADS="1")

@@ -129,6 +129,7 @@ def test_the_copy_checks_resets_and_hints_by_itself(course, learners):
     assert (answer.returncode, answer.stderr.split(" average")[0]) == (2, "lockstep: there is no file or folder")
 
 
+@pytest.mark.slow
 def test_an_exercise_that_imports_another_takes_the_learners_own(course, learners):
     here, environment = learners
     shutil.copyfile(course.solutions / "train_ddp.py", here / "exercises/train_ddp.py")
@@ -303,6 +304,7 @@ def test_the_template_for_classrooms_has_a_workflow(course, tmp_path):
     assert "./lockstep check --all" in (tmp_path / "template/.github/workflows/check.yml").read_text()
 
 
+@pytest.mark.slow
 def test_gradescope_from_zip_to_results(course, tmp_path):
     release(course, ["average_gradients", "ring_all_reduce"], gradescope=tmp_path / "autograder.zip")
     with zipfile.ZipFile(tmp_path / "autograder.zip") as archive:

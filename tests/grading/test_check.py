@@ -219,6 +219,7 @@ def test_plain_pytest_grades_too(course: Course, tmp_path: Path) -> None:
     assert "cleanup-missing" in done.stdout and "raise Failed" not in done.stdout
 
 
+@pytest.mark.slow
 def test_same_seed_same_verdict(worker: Worker, course: Course, tmp_path: Path) -> None:
     """A regrade from the recorded seed says the same, word for word."""
     text = (course.solutions / "train_ddp.py").read_text(encoding="utf-8")

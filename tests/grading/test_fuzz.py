@@ -77,6 +77,7 @@ def searched() -> set[str]:
     return hostile_sources.patterns()
 
 
+@pytest.mark.slow
 @bounded
 @given(source=sources)
 def test_any_source_is_read(source: str, searched: set[str]) -> None:

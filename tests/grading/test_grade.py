@@ -191,6 +191,7 @@ def test_what_counts_holds_nothing_that_changes(grade: Grade, tmp_path: Path) ->
     assert re.search(r'"seconds": "[\d.–]+ s"', details) and str(tmp_path) not in details
 
 
+@pytest.mark.slow
 def test_the_same_class_gives_the_same_bytes_in_any_order(grade: Grade, tiny: Course, tmp_path: Path) -> None:
     """However many at once, in another folder, with others in the class: what counts is the same."""
     source = moodle(tmp_path / "all.zip", CLASS)
@@ -284,7 +285,9 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_ended_in_the_middle_it_goes_on_and_gives_the_same(
     number: signal.Signals, tiny: Course, grade: Grade, traps: Path, tmp_path: Path
 ) -> None:
