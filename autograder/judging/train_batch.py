@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ STILL_SECONDS = 6.0
 STILL_CPU = 0.4
 DEAF_STEPS = 100
 GRACE_SECONDS = 120
+PATIENCE_SECONDS = 4.0
 LEAVING_SECONDS = 20.0
 FIRST, SECOND = "node0,node1", "node2,node3"
 NOISE = re.compile(r"^frame #|^Exception raised from|^<omitting|hostname of the client socket|^[ ^]+$")
@@ -131,6 +134,11 @@ class Moment:
         return used < STILL_CPU and self.queued - before.queued < STILL_SECONDS / 3
 
 
+def is_torchrun(process: cluster.slurm.Running) -> bool:
+    """Whether it is a torchrun, however it was called."""
+    return any(Path(word).name in LAUNCHERS for word in process.command[:4])
+
+
 class Refused(Exception):
     """sbatch did not take the script; the text is what it said."""
 
@@ -221,14 +229,16 @@ class Batch:
                 slurm.nodes.kill(3)
                 slurm.run("scontrol", "update", "nodename=node3", "state=down", "reason=it died")
                 node, died = "dead", time.monotonic()
-            elif (
-                node == "dead"
-                and first.job.state != "RUNNING"
-                and (
-                    # Not before the old srun is gone: it would end the step of the same number in the new start.
-                    not slurm.anything_left(first.id) or time.monotonic() - died > LEAVING_SECONDS
-                )
-            ):
+            elif node == "dead" and first.job.state != "RUNNING":
+                # Not before the old srun is gone: it would end the step of the same number in the new start. It waits for
+                # a torchrun that may wait for the dead node's: SLURM would kill that one after KillWait, 20 s.
+                late = time.monotonic() - died
+                for process in slurm.processes(first.id) if late > PATIENCE_SECONDS else ():
+                    if is_torchrun(process):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(process.pid, signal.SIGKILL)
+                if slurm.anything_left(first.id) and late < LEAVING_SECONDS:
+                    return False
                 slurm.boot(3)
                 with contextlib.suppress(cluster.ClusterError):  # It is refused where the node has come back already.
                     slurm.run("scontrol", "update", "nodename=node3", "state=resume")
@@ -289,11 +299,12 @@ class Batch:
             one.id: one for number in {one.id.partition("_")[0] for one in jobs} for one in self.slurm.jobs(number)
         }
         alive = []
+        self.slurm.hurry(list(known.values()))
         for one in jobs:
             one.job = known.get(one.id, one.job)
             for process in self.slurm.processes(one.id):
                 alive.append(process)
-                if any(Path(word).name in LAUNCHERS for word in process.command[:4]):
+                if is_torchrun(process):
                     told = process.environment.get
                     key = (process.node, told("SLURM_STEP_ID", "batch"), told("SLURM_PROCID", ""),
                            told("SLURM_RESTART_COUNT", "0"))  # fmt: skip
