@@ -1,7 +1,8 @@
 """The statement that parted the ranks, named from where they stand: of a source, without a run.
 
 `# at 0 1` is where ranks 0 and 1 wait; the others of two ranks, or of three, have finished. `# HERE` is the line to
-name; without one, nothing may be said. `# from` is a call that led to where they wait.
+name; without one, nothing may be said. `# from` is a call that led all of them to where they wait, `# through 0` one that
+led rank 0 there.
 """
 
 from __future__ import annotations
@@ -123,11 +124,117 @@ for batch in loader:  # HERE
 dist.barrier()  # at 1
 """,
     "a range that is left": """
-for step in range(steps):  # HERE
+for step in range(steps):
+    if loss < 0.1:  # HERE
+        break
+    dist.all_reduce(t)  # at 0
+dist.barrier()  # at 1
+""",
+    "a range that is left, and the rank has finished": """
+for step in range(steps):
+    dist.all_reduce(t)  # at 0
+    if step > 3:
+        if loss < 0.1:  # HERE
+            break
+""",
+    "a range that is left in a function": """
+def train(patience):
+    for step in range(100):
+        dist.all_reduce(t)  # at 0
+        if bad > patience:  # HERE
+            return step
+    return step
+
+last = train(3)  # through 0
+dist.barrier()  # at 1
+""",
+    "a loop that is left, or runs out": """
+for batch in loader:  # HERE
     if loss < 0.1:
         break
     dist.all_reduce(t)  # at 0
 dist.barrier()  # at 1
+""",
+    "in a function, not where it's called": """
+def evaluate(model):
+    if rank == 0:  # HERE
+        dist.all_reduce(accuracy)  # at 0
+
+for step in range(5):
+    dist.all_reduce(t)  # at 1
+    if step == 3:
+        evaluate(model)  # through 0
+""",
+    "in a function that returns early": """
+def save(epoch):
+    if rank != 0:  # HERE
+        return
+    dist.barrier()  # at 0
+
+for epoch in range(3):
+    dist.all_reduce(t)  # at 1
+    if epoch % EVERY == 0:
+        save(epoch)  # through 0
+EVERY = 2
+""",
+    "in a function of a function": """
+def wait():
+    dist.barrier()  # at 0
+
+def save(master):
+    if master:  # HERE
+        wait()  # through 0
+
+for epoch in range(3):
+    dist.all_reduce(t)  # at 1
+    save(rank == 0)  # through 0
+""",
+    "where it's called": """
+def evaluate(model):
+    dist.all_reduce(accuracy)  # at 0
+
+for step in range(5):
+    dist.all_reduce(t)  # at 1
+    if loss < best:  # HERE
+        evaluate(model)  # through 0
+""",
+    "left in an else": """
+for step in range(steps):  # HERE
+    if loss > 0.1:
+        print(loss)
+    else:
+        break
+    dist.all_reduce(t)  # at 0
+dist.barrier()  # at 1
+""",
+    "an inner loop is left too": """
+for step in range(steps):
+    for batch in loader:
+        if batch is None:
+            break
+    if loss < 0.1:  # HERE
+        break
+    dist.all_reduce(t)  # at 0
+dist.barrier()  # at 1
+""",
+    "in a function, and the others in a branch": """
+def evaluate(model):
+    if rank == 0:  # HERE
+        dist.all_reduce(accuracy)  # at 0
+
+for step in range(5):
+    if step % 2 == 0 or late():
+        dist.barrier()  # at 1
+    evaluate(model)  # through 0
+""",
+    "in a function that the other hasn't reached": """
+def evaluate(model):
+    if rank == 0:
+        dist.all_reduce(accuracy)  # at 0
+
+if late():  # HERE
+    dist.barrier()  # at 1
+evaluate(model)  # through 0
 """,
     "inside a nested function": """
 def main(rank):
@@ -204,6 +311,53 @@ for batch in mine:
         break
     dist.all_reduce(t)  # at 0
 """,
+    "before the call": """
+def evaluate(model):
+    if careful():
+        dist.all_reduce(accuracy)  # at 0
+
+dist.barrier()  # at 1
+evaluate(model)  # through 0
+""",
+    "one of two functions": """
+def wait():
+    if careful():
+        dist.barrier()  # at 0
+
+def save():
+    if best():
+        wait()  # through 0
+
+for epoch in range(3):
+    dist.all_reduce(t)  # at 1
+    save()  # through 0
+""",
+    "a turn that all come to": """
+for step in range(9):
+    dist.all_reduce(t)  # at 1
+    if step % 3 == 0:
+        dist.barrier()  # at 0
+""",
+    "one of two, in a function or where it's called": """
+def evaluate(model):
+    if careful():
+        dist.all_reduce(accuracy)  # at 0
+
+for step in range(5):
+    dist.all_reduce(t)  # at 1
+    if loss < best:
+        evaluate(model)  # through 0
+""",
+    "a loop over data, in a function or where it's called": """
+def evaluate(model):
+    for batch in loader:
+        dist.all_reduce(accuracy)  # at 0
+
+for step in range(5):
+    dist.all_reduce(t)  # at 1
+    if loss < best:
+        evaluate(model)  # through 0
+""",
     "a rank's number in a group": """
 rank = dist.get_rank(group)
 for step in range(3):
@@ -222,17 +376,18 @@ for step in range(3):
 def name(source: str, file: Path) -> tuple[str, int | None, int | None]:
     """What is said of it, the line that is named, and the one to name."""
     file.write_text(source)
-    stood: dict[int, Frame | None] = {}
+    chains: dict[int, list[Frame]] = {}
     callers, expected = [], None
     for number, line in enumerate(source.splitlines(), 1):
-        if found := re.search(r"# at ([\d ]+)$", line):
-            stood |= {int(rank): Frame(str(file), number) for rank in found[1].split()}
+        if found := re.search(r"# (?:at|through) ([\d ]+)$", line):
+            for rank in found[1].split():  # A function is written above its calls.
+                chains[int(rank)] = [Frame(str(file), number), *chains.get(int(rank), [])]
         callers += [Frame(str(file), number)] if line.endswith("# from") else []
         expected = number if line.endswith("# HERE") else expected
     size = 3 if "three" in file.name else 2
-    finished = [rank for rank in range(size) if rank not in stood]
+    finished = [rank for rank in range(size) if rank not in chains]
     callers = sorted(callers, key=lambda frame: frame.line)
-    said, line_named = branch(stood, finished, size=size, callers=callers)
+    said, line_named = branch(chains, finished, size=size, callers=callers)
     return said, line_named, expected
 
 
@@ -247,8 +402,8 @@ def test_a_caller_in_another_file_is_not_looked_for_in_this_one(tmp_path: Path) 
     file = tmp_path / "train.py"
     file.write_text("def step():\n    dist.all_reduce(t)\n\nfor one in range(8 - rank):\n    step()\n")
     called, elsewhere = Frame(str(file), 5), Frame(str(tmp_path / "other.py"), 5)
-    assert branch({0: Frame(str(file), 2)}, [1], size=2, callers=[called])[1] == 4
-    assert branch({0: Frame(str(file), 2)}, [1], size=2, callers=[elsewhere, called]) == ("", None)
+    assert branch({0: [Frame(str(file), 2)]}, [1], size=2, callers=[called])[1] == 4
+    assert branch({0: [Frame(str(file), 2)]}, [1], size=2, callers=[elsewhere, called]) == ("", None)
 
 
 @pytest.mark.parametrize("case", SILENT)

@@ -42,56 +42,99 @@ class Parting:
     why: str = ""
 
 
+Chains = Mapping[int, Sequence[Frame]]
+"""Where ranks stand: for each, its line in the function that all of them had called, and below that the calls to where it
+is, the innermost last.
+"""
+
+
+def stands(stood: Mapping[int, Frame | None]) -> Chains:
+    """The same of ranks of which no more than a line is known."""
+    return {rank: [frame] if frame else [] for rank, frame in stood.items()}
+
+
 def branch(
-    stood: Mapping[int, Frame | None],
-    finished: Collection[int] = (),
-    *,
-    size: int,
-    callers: Sequence[Frame] = (),
+    chains: Chains, finished: Collection[int] = (), *, size: int, callers: Sequence[Frame] = ()
 ) -> tuple[str, int | None]:
     """Name the statement that parted the ranks, if there is one; its line.
 
-    `stood` has ranks that haven't `finished`, of a world of `size`; `callers` are the calls that led all of them there.
+    `chains` has ranks that haven't `finished`, of a world of `size`; `callers` are the calls that led all of them to the
+    function where the chains begin, the nearest first.
     """
-    frames = {rank: frame for rank, frame in stood.items() if frame is not None}
-    files = {frame.file for frame in frames.values()}
+    chains = {rank: chain for rank, chain in chains.items() if chain}
+    files = {chain[0].file for chain in chains.values()}
     if len(files) != 1:
         return "", None
     file = files.pop()
-    callers = list(takewhile(lambda frame: frame.file == file, callers))
+
+    def here(frames: Sequence[Frame]) -> list[Frame]:
+        return list(takewhile(lambda frame: frame.file == file, frames))
+
+    chains = {rank: here(chain) for rank, chain in chains.items()}
     try:
         source = Source("".join(linecache.getlines(file)))
-        found = _found(source, frames, finished, callers, size)
+        found = _found(source, chains, finished, here(callers), size)
     except (SyntaxError, RecursionError, TooLong, ValueError):
         return "", None
     return (_said(found), found.node.lineno) if found else ("", None)
 
 
 def _found(
-    source: Source, frames: dict[int, Frame], finished: Collection[int], callers: Sequence[Frame], size: int
+    source: Source, chains: Chains, finished: Collection[int], callers: Sequence[Frame], size: int
 ) -> Parting | None:
-    homes = [source.around(frame.line)[:1] for frame in frames.values()]
+    homes = [source.around(chain[0].line)[:1] for chain in chains.values()]
     if any(home != homes[0] for home in homes):  # one may have been called from within the block that another stands in
         return None
-    scopes = _scopes(source, [next(iter(frames.values())), *callers], size)
-    lines = {rank: frame.line for rank, frame in frames.items()}
-    might = list(_partings(scopes[0], lines, finished))
-    around = _innermost(scopes[0], lines)
+    scopes = _scopes(source, [*callers[::-1], next(iter(chains.values()))[0]], size)
+    lines = {rank: chain[0].line for rank, chain in chains.items()}
+    might = list(_partings(scopes[-1], lines, finished))
+    around = _innermost(scopes[-1], lines)
     if finished and len({*lines.values()}) == 1:
-        for scope, frame in zip(scopes[1:], callers, strict=False):
+        for scope, frame in zip(scopes[-2::-1], callers, strict=False):
             might += _partings(scope, dict.fromkeys(lines, frame.line), finished)
     fits = [one for one in might if one.odds == FITS]
     direct = [one for one in fits if not one.why]
     if direct or len(fits) == 1:
         return (direct or fits)[0]
+    below = _below(source, chains, size)
+    if fits := [one for one in below if one.odds == FITS]:
+        return fits[0]
+    if below and (around is None or any(one.inside == around.inside for one in below)):
+        return below[0] if around is None and len(below) == 1 else None
+    left = _innermost(scopes[-1], lines, finished) if finished else None
+    around = around or (left if left and left.odds == FITS else None)
     return around or next((one for one in might if len(might) == 1 and one.odds == MAYBE), None)
 
 
+def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
+    """What may have parted ranks that are in a function from others that have left it, or were not in need of it."""
+    found = []
+    home = next(iter(source.around(next(iter(chains.values()))[0].line)), source.tree)
+    for chain in {tuple(chain) for chain in chains.values() if len(chain) > 1}:
+        side = [rank for rank, other in chains.items() if (*other,) == chain]
+        others = [rank for rank in chains if rank not in side]
+        if not others or not all(_may_be_past(home, chain[0].line, chains[rank][0].line) for rank in others):
+            continue
+        for scope, frame in list(zip(_scopes(source, chain, size), chain, strict=True))[1:]:
+            lines = dict.fromkeys(side, frame.line)
+            might = [one for one in _partings(scope, lines, others) if one.odds == FITS]
+            around = _innermost(scope, lines, others)
+            found += might[:1] or ([around] if around else [])
+    return found
+
+
+def _may_be_past(home: Function | ast.Module, call: int, line: int) -> bool:
+    """Whether code at this line may have made the call before: the line comes later, or both are in one loop."""
+    return line > call or any(
+        isinstance(node, Loop) and _in(node.body, call) and _in(node.body, line) for node in ast.walk(home)
+    )
+
+
 def _scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
-    """The names as each function of a chain of calls sees them, the innermost first."""
+    """The names as each function of a chain of calls sees them, the innermost last."""
     found: list[Scope] = []
     line = 0
-    for frame in reversed(chain):
+    for frame in chain:
         home = next(iter(source.around(frame.line)), None)
         calls = [
             node
@@ -101,18 +144,41 @@ def _scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
         ]  # fmt: skip
         found.append(found[-1].called(calls[0], home) if home and len(calls) == 1 else Scope(source, size, home))
         line = frame.line
-    return found[::-1]
+    return found
 
 
-def _innermost(scope: Scope, lines: Mapping[int, int]) -> Parting | None:
-    """The innermost block that some ranks stand in and others don't, unless it is a loop of as many turns on all of them."""
-    best: Parting | None = None
+def _innermost(scope: Scope, lines: Mapping[int, int], gone: Collection[int] = ()) -> Parting | None:
+    """The innermost block that some ranks stand in and others don't, unless it is one that all of them come through alike.
+
+    `gone` are ranks that have left the function.
+    """
+    best: Block | None = None
     for node in ast.walk(scope.source.tree):
-        if isinstance(node, Block) and (best is None or node.lineno > best.node.lineno):
+        if isinstance(node, Block) and (best is None or node.lineno > best.lineno):
             inside = [rank for rank, line in lines.items() if _in(node.body, line)]
-            if inside and len(inside) < len(lines) and not _turns_alike(node, scope):
-                best = Parting(node, inside, [rank for rank in sorted(lines) if rank not in inside])
-    return best
+            if inside and len(inside) < len({*lines, *gone}) and not _alike(node, scope):
+                best = node
+    if best is None:
+        return None
+    inside = [rank for rank, line in lines.items() if _in(best.body, line)]
+    out = sorted({*lines, *gone} - {*inside})
+    if isinstance(best, Loop) and (exits := _exits(best)):
+        decides = _decides(best)
+        if len(exits) == 1 and decides is not None and isinstance(best, ast.For):
+            if _is_plain(decides, scope):
+                why = _why(exits[0].test, scope, inside, out)
+                return Parting(exits[0], inside, out, leaves=True, odds=FITS, why=why)
+            return Parting(best, inside, out, why=f"The loop can also be left {_at(exits[0])}.")
+    return Parting(best, inside, out)
+
+
+def _exits(loop: Loop) -> list[ast.If]:
+    """The `if`s by which a loop is left before its end; none if it's left in other ways too."""
+    ways = [one for one in _walked(loop.body, loop) if isinstance(one[0], (ast.Break, ast.Return))]
+    ways = [one for one in ways if one[2] is loop or isinstance(one[0], ast.Return)]
+    found = [node for node, _, _ in _walked(loop.body, loop) if isinstance(node, ast.If)]
+    exits = [node for node in found if any(way[0] is node.body[-1] for way in ways)]
+    return exits if len(exits) == len(ways) else []
 
 
 def _partings(scope: Scope, lines: Mapping[int, int], finished: Collection[int]) -> Iterator[Parting]:
@@ -194,9 +260,11 @@ def _decides(node: Block) -> ast.expr | None:
     return node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else None if isinstance(node, ast.Try) else node.test
 
 
-def _turns_alike(node: Block, scope: Scope) -> bool:
-    """True for a loop over a plain range that nothing leaves."""
+def _alike(node: Block, scope: Scope) -> bool:
+    """True for a loop over a plain range that nothing leaves, and for an `if` that asks for the turn of such a loop."""
     decides = _decides(node)
+    if isinstance(node, ast.If):
+        return _asks_for_the_turn(node.test, scope)
     leaves = (isinstance(one, LEAVES) and not isinstance(one, ast.Continue) for one in ast.walk(node))
     return isinstance(node, ast.For) and decides is not None and _is_plain(decides, scope) and not any(leaves)
 
@@ -204,6 +272,30 @@ def _turns_alike(node: Block, scope: Scope) -> bool:
 def _is_plain(decides: ast.expr, scope: Scope) -> bool:
     """True for `range(epochs)` that doesn't depend on the rank: it turns equally often on each."""
     return isinstance(decides, ast.Call) and called_name(decides) == "range" and not scope.depends(decides)
+
+
+def _asks_for_the_turn(test: ast.expr, scope: Scope) -> bool:
+    """True for `step % 10 == 0`, of numbers alone that are the same on all ranks in the same turn."""
+    parts = [*ast.walk(test)]
+    named = {part.id for part in parts if isinstance(part, ast.Name)}
+    turns = {
+        name
+        for name in named
+        for one in [scope.assigned(name)]
+        if one and not scope.depends(ast.Name(name)) and all(_counts(known, name) for known in one)
+    }
+    same = {
+        name
+        for name in named - turns
+        if scope.value(ast.Name(name), 0) is not None and not scope.depends(ast.Name(name))
+    }
+    plain = not any(isinstance(part, (ast.Call, ast.Attribute, ast.Subscript)) for part in parts)
+    return bool(turns) and plain and turns | same == named
+
+
+def _counts(one: Assigned, name: str) -> bool:
+    """Whether the name counts the turns of a loop: `for name in range(…)`."""
+    return one.repeats and isinstance(one.value, ast.Call) and called_name(one.value) == "range"
 
 
 def _can_hold(test: ast.expr, scope: Scope, rank: int) -> bool | None:
@@ -267,8 +359,7 @@ def _why(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -> 
 
 def _said(found: Parting) -> str:
     node, inside, out = found.node, found.inside, found.out
-    header = ast.unparse(node).partition("\n")[0].removesuffix(":")
-    at = f"at line {node.lineno} ({textwrap.shorten(header, 60, placeholder=' …')})"
+    at = _at(node)
     if isinstance(node, ast.If):
         takers, others = (out, inside) if found.leaves else (inside, out)
         if found.leaves and isinstance(node.test, ast.BoolOp):
@@ -282,3 +373,8 @@ def _said(found: Parting) -> str:
         said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the {block} {at}; "
         said += f"{names(out)} {one_or_more(out, 'is', 'are')} not."
     return f"{said} {found.why}".rstrip()
+
+
+def _at(node: Block) -> str:
+    header = ast.unparse(node).partition("\n")[0].removesuffix(":")
+    return f"at line {node.lineno} ({textwrap.shorten(header, 60, placeholder=' …')})"

@@ -85,9 +85,9 @@ def reached(calls: Mapping[int, Collective]) -> list[str]:
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
 
 
-def parted_at(calls: Mapping[int, Collective]) -> dict[int, Frame | None]:
-    """Where each stood in the function that all of them had called, when they called."""
-    return {rank: frames[-1] if frames else None for rank, frames in _parting(calls).items()}
+def parted_at(calls: Mapping[int, Collective]) -> dict[int, list[Frame]]:
+    """Where each stood in the function that all of them had called, and the calls below that to its own, the last."""
+    return {rank: frames[::-1] for rank, frames in _parting(calls).items()}
 
 
 def _parting(calls: Mapping[int, Collective]) -> dict[int, list[Frame]]:

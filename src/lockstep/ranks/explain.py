@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .branches import branch
+from .branches import branch, stands
 from .divergence import Divergence, first_divergence, parted_at, reached, say
 from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
@@ -125,7 +125,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
 def _parted(parted: Divergence, found: Cause, size: int) -> Cause:
     """The cause of a mismatch, told from where the ranks' code parted."""
     at_fault = parted.odd or sorted(parted.calls)
-    parting, line = branch(parted.places, size=size)
+    parting, line = branch(stands(parted.places), size=size)
     if not line:
         parting, line = branch(parted_at(parted.calls), size=size)
     order = f"{SAME_ORDER} {parting}".rstrip()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .branches import branch
+from .branches import branch, stands
 from .divergence import Divergence, first_divergence, parted_at, reached, say
 from .job import Job
 from .mismatch import SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
@@ -83,11 +83,11 @@ def _branch(
 ) -> tuple[str, int | None]:
     """The statement that parted the ranks, as they stand or, if that's in different functions, where these were called."""
     if found.where:
-        named = branch(found.where, size=size)
+        named = branch(stands(found.where), size=size)
     else:
         chains = {(one.frame, *one.callers) for one in calls.values()}
         chain = chains.pop() if len(chains) == 1 else ()
-        named = branch(_stood(waiting), finished, size=size, callers=[one for one in chain[1:] if one])
+        named = branch(stands(_stood(waiting)), finished, size=size, callers=[one for one in chain[1:] if one])
     return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size)
 
 
