@@ -105,6 +105,18 @@ def test_a_wait_for_ranks_that_have_left_the_code(here: Callable[..., tuple[int,
     assert wrong.text.splitlines()[first["line"] - 1].strip() == "dist.barrier()"
 
 
+def test_a_call_that_meets_one_of_the_checks_own(here: Callable[..., tuple[int, str]]) -> None:
+    """... and went on with it: the ranks part where one calls in the submission, and the others have left it."""
+    wrong = find(ROOT, "setup_ddp/reduces_on_rank_0")
+    assert wrong is not None
+    _, said = here("check", "--submission", wrong.label, "--json")
+    first = only(said)["exercises"][0]["checks"][0]["diagnosis"]
+    assert first["message"] == "Rank 0 called all_reduce #1 where ranks 1, 2 and 3 had left your code."
+    assert wrong.text.splitlines()[first["line"] - 1].strip() == "dist.all_reduce(torch.ones(1))"
+    branch = f"Rank 0 took the branch at line {first['line'] - 1} (if rank == 0); ranks 1, 2 and 3 did not."
+    assert first["evidence"] == branch
+
+
 @pytest.mark.parametrize(
     ("label", "message", "line", "evidence"),
     [

@@ -66,6 +66,8 @@ def say(parted: Divergence) -> str:
     """Who called what where the others called something else."""
     odd = parted.odd or parted.first_side
     mine, theirs = parted.calls[odd[0]], parted.calls[parted.others[0]]
+    if mine.frame is not None and theirs.frame is None:
+        return f"{names(odd)} called {said_of(mine)} where {names(parted.others)} had left your code."
     here = "" if parted.odd else at(parted.places[odd[0]])
     there = at(parted.places[parted.others[0]])
     return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {said_of(theirs)}{there}."

@@ -81,13 +81,15 @@ def hang(run: Run, job: Job) -> Cause:
 def _branch(
     found: Finding, waiting: list[RankReport], finished: list[int], calls: Mapping[int, Collective], size: int
 ) -> tuple[str, int | None]:
-    """The statement that parted the ranks, as they stand or, if that's in different functions, where these were called."""
-    if found.where:
-        named = branch(stands(found.where), size=size)
-    else:
-        chains = {(one.frame, *one.callers) for one in calls.values()}
-        chain = chains.pop() if len(chains) == 1 else ()
-        named = branch(stands(_stood(waiting)), finished, size=size, callers=[one for one in chain[1:] if one])
+    """The statement that parted the ranks, as they stand or, if that's in different functions, where these were called.
+
+    A rank that stands nowhere in the user's code has left it, as one that has finished.
+    """
+    stood = found.where or _stood(waiting)
+    gone = [rank for rank, frame in stood.items() if frame is None] + ([] if found.where else finished)
+    chains = {(one.frame, *one.callers) for one in calls.values() if one.frame is not None}
+    chain = chains.pop() if gone and len(chains) == 1 else ()
+    named = branch(stands(stood), gone, size=size, callers=[one for one in chain[1:] if one])
     return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size)
 
 

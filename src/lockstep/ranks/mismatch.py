@@ -101,17 +101,10 @@ def rules(found: dict[int, Collective]) -> list[str]:
     said = [SAME_ROOT if other_root else SAME_TENSORS]
     if mine.frame is not None and theirs.frame is not None and mine.frame.short != theirs.frame.short:
         said.append(
-            f"Rank {mine.rank} called it at {_place(mine)}, rank {theirs.rank} at {_place(theirs)}. Calls meet in the "
-            "order in which each rank makes them. If these two don't belong together, a rank has skipped one before, "
-            "or made one too many."
+            "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped "
+            "one before, or made one too many."
         )
     return said
-
-
-def _place(call: Collective) -> str:
-    """`train.py:15 (in backward, for DDP's gradient all-reduce #5)`."""
-    assert call.frame is not None
-    return call.frame.short + (f" (in {said_of(call)})" if call.inside == "backward" else "")
 
 
 def _root(call: Collective) -> int | None:
@@ -123,7 +116,7 @@ def _root(call: Collective) -> int | None:
 def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
     """What each rank passed; `differs` are those to point at."""
     return tuple(
-        Waiting(rank, one.title, one.tensor, None, one.frame, rank in differs) for rank, one in sorted(found.items())
+        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs) for rank, one in sorted(found.items())
     )
 
 
