@@ -92,7 +92,8 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
         steps = reduced_in_backward(run)
         if guarded:
             at = min(guarded, key=lambda frame: frame.line)
-            said = f"Line {at.line} runs on only some ranks, but all ranks must call a collective."
+            who = names(row.rank for row in cause.rows if row.frame == at)
+            said = f"Only {who} called the collective at line {at.line}, which all ranks must call."
             return grader.diagnosis("rank-conditional-collective", said, evidence=table, of=cause.ranks, at=at)
         if len(set(steps)) > 1:
             said = f"The ranks took different numbers of steps (backward passes: {say_counts(steps)})."

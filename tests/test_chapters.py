@@ -18,6 +18,7 @@ from lockstep.authoring import chapters
 from lockstep.commands import author
 from lockstep.course import Course, CourseError
 from lockstep.course.outline import outlines
+from lockstep.notebook import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,6 +106,15 @@ def test_folded_help_is_closed(name: str) -> None:
 def headings(name: str) -> list[str]:
     text = "\n\n".join(cell.source for cell in notebook(name).cells if cell.cell_type == "markdown")
     return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+
+
+def test_a_new_kernel_knows_the_names_that_chapters_import() -> None:
+    """All but those of single cells, which import what they use."""
+    first = re.compile(r"^from (lockstep[\w.]*) import (.+)$", re.MULTILINE)
+    said = [cell.source for name in chapters.names() for cell in code(name) if "%load_ext lockstep" in cell.source]
+    found = {one: module for text in said for module, ones in first.findall(text) for one in ones.split(", ")}
+    assert len(said) == len(chapters.names()) and len(found) >= 4
+    assert {one: NAMES.get(one) for one in found} == found
 
 
 def test_the_diagnoses_name_sections_that_exist() -> None:

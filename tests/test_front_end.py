@@ -89,12 +89,12 @@ def bench(browser: Any, running: Lab) -> Iterator[Any]:
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     errors = faults(page)
 
-    def write(*cells: str) -> Notebook:
-        made = [nbformat.v4.new_code_cell(text) for text in ("%load_ext lockstep", *cells)]
+    def write(*cells: str, first: str = "%load_ext lockstep") -> Notebook:
+        made = [nbformat.v4.new_code_cell(text) for text in (first, *cells)]
         file = running.course / "chapters" / f"bench_{len(list(running.course.glob('chapters/bench_*')))}.ipynb"
         nbformat.write(nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": KERNEL}), file)
         notebook = Notebook(page, running, file.name)
-        notebook.run(notebook.cell("%load_ext lockstep"))
+        notebook.run(notebook.cell(first))
         return notebook
 
     yield write
@@ -240,6 +240,17 @@ def test_an_answer_to_a_prediction_is_folded_until_it_is_wanted(browser: Any, ru
     assert answer.is_visible()
     assert notebook.run(second).strip() == "6" and second.locator(".jp-OutputArea").is_visible()
     page.close()
+
+
+def test_a_new_kernel_can_go_on_in_the_middle_of_a_chapter(bench: Any, running: Lab) -> None:
+    """The map leads there on the next day, past the cell that loads the magics."""
+    notebook = bench("run_of_yesterday", "%check average_gradients", "quiz, course_map", first="1 + 1")
+    told = notebook.run(notebook.cell("run_of_yesterday"))
+    assert "NameError" in told and told.strip().endswith("has not run it: Run > Run All Above Selected Cell.")
+    assert "Nothing is written here yet" in notebook.run(notebook.cell("%check average_gradients"))
+    assert "NameError" not in notebook.run(notebook.cell("quiz, course_map"))
+    notebook = bench("run_of_yesterday")  # a notebook that loads them itself
+    assert "Run All Above" not in notebook.run(notebook.cell("run_of_yesterday"))
 
 
 @pytest.mark.parametrize("title", ["Is it the gradient of the joined batch?", "Exercise: implement setup_ddp"])

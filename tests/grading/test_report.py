@@ -343,6 +343,17 @@ def test_the_isolation_is_said_plainly() -> None:
     text = Tree(report_page(replace(learner(), isolation="none"))).text
     assert "The submission ran as the grader's own user, without a sandbox." in text
     assert "in a sandbox (bubblewrap)" in Tree(overview(replace(whole_class(), isolation="sandbox"))).text
+    nothing = Tree(report_page(replace(learner("no file", report=None), isolation="sandbox"))).text
+    assert "sandbox" not in nothing, "nothing of it ran"
+
+
+def test_everybody_has_points_for_each_of_few_exercises() -> None:
+    people = tuple(learner(f"Name {n}", *([PASSED] * n + [failed("boom")] * (4 - n)), id=f"id-{n}") for n in (1, 3))
+    of_two = overview(ClassResult(11, ("train_ddp", "mini_ddp"), people))
+    assert of_two.count('<td class="r num">3 of 4</td><td class="r num">–</td></tr>') == 1
+    assert ">train_<wbr>ddp</th>" in of_two.partition("<h2>Everybody</h2>")[2].partition("</table>")[0]
+    many = overview(ClassResult(11, tuple(f"exercise_{n}" for n in range(7)), people))
+    assert "exercise_" not in many.partition("<h2>Everybody</h2>")[2].partition("</table>")[0]
 
 
 def test_a_class_of_nobody_is_a_page_too() -> None:

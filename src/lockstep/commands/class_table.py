@@ -7,16 +7,15 @@ from pathlib import Path
 from statistics import mean, median
 
 from ..course import short
-from ..grading.classroom import GradingOutcome, Learner, was_handed_in
+from ..grading.classroom import GradingOutcome, Learner
 from ..grading.exports.pages import plural
-from ..grading.policy import Grade
+from ..grading.policy import ABSENT, Grade, points_of
 from ..grading.writers import Marked
 from ..ranks.text import fit
 
 FEW = 30  # A larger class is a few numbers at the terminal; its table is in grades.csv
 LOWEST = 5
 FREQUENT = 5
-ABSENT = "–"  # An exercise that was not handed in
 MAIN = {
     "index.html": ("Class page", "open it in a browser"),
     "reports": ("Reports", "a page for each learner, to hand back"),
@@ -34,7 +33,9 @@ def points(marked: Marked, columns: int) -> list[str]:
 def _table(grades: list[tuple[Learner, Grade]], exercises: tuple[str, ...], columns: int) -> list[str]:
     """A row for each learner. Where the exercises have no room beside the points, the points alone."""
     rows = [["learner", "points", *exercises]]
-    rows += [[one.id, _total(one, grade), *(_cell(one, grade, name) for name in exercises)] for one, grade in grades]
+    rows += [
+        [one.id, _total(one, grade), *(points_of(one, grade, name) for name in exercises)] for one, grade in grades
+    ]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if sum(wide) + 2 * len(wide) > columns:
         rows, wide = [row[:2] for row in rows], wide[:2]
@@ -50,14 +51,6 @@ def _table(grades: list[tuple[Learner, Grade]], exercises: tuple[str, ...], colu
 
 def _total(one: Learner, grade: Grade) -> str:
     return f"{grade.score} of {grade.most}" if one.outcome is GradingOutcome.GRADED else one.outcome.value
-
-
-def _cell(one: Learner, grade: Grade, name: str) -> str:
-    if one.outcome is not GradingOutcome.GRADED:
-        return ""
-    handed_in = any(result.name == name and was_handed_in(result) for result in one.exercises)
-    own = grade.of(name)
-    return f"{own.points} of {own.most}" if handed_in and own is not None else ABSENT
 
 
 def _numbers(grades: list[tuple[Learner, Grade]], columns: int) -> list[str]:

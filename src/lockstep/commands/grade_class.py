@@ -170,7 +170,7 @@ def _shown(total: int, done: int, forecast: Forecast) -> Iterator[Callable[[Lear
             forecast.count(learner)
             counted = time.monotonic()
             if learner.outcome is not GradingOutcome.GRADED:
-                tally["refused" if learner.outcome is GradingOutcome.NOTHING else "our faults"] += 1
+                tally["with nothing to grade" if learner.outcome is GradingOutcome.NOTHING else "our faults"] += 1
             tally.update({ENDS[id] for id in learner.diagnoses if id in ENDS})
             ends = [until(forecast.left)] if forecast.left >= SHORT else []
             points = [f"{learner.id} {learner.score} of {learner.max_score}"] if learner.exercises else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -85,6 +86,8 @@ def open_lab(course: Course, arguments: list[str]) -> int:
         file.write_text(QUIET, encoding="utf-8")
     environment = {**child_environment(), "LOCKSTEP_COURSE": str(course.root)}
     environment.setdefault("JUPYTERLAB_SETTINGS_DIR", str(overrides))
+    # Kernels that know the course's magics before the first cell has run.
+    environment["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(LOOKS), environment.get("JUPYTER_PATH")]))
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
     # Without encryption each kernel warns in this terminal.
     command += ["--Application.log_level=CRITICAL", "--KernelManager.transport_encryption=auto"]

@@ -15,10 +15,11 @@ from enum import Enum
 from fractions import Fraction
 
 from ..course import nearest
-from .classroom import ClassResult, GradingOutcome, Learner
+from .classroom import ClassResult, GradingOutcome, Learner, was_handed_in
 from .verdict import ExerciseResult
 
 DAY = timedelta(days=1)
+ABSENT = "–"  # An exercise that was not handed in
 
 
 class Half(str, Enum):
@@ -153,6 +154,15 @@ class Grade:
 
     def of(self, exercise: str) -> ExerciseGrade | None:
         return next((one for one in self.exercises if one.name == exercise), None)
+
+
+def points_of(learner: Learner, grade: Grade, exercise: str) -> str:
+    """`3 of 4`; `ABSENT` for an exercise that was not handed in, nothing where nothing was graded."""
+    if learner.outcome is not GradingOutcome.GRADED:
+        return ""
+    handed_in = any(one.name == exercise and was_handed_in(one) for one in learner.exercises)
+    own = grade.of(exercise)
+    return f"{own.points} of {own.most}" if handed_in and own is not None else ABSENT
 
 
 @dataclass(frozen=True)

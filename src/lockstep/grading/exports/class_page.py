@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..classroom import ClassResult, GradingOutcome, Learner, was_handed_in
-from ..policy import Grade, Grades, on
+from ..policy import Grade, Grades, on, points_of
 from ..similar import Pair, groups
 from ..text import MARKS
 from ..verdict import CheckOutcome
@@ -21,6 +21,7 @@ from .markdown import rendered
 from .pages import MOST_NAME, cut, plural, render
 
 DIAGNOSES = 25  # rows
+COLUMNS = 6  # So many exercises have their points beside each learner's
 PAIRS = 50
 SLOWEST = 10
 FREQUENT = 3  # diagnoses of one check
@@ -55,6 +56,7 @@ def class_page(
     shares = [Fraction(score) / Fraction(most) for score, most in given.values() if score is not None and most]
     counted = Counter(learner.outcome for learner in graded.learners)
     checks = items(graded)
+    columns = graded.exercises if len(graded.exercises) <= COLUMNS else ()
     pairs = [one for one in similar if one.one in learners and one.other in learners]
     return render(
         "class.html",
@@ -78,7 +80,13 @@ def class_page(
         solved=[{"exercise": exercise, "people": [person(one) for one in held]} for exercise, held in solved],
         late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades[one.id]))],
         slowest=_slowest(graded, person),
-        learners=[person(one.id) | _row(one, *given[one.id]) for one in graded.learners],
+        columns=columns,
+        learners=[
+            person(one.id)
+            | _row(one, *given[one.id])
+            | {"own": [points_of(one, grades[one.id], name) for name in columns]}
+            for one in graded.learners
+        ],
         ids=any(person(one)["name"] != one for one in learners),
         seed=graded.seed,
         isolation=isolation_said(graded.isolation),

@@ -46,7 +46,7 @@ def html_report(learner: Learner, grade: Grade) -> str:
         handed_in=handed_in(learner),
         seed=learner.seed,
         repeat=f"./lockstep check {' '.join(graded)} --seed {learner.seed}" if graded and not fault else "",
-        isolation=isolation_said(learner.isolation),
+        isolation="" if nothing else isolation_said(learner.isolation),
         made_with=" · ".join(f"{name} {version}" for name, version in report.versions.items()) if report else "",
     )
 
