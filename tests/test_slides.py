@@ -257,6 +257,17 @@ def test_a_tall_timeline_is_a_slide_for_each_rank(book: Path) -> None:
 
 
 @each_chapter
+def test_no_slide_is_of_machinery_alone(book: Path, name: str) -> None:
+    """Neither a sentence that promises code, nor what `%%writefile` prints, nor how a cell calls a command."""
+    for slide in slides(book, name):
+        said = words(slide)
+        assert "redirect_stdout(" not in said and "def torchrun(" not in said, said
+        assert not re.search(r"\b(Ov|W)riting \S+\.\w+", said) and "Overwriting" not in said, said
+        if "code" in slide["class"]:
+            assert slide.select("pre, img, svg, .html"), said
+
+
+@each_chapter
 def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_out(book: Path, name: str) -> None:
     shown, cut = slides(book, name), 0
     indented = {line.get_text().rstrip() for one in shown for line in one.select(".input .line")}
@@ -266,7 +277,10 @@ def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_o
         if cell["cell_type"] != "code" or decks.NOT_SHOWN.search(source) or source.startswith(("quiz(", "print(Path(")):
             continue
         lines = [*dropwhile(re.compile(r"$|%%ranks|%%writefile|import |from |%load_ext").match, source.splitlines())]
-        if cell["outputs"] and len(lines) > decks.FEW:
+        if decks.PLUMBING.search(source) and "" in lines:
+            lines = lines[len(lines) - lines[::-1].index("") :]
+            assert words("".join(lines)) in code, source
+        elif cell["outputs"] and len(lines) > decks.FEW:
             assert words("".join(lines)) in code, source
             assert {line.rstrip() for line in lines} <= indented, "with its indent"
     for remark in (one for slide in shown for one in slide.select(".printed + .cut")):

@@ -37,6 +37,10 @@ ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, wh
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
+PLUMBING = re.compile(
+    r"\b(?:redirect_stdout|subprocess\.run)\("
+)  # how a command is called in a cell: only its call is shown
+WRITTEN = re.compile(r"(?:Over)?[Ww]riting \S+")  # what `%%writefile` prints
 
 
 @dataclass(frozen=True)
@@ -206,11 +210,15 @@ class _Deck:
 
     def run(self, cell: Tag, lead: Markup, rest: list[Tag]) -> Iterator[tuple[str, Markup]]:
         """A cell with what it printed, on one slide if there is room; nothing for imports."""
-        code, outputs, source = _code(cell), _outputs(cell), _source(cell)
+        outputs, source = _outputs(cell), _source(cell)
         if SHOWN_FILE.match(source):
             yield "code", lead + outputs[0] + self.taken(rest)
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
-            yield from (("code", part) for part in _packed(lead, [*code, *_joined(outputs, self.taken(rest))]))
+            taken = self.taken(rest)
+            beside = Markup() if outputs else taken
+            code = _code(cell, ROOM - 6 - _height(lead + beside))
+            code[-1] += beside
+            yield from (("code", part) for part in _packed(lead, [*code, *_joined(outputs, taken)]))
 
     def taken(self, rest: list[Tag]) -> Markup:
         """What the text says first about an output: the sentence or two after it."""
@@ -328,12 +336,18 @@ def _whole(line: str) -> str:
     return str(BeautifulSoup(f"<pre>{line}</pre>", "html.parser")).removeprefix("<pre>").removesuffix("</pre>")
 
 
-def _code(cell: Tag) -> list[Markup]:
-    """A cell's code, in two parts or more if it is long. Its `%%ranks` line is said in words, but for how it ends."""
+def _code(cell: Tag, room: float = ROOM - 6) -> list[Markup]:
+    """A cell's code, in two parts or more if it is long, the first of them in `room`. Its `%%ranks` line is said in
+    words, but for how it ends.
+    """
     runs = str(cell.select(".input")[0].get("data-runs", "")).partition(" · meant to end")[0]
     said = Markup(f'<p class="runs">{html.escape(runs)}</p>' if runs else "")
     lines = _lines(cell.select(".input pre")[0])[bool(runs) :]
-    start, end = _fitting(lines, 0, ROOM - 6)
+    if PLUMBING.search(_source(cell)):
+        plain = [_plain(line) for line in lines]
+        calls = [n for n in range(1, len(plain)) if not plain[n - 1].strip() and plain[n][:1].strip()]
+        lines = lines[calls[-1] :] if calls else lines
+    start, end = _fitting(lines, 0, room)
     parts = [said + _shown(lines[start:end], "input") + _remark(start, "lines of imports")]
     while end < len(lines):
         start, end = _fitting(lines, end, ROOM - 6)
@@ -343,7 +357,9 @@ def _code(cell: Tag) -> list[Markup]:
 
 def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
     """What the text says about the last output stays with it, and with each timeline, which has a slide of its own."""
-    *others, last = outputs or [Markup()]
+    if not outputs:
+        return []
+    *others, last = outputs
     return [*(one + taken if "lockstep-timeline" in one else one for one in others), last + taken]
 
 
@@ -369,6 +385,8 @@ def _outputs(cell: Tag) -> list[Markup]:
             made += [] if output.iframe else _runs_apart(output)  # what moves is in the book
             continue
         lines = _lines(output.pre or output)
+        if all(WRITTEN.fullmatch(_plain(line)) for line in lines):
+            continue
         start, end = _fitting(lines, 0, ROOM - 6)
         made.append(_shown(lines[start:end], "printed") + _remark(len(lines) - end + start, "more lines"))
     return made
