@@ -240,8 +240,6 @@ class Batch:
                 if slurm.anything_left(first.id) and late < LEAVING_SECONDS:
                     return False
                 slurm.boot(3)
-                with contextlib.suppress(cluster.ClusterError):  # It is refused where the node has come back already.
-                    slurm.run("scontrol", "update", "nodename=node3", "state=resume")
                 node = "booted"
             return all(one.job.ended for one in everyone)
 
