@@ -127,7 +127,12 @@ class Grader:
     _endless: bool = False
 
     def __post_init__(self) -> None:
-        """Copy the scenario under a module name of its own, importable by processes that the submission starts."""
+        """Copy the scenario under a module name of its own, importable by processes that the submission starts.
+
+        What was handed in is read now: where it isn't in a sandbox, a rank may put a pipe in its place.
+        """
+        for file in filter(None, (self.submission, self.submission.script)):
+            file.text  # noqa: B018
         stage = self.scratch / f"{self.submission.name.replace('/', '-')}-stage"
         stage.mkdir(parents=True, exist_ok=True)
         self._stage = stage / f"scenario_{leaf(self.submission.name)}.py"
