@@ -56,6 +56,7 @@ FAMILIES = ("leaving early", "forging results", "fooling comparisons", "patching
             "exhausting", "presenting")  # fmt: skip
 CHEAP, CHEAPEST = "average_gradients", "device_report"
 PATIENCE = 200.0
+MOST_HELD = 1 << 20  # KiB that the process that grades may ever hold: with torch in it, it begins with 300,000
 SHARED = [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]
 LEFT = re.compile(r"hostile-left|pickle-bomb")
 
@@ -154,6 +155,14 @@ class Arena:
         """The process that grades."""
         assert self.worker._process is not None
         return self.worker._process.pid
+
+    def held(self) -> int:
+        """KiB that the process that grades has held at most; 0 where the system doesn't tell."""
+        try:
+            found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
+        except OSError:
+            return 0
+        return int(found[1]) if found else 0
 
     def files(self) -> dict[str, tuple[int, int]]:
         """All that lies in the course's copy, at home and in the temporary folder, and what lies about elsewhere."""
@@ -269,6 +278,7 @@ def test_hostile_gains_nothing(path: Path, arena: Arena, request: pytest.Fixture
     assert len(result.checks) == len(arena_checks(arena, head["exercise"])), shown
     check_nothing_left(arena)
     check_texts(report)
+    assert arena.held() < MOST_HELD
     if set(found) & {"broke-the-run", "unreadable"} or head["family"] == "exhausting":
         check_grades_others(arena)
 
@@ -300,12 +310,12 @@ def test_right_submission_after_them(arena: Arena) -> None:
 
 
 def test_bank_is_large_enough() -> None:
-    """At least 40 cases, four or more of each family, each with a complete head."""
+    """150 cases and more, ten or more of each family, each with a complete head."""
     heads = {path: said(path) for path in HOSTILE}
-    assert len(heads) >= 40
+    assert len(heads) >= 150
     for path, head in heads.items():
         assert len(head) == 6, path
         assert head["family"].replace(" ", "_") == path.parent.name, path
         assert head["protection"] in ("judge", "sandbox", "not defended"), path
     for family in FAMILIES:
-        assert sum(head["family"] == family for head in heads.values()) >= 4, family
+        assert sum(head["family"] == family for head in heads.values()) >= 10, family

@@ -6,10 +6,12 @@ Each is a case of the grader's exam in security as the files of `tests/submissio
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
 import socket
+import struct
 import tarfile
 import tracemalloc
 import zipfile
@@ -197,6 +199,50 @@ def nothing(info: tarfile.TarInfo) -> None:
     pass
 
 
+def changed(data: bytes, *places: tuple[int, int, str, int]) -> bytes:
+    """A zip of one file with numbers put into its headers: 0 for the file's own, 1 for the directory's."""
+    found = bytearray(data)
+    for header, offset, form, value in places:
+        struct.pack_into(form, found, offset + (found.index(b"PK\1\2") if header else 0), value)
+    return bytes(found)
+
+
+def overlapping() -> bytes:
+    """A zip whose files are all the first one's bytes."""
+    data = bytearray(zipped(*((f"{number}.bin", bytes(1 << 20)) for number in range(3))))
+    at = data.find(b"PK\1\2")
+    while at >= 0:
+        struct.pack_into("<I", data, at + 42, 0)
+        at = data.find(b"PK\1\2", at + 4)
+    return bytes(data)
+
+
+def nested(depth: int) -> bytes:
+    data = zipped(("train_ddp.py", GOOD))
+    for number in range(depth):
+        data = zipped((f"{number}.zip", data))
+    return data
+
+
+def linked() -> bytes:
+    info: Any = zipfile.ZipInfo("train_ddp.py")
+    info.create_system, info.external_attr = 3, 0o120777 << 16
+    return zipped((info, b"/etc/passwd"))
+
+
+def announced(size: int) -> bytes:
+    """A tar whose only file says that it is so large, and is not there."""
+    info = tarfile.TarInfo("train_ddp.py")
+    info.size = size
+    return info.tobuf() + GOOD
+
+
+def notebook(source: Any) -> bytes:
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": source}
+    return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]}).encode()
+
+
+SPARSE = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,30", "GNU.sparse.size": str(1 << 40)}
 TAKEN, REFUSED = True, False
 ARCHIVES: dict[str, tuple[str, bytes, bool]] = {
     "a path to the top": ("zip", zipped(("/train_ddp.py", GOOD)), REFUSED),
@@ -226,6 +272,32 @@ ARCHIVES: dict[str, tuple[str, bytes, bool]] = {
     "half a zip": ("zip", zipped(("train_ddp.py", GOOD))[:60], REFUSED),
     "no archive": ("zip", b"MZ" + bytes(2000), REFUSED),
     "a tar that calls itself a zip": ("zip", tarred(nothing), TAKEN),
+    "files that share their bytes": ("zip", overlapping(), REFUSED),
+    "a file under a password": ("zip", changed(zipped(("train_ddp.py", GOOD)), (0, 6, "<H", 1), (1, 8, "<H", 1)), REFUSED),
+    "a method of nobody": ("zip", changed(zipped(("train_ddp.py", GOOD)), (0, 8, "<H", 99), (1, 10, "<H", 99)), REFUSED),
+    "a wrong sum": ("zip", changed(zipped(("train_ddp.py", GOOD)), (0, 14, "<I", 7), (1, 16, "<I", 7)), REFUSED),
+    "a size that is a lie": ("zip", changed(zipped(("train_ddp.py", GOOD)), (0, 22, "<I", 3), (1, 24, "<I", 3)), REFUSED),
+    "a place outside of the file": ("zip", changed(zipped(("train_ddp.py", GOOD)), (1, 42, "<I", 0xFFFFFFF0)), REFUSED),
+    "files without number": ("zip", zipped(*((f"{number}.txt", b"") for number in range(6_000)), ("train_ddp.py", GOOD)), REFUSED),
+    "archives within each other": ("zip", nested(6), REFUSED),
+    "a hundred bombs": ("zip", zipped(*((f"{number}.zip", zipped(("z", bytes(1 << 18)))) for number in range(100)), ("train_ddp.py", GOOD)), TAKEN),
+    "a link in a zip": ("zip", linked(), REFUSED),
+    "a terabyte that is announced": ("tar", announced(1 << 40), REFUSED),
+    "an exabyte in base 256": ("tar", announced(1 << 60), REFUSED),
+    "a file full of holes": ("tar", tarred(nothing, **SPARSE), REFUSED),
+    "a bomb of gzip": ("tar.gz", gzip.compress(bytes(100 << 20), 1), REFUSED),
+    "gzip within gzip": ("tar.gz", gzip.compress(gzip.compress(tarred(nothing))), REFUSED),
+    "a null byte in a name": ("zip", zipped(("train_ddp.pyX", GOOD)).replace(b"train_ddp.pyX", b"train_ddp.py\0"), REFUSED),
+    "a line break in a name": ("zip", zipped(("train_ddp.py\n", GOOD)), TAKEN),
+    "a stream beside the file": ("zip", zipped(("train_ddp.py:hidden", GOOD)), REFUSED),
+    "a path of a thousand folders": ("zip", zipped(("a/" * 1_000 + "train_ddp.py", GOOD)), REFUSED),
+    "a name of 60,000 letters": ("zip", zipped(("a" * 60_000, b""), ("train_ddp.py", GOOD)), TAKEN),
+    "a notebook too deep to read": ("ipynb", b'{"cells":' + b"[" * 100_000 + b"]" * 100_000 + b"}", REFUSED),
+    "a notebook of numbers": ("ipynb", notebook(10**300), REFUSED),
+    "a notebook with commands": ("zip", zipped(("x.ipynb", notebook("%%bash\ntouch ~/hostile-left\n")), ("train_ddp.py", GOOD)), TAKEN),
+    "a policy and grades of one's own": ("zip", zipped(("autograder/policy.toml", b"x"), ("grading.json", b"{}"), ("grades.csv", b"bob,0"), ("train_ddp.py", GOOD)), TAKEN),
+    "a hook of git's": ("zip", zipped((".git/config", b"[core]\nfsmonitor = touch x\n"), (".git/hooks/post-checkout", b"#!/bin/sh\n"), ("train_ddp.py", GOOD)), TAKEN),
+    "metadata of one's own": ("zip", zipped(("submission_metadata.yml", b"mallory:\n  :submitters:\n  - :name: bob\n"), ("train_ddp.py", GOOD)), TAKEN),
 }  # fmt: skip
 
 

@@ -91,6 +91,11 @@ class Budget:
         if self.bytes < 0:
             raise Overdrawn("unpacks to too many bytes: hand in the exercises' files alone")
 
+    def check_announced(self, count: int) -> None:
+        """Refuse what says that it has more bytes than may be read: tarfile passes over them even where they are not."""
+        self.count_bytes(count)
+        self.bytes += count
+
     def count_header(self, count: int) -> None:
         """Count bytes of names and attributes in a tar."""
         self.header_bytes -= count
@@ -335,6 +340,7 @@ def _tar_members(stream: _Inflated, budget: Budget) -> Iterator[ArchiveMember]:
                 budget.count_member()
                 if info.size < 0:  # by a pax header
                     raise Refused("has a tar header with a negative size")
+                budget.check_announced(info.size)
                 parts, problem = split(info.name)
                 if problem or 0 < len(parts) <= budget.depth:
                     yield ArchiveMember(parts, _tar_kind(info), partial(_read_tarred, archive, info), problem)

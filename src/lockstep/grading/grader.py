@@ -33,6 +33,7 @@ CPU_SECONDS = 8.0
 IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
+REPORT_BYTES = 32 << 20  # The judge keeps what the ranks of all runs of a grading have reported; right ones report less than 1 MB
 PROCESSES = 150
 MAX_MESSAGE, MAX_EVIDENCE, MAX_LINE, MAX_LINES = 20_000, 60_000, 2_000, 400
 ENDLESS = (ranks.Kind.TIMED_OUT, ranks.Kind.TOO_MUCH_OUTPUT, ranks.Kind.TOO_MANY_PROCESSES, ranks.Kind.OUT_OF_MEMORY)
@@ -126,7 +127,12 @@ class Grader:
     _endless: bool = False
 
     def __post_init__(self) -> None:
-        """Copy the scenario under a module name of its own, importable by processes that the submission starts."""
+        """Copy the scenario under a module name of its own, importable by processes that the submission starts.
+
+        What was handed in is read now: where it isn't in a sandbox, a rank may put a pipe in its place.
+        """
+        for file in filter(None, (self.submission, self.submission.script)):
+            file.text  # noqa: B018
         stage = self.scratch / f"{self.submission.name.replace('/', '-')}-stage"
         stage.mkdir(parents=True, exist_ok=True)
         self._stage = stage / f"scenario_{leaf(self.submission.name)}.py"
@@ -208,16 +214,19 @@ class Grader:
         for last in (False, True):
             # Another at the second try: what the first has given out may have been kept somewhere.
             secret = hashlib.sha256(f"{self.seed}/{self.submission.name}/{play.key}/{last}".encode()).hexdigest()
+            warm = ranks.client.warm_process()
             try:
                 return ranks.run(
                     target, play.world_size, device=self._device(play), launcher=play.launcher, nodes=play.nodes,
                     network=play.network, deadline=DEADLINE_SECONDS, cpu_limit=CPU_SECONDS, idle_limit=IDLE_SECONDS,
-                    memory_limit=MEMORY_BYTES, output_limit=OUTPUT_BYTES, own_directory=True, process_limit=PROCESSES,
+                    memory_limit=MEMORY_BYTES, output_limit=OUTPUT_BYTES, report_limit=REPORT_BYTES,
+                    own_directory=True, process_limit=PROCESSES,
                     hidden=[self._stage.parent], environment=self._environment() | play.environment,
                     on_interrupt="raise", sources=[str(self.submission.folder)],
                     count_bytes=True, secret=secret,
                 )  # fmt: skip
             except ranks.RanksError as broken:
+                ranks.client.renew(warm)  # an earlier run may have made its sandbox useless
                 if not _can_run():
                     raise
                 said = f"Twice the process that watches the ranks was ended from within the run ({broken})."

@@ -154,6 +154,7 @@ class Channel:
         self._lock = threading.RLock()  # a signal handler may send while this thread does
         self._buffer = bytearray()
         self.messages = 0
+        self.received = 0
         self.header_bytes = 0
 
     def fileno(self) -> int:
@@ -184,6 +185,7 @@ class Channel:
         if not data:
             return None
         self._buffer += data
+        self.received += len(data)
         return list(self._complete())
 
     def wait(self) -> tuple[dict[str, Any], bytes] | None:

@@ -133,13 +133,13 @@ class Server:
             process.wait()
         remove_left_folders()
 
-    def is_stopped(self, pid: int) -> bool:
-        """True when the server, or its child `pid`, is held by a signal: it will say nothing more."""
-        process = self._process
-        if process is None:
-            return False
-        ours = processes.parents().get(pid) == process.pid
-        return processes.is_stopped(process.pid) or (ours and processes.is_stopped(pid))
+    def is_stopped(self) -> bool:
+        """True when the server, or one of its supervisors, is held by a signal: it will say nothing more."""
+        process, known = self._process, processes.parents()
+        servers = [] if process is None else [process.pid]
+        while any(processes.command_line(pid).startswith("bwrap ") for pid in servers):  # in a sandbox it has another number
+            servers = [pid for pid, parent in known.items() if parent in servers]
+        return any(processes.is_stopped(pid) for pid in (*servers, *(pid for pid in known if known[pid] in servers)))
 
     def forget(self) -> None:
         """In a child that was forked from this client: the process is the parent's."""
@@ -170,6 +170,17 @@ def warm(preload: Sequence[str] = ()) -> None:
 
 def stop() -> None:
     _server.stop()
+
+
+def warm_process() -> object:
+    """The warm process that the next run is forked from, to be given to `renew`; None when there is none."""
+    return _server._process
+
+
+def renew(process: object) -> None:
+    """End the warm process if it is still this one: the next run gets a new one, and, if it is in a sandbox, a new sandbox."""
+    if process is not None and process is _server._process:
+        _server.kill()
 
 
 @contextlib.contextmanager
@@ -225,6 +236,7 @@ def run(
     patience: float = Job.patience,
     memory_limit: int | None = Job.memory_limit,
     output_limit: int | None = Job.output_limit,
+    report_limit: int | None = Job.report_limit,
     environment: dict[str, str] | None = None,
     process_limit: int | None = Job.process_limit,
     directory: str | os.PathLike[str] | None = None,
@@ -277,7 +289,7 @@ def run(
         world_size=world_size, target=described, device=device, nodes=nodes, launcher=launcher,
         network=None if network is None else NetworkMaker(str(network.file), network.name, network.kwargs), deadline=deadline,
         cpu_limit=cpu_limit, idle_limit=idle_limit, patience=patience, memory_limit=memory_limit,
-        output_limit=output_limit, process_limit=process_limit,
+        output_limit=output_limit, report_limit=report_limit, process_limit=process_limit,
         environment=dict(os.environ) if environment is None else dict(environment),
         directory="" if own_directory else str(Path(directory or os.getcwd()).resolve()), hidden=[str(Path(path).resolve()) for path in hidden],
         timeline=timeline, mark_steps=mark_steps, watch_replicas=watch_replicas, restart=restart, max_restarts=max_restarts,
@@ -360,8 +372,8 @@ class _Listener:
                     said += 1
                 if not selector.select(0.1):
                     silent = time.monotonic() - heard
-                    stopped = silent > STOPPED_SECONDS and _server.is_stopped(supervisor)
-                    if stopped or (supervisor and silent > SILENT_SECONDS):
+                    stopped = silent > STOPPED_SECONDS and _server.is_stopped()
+                    if stopped or silent > (SILENT_SECONDS if supervisor else START_SECONDS):
                         _server.kill()
                         raise RanksError("the run's supervisor fell silent, and was ended")
                     continue

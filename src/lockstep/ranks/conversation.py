@@ -34,6 +34,7 @@ NUMBERS_IN_MEMORY = 16  # How much larger numbers and lists are in memory than a
 MAX_OBSERVED = 256 << 20  # Bytes
 MAX_TOLD = 64 << 20
 USUAL_MESSAGE = 4 << 10  # Bytes. A rank may tell of any number of collectives, but not of any number of books.
+MAX_INTRODUCTION = 4 << 10  # Bytes that a process may say before it is known who it is
 DUMPED = 8  # Processes of a late rank that are asked for their stack
 DUMP_SECONDS = 0.3
 
@@ -177,10 +178,16 @@ class Conversation:
         for message, blob in received:
             with contextlib.suppress(ValueError):
                 self._take_from(channel, read(messages.FromRank, whole(message)), blob)
-        member = self._member(channel)
+        member, limit = self._member(channel), self.job.report_limit
         if member is not None and not member.done:
             told = 0 if self.job.watch_replicas else channel.header_bytes - member.observed_headers
             member.says_too_much |= told > MAX_TOLD and told > channel.messages * USUAL_MESSAGE
+            member.says_too_much |= limit is not None and channel.received > limit
+        else:
+            most = limit if member is not None or channel is self.fork_server else MAX_INTRODUCTION
+            if most is not None and channel.received > most:  # nobody waits for the end of what it says
+                self.selector.unregister(channel)
+                channel.close()
 
     def _take_from(self, channel: Channel, message: Any, blob: bytes) -> None:
         if isinstance(message, messages.Hello):
@@ -234,7 +241,7 @@ class Conversation:
                 if member.role is Role.WORKER:
                     member.rank = message.rank
             case messages.Observe(name, value):
-                if self._has_room(member, value, blob):
+                if self._has_room(member, (name, value), blob):
                     self.tell(messages.Observed(self.run.members.index(member), name, value), blob)
             case messages.Show(value):
                 if self._has_room(member, value, blob):
@@ -258,7 +265,7 @@ class Conversation:
         text = len(str(value))
         member.observed_headers += text
         member.observed += len(blob) + NUMBERS_IN_MEMORY * text
-        member.says_too_much |= member.observed > MAX_OBSERVED
+        member.says_too_much |= member.observed > (self.job.report_limit or MAX_OBSERVED)
         return not member.says_too_much
 
     def _answer(self, member: Member) -> None:

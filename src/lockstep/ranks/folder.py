@@ -62,7 +62,11 @@ def remove_folder(folder: str) -> None:
     Its depth may be more than a path can say or a stack can follow: it goes down and up from folder to folder.
     """
     with contextlib.suppress(OSError):
-        if stat.S_ISDIR(os.lstat(folder).st_mode):
+        mode = os.lstat(folder).st_mode
+        if stat.S_ISLNK(mode):  # A rank has put it in the folder's place.
+            os.unlink(folder)
+            return
+        if stat.S_ISDIR(mode):
             os.chmod(folder, 0o700)
         here = os.open(folder, _FOLDER)
         above: list[tuple[str, tuple[int, int]]] = []

@@ -113,7 +113,8 @@ class Job:
     `deadline` is wall time for the whole run. `cpu_limit` counts processor time, so that a loaded machine is not
     mistaken for an endless loop. `idle_limit` ends a run in which nothing at all has moved for so long, though not
     everybody waits in a collective (somebody sleeps). `process_limit` is for all processes of the run together, and what
-    the ranks have started may not hold more than `memory_limit` in all. None switches a limit off. `patience` is for how long nothing may
+    the ranks have started may not hold more than `memory_limit` in all. `report_limit` is for what a rank tells of itself: its
+    collectives and, as large as they are in memory, its observations. None switches a limit off. `patience` is for how long nothing may
     have moved before ranks that all wait for each other are said to hang: more than a message takes on a slow link.
 
     `directory` is where the ranks start; empty for a new one of the run's own. `timeline` records the ends of collectives and the
@@ -140,6 +141,7 @@ class Job:
     patience: float = 0.3
     memory_limit: int | None = 4 << 30
     output_limit: int | None = 8 << 20
+    report_limit: int | None = None
     process_limit: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
     directory: str = ""

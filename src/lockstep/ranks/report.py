@@ -79,6 +79,7 @@ class Topic(Enum):
     FAILURES = "failures"
 
 
+MOST_QUOTED = 1 << 20  # Bytes of a file of which a line is shown, if the ranks are not trusted: the whole file is read for it
 _allowed: ContextVar[Callable[[str], bool] | None] = ContextVar("allowed", default=None)
 
 
@@ -100,7 +101,7 @@ def only_places_below(folders: Iterable[str] | None) -> Iterator[None]:
 def _is_below(folders: tuple[str, ...], file: str) -> bool:
     try:
         real = os.path.realpath(file)
-        return os.path.isfile(real) and real.startswith(folders)
+        return os.path.isfile(real) and real.startswith(folders) and os.path.getsize(real) <= MOST_QUOTED
     except (OSError, ValueError):
         return False
 
