@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,9 @@ def test_nothing_is_started_and_no_try_counted(
     assert check.check(course, GradeRequest(("setup_ddp", "mini_ddp"))) == 1
     said = capsys.readouterr().out
     assert "mini_ddp: not begun; 9 checks wait for your code" in said and said.count("Nothing is written here yet") == 2
+    assert re.search(
+        r"10 checks wait for your code\nRead: chapter 2, .*setup_ddp\" \(\w+, \d+ minutes\)\nmini_ddp", said
+    )
     assert graded == [] and progress.load(course).exercises == {}
     assert standing(course) == before and before.here is None, "the start page still says: Begin"
 

@@ -26,7 +26,7 @@ from ..grading.untouched import untouched, with_stubs
 from ..grading.verdict import CheckResult, Report
 from ..grading.worker import shared
 from .console import console
-from .terminal import show_check, show_next, show_score, show_waiting
+from .terminal import show_check, show_next, show_score, show_section, show_waiting
 
 
 def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
@@ -48,6 +48,8 @@ def check(course: Course, request: GradeRequest, as_json: bool = False) -> int:
         console().print()
         for result in report.exercises:
             show_score(result)
+            if result.name in stubs:
+                show_section(course, result.name)
         for fault in report.faults:
             print(f"{BROKE}\n{fault}", file=sys.stderr)
         if own:

@@ -15,6 +15,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ..course import Chapter, Course, progress
+from ..course.outline import section_of
 from ..course.standing import ChapterStanding, NextUp, next_up, standing
 from ..grading.text import WIDTH, check_text, hint_text, is_explained, is_unwritten, stage_text, waiting_text
 from ..grading.verdict import CheckOutcome, CheckResult, ExerciseResult, Report
@@ -46,6 +47,14 @@ def show_score(result: ExerciseResult) -> None:
     console().print(Text(f"{result.name}: {result.summary}", style=style))
     for below in filter(None, (hint_text(result), stage_text(result))):
         console().print(painted(below))
+
+
+def show_section(course: Course, exercise: str) -> None:
+    """Where to read before an exercise is begun, and how long it takes."""
+    if found := section_of(course, exercise):
+        outline, section = found
+        effort = f" ({section.effort})" if section.effort else ""
+        console().print(painted(fit(f'Read: chapter {outline.number}, "{section.plain}"{effort}', width())))
 
 
 def show_next(course: Course, report: Report) -> None:

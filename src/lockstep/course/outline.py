@@ -73,6 +73,17 @@ def outlines(course: Course) -> list[Outline]:
     return [_outline(course, chapter, number) for number, chapter in chapters if course.page(chapter.name).is_file()]
 
 
+def section_of(course: Course, exercise: str) -> tuple[Outline, Section] | None:
+    """Where an exercise is set. None where no chapter has it, or one cannot be read."""
+    try:
+        found = [
+            (one, section) for one in outlines(course) for section in one.sections if exercise in section.exercises
+        ]
+    except CourseError:
+        return None
+    return found[0] if found else None
+
+
 def _outline(course: Course, chapter: Chapter, number: int) -> Outline:
     intro: list[str] = []
     sections: list[Section] = []

@@ -79,7 +79,9 @@ class Topic(Enum):
     FAILURES = "failures"
 
 
-MOST_QUOTED = 1 << 20  # Bytes of a file of which a line is shown, if the ranks are not trusted: the whole file is read for it
+MOST_QUOTED = (
+    1 << 20
+)  # Bytes of a file of which a line is shown, if the ranks are not trusted: the whole file is read for it
 _allowed: ContextVar[Callable[[str], bool] | None] = ContextVar("allowed", default=None)
 
 
