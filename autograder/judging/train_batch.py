@@ -297,7 +297,8 @@ class Batch:
             one.id: one for number in {one.id.partition("_")[0] for one in jobs} for one in self.slurm.jobs(number)
         }
         alive = []
-        self.slurm.hurry(list(known.values()))
+        # Not the one whose node has died: SLURM may still be ending its old step, and would end the new one of that number.
+        self.slurm.hurry([one for one in known.values() if one.id == jobs[0].id])
         for one in jobs:
             one.job = known.get(one.id, one.job)
             for process in self.slurm.processes(one.id):
