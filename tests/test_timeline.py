@@ -216,10 +216,14 @@ def test_the_time_between_steps_is_the_ranks_own_without_what_it_waits() -> None
 
 def test_no_label_lies_over_the_line_at_which_a_step_begins() -> None:
     run = slow(0, 20, 40, 44)
-    for report in run.ranks:  # to whose right there is no room
-        ends = [one.end or 0 for one in report.collectives if one.inside == "backward"]
-        report.collectives += [
-            call(report.rank, 9 + 10 * n, "barrier", at, at + 0.001, "") for n, at in enumerate(ends)
+    for report in run.ranks:  # a bucket comes a little after its step's line, and to its right there is no room
+        report.collectives = [
+            call(one.rank, one.number + more, kind, begin, end, inside)
+            for one in report.collectives
+            for more, kind, begin, end, inside in (
+                (0, one.kind, one.start + 0.001, one.end or 0, one.inside),
+                (6, "barrier", one.end or 0, (one.end or 0) + 0.001, ""),
+            )
         ]
     drawn = ElementTree.fromstring(picture(Timeline((whole(run),))))
     lines = [one.get("d") or "" for one in drawn.iter(f"{SVG}path") if one.get("class") == "tl-step"]
@@ -227,8 +231,8 @@ def test_no_label_lies_over_the_line_at_which_a_step_begins() -> None:
     found = [one for one in drawn.findall(f"{SVG}text") if (one.text or "").startswith(("bucket", "barrier"))]
     assert len(found) > 8
     for one in found:
-        x, y, wide = float(one.get("x") or 0), float(one.get("y") or 0), 6.9 * len(one.text or "")
-        begin = x - wide if one.get("text-anchor") == "end" else x
+        x, y, wide = float(one.get("x") or 0), float(one.get("y") or 0), 6.9 * len(one.text or "") + 8
+        begin = x - wide + 8 if one.get("text-anchor") == "end" else x
         assert not [line for line in steps if begin < line[0] < begin + wide and line[1] < y < line[2]], one.text
 
 
