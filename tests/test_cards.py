@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from lockstep.course import Course
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.notebook import checking
+from lockstep.notebook import contract as contracts
 from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
@@ -226,6 +229,100 @@ def test_after_a_pass_a_link_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     page = shown(card)
     assert page.select("p")[-1].get_text() == said
     assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding"]
+
+
+def test_a_pass_of_the_courses_solution_is_not_shown_as_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Report(0, (ExerciseResult("setup_ddp", (check("joins", CheckOutcome.PASSED),)),))
+    card = report_card(report, of_solutions=True)
+    assert repr(card).startswith("The course's solution:\n\nsetup_ddp ") and report_text(report) in repr(card)
+    page = shown(card)
+    head = page.select_one(".ls-row")
+    assert head and head.get_text().startswith("The course's solution: setup_ddp1 of 1 checks passed")
+    assert not page.select(".ls-good, .ls-row .ls-green") and [one.get_text() for one in page.select("li")] == ["joins"]
+    assert "solution" not in repr(report_card(report))
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(ROOT / "chapters" / ".." / "solutions"))
+    assert checking.are_solutions(Course(ROOT))
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(ROOT / "exercises"))
+    assert not checking.are_solutions(Course(ROOT))
+
+
+STUB = '''
+class Adder:
+    """Adds on *every* rank, `<b>` too. The
+    second line.
+
+        adder = Adder(2)
+        adder.add(<b>)
+
+    - One
+      item.
+    - Another `with_code`.
+
+    Args:
+        number: what to add, in a text
+            of two lines.
+        *others: `more`.
+
+    Raises:
+        ValueError or TypeError: it can't.
+        RuntimeError (torch's <b>): a group.
+
+    Returns:
+        A `sum`: always.
+    """
+
+    def add(
+        self,
+    ) -> int:
+        """Add <script>."""
+
+    def _private(self) -> None:
+        """Not asked for."""
+'''
+
+
+def test_a_contract_is_rendered_and_a_terminal_sees_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adder.py").write_text(STUB)
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(tmp_path))
+    made: list[Card] = []
+    monkeypatch.setattr(contracts, "display", made.append)
+    contracts.contract("adder", "Adder")
+    body, _, method = STUB.strip("\n").partition("\n\n    def add(")
+    method = method.partition("\n\n    def _private")[0]
+    assert repr(made[0]) == f"exercises/adder.py\n\n{body}\n\n    def add({method}"
+    page = shown(made[0])
+    assert [one.get_text() for one in page.select("pre")] == [
+        "class Adder:", "adder = Adder(2)\nadder.add(<b>)", "def add(\n    self,\n) -> int:"]  # fmt: skip
+    assert [one.get_text() for one in page.select("p")] == ["exercises/adder.py",
+        "Adds on every rank, <b> too. The second line.", "Args:", "Raises:", "Returns:", "A sum: always.",
+        "Add <script>."]  # fmt: skip
+    assert [one.get_text() for one in page.select("li")] == ["One item.", "Another with_code.",
+        "number: what to add, in a text of two lines.", "*others: more.", "ValueError or TypeError: it can't.",
+        "RuntimeError (torch's <b>): a group."]  # fmt: skip
+    assert [one.get_text() for one in page.select("li code, p code, em")] == [
+        "exercises/adder.py", "every", "<b>", "with_code", "number", "*others", "more", "ValueError or TypeError", "sum"]  # fmt: skip
+    assert not page.select("script, b")
+
+
+def test_every_contract_is_whole_as_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its words are there, and no mark of its text is left."""
+    monkeypatch.delenv("LOCKSTEP_SUBMISSION", raising=False)
+    made: list[Card] = []
+    monkeypatch.setattr(contracts, "display", made.append)
+    called = re.findall(
+        r"^contract\((.*)\)$", "\n".join(f.read_text() for f in (ROOT / "chapters/source").glob("*.py")), re.M
+    )
+    for call in called:
+        contracts.contract(*ast.literal_eval(f"({call},)"))
+    assert len(made) == len(called) > 10
+    for card in made:
+        said = shown(card).select_one(".ls-card")
+        assert said is not None
+        words = re.sub(r"\*|`|\"\"\"|(?m:^ *- )", " ", repr(card)).split()
+        assert re.sub(r"\*", " ", said.get_text(" ")).replace(" ", "").replace("\n", "").replace("\xa0", "") == "".join(
+            words
+        )
+        assert "`" not in said.get_text()
 
 
 class Output:

@@ -380,7 +380,7 @@ from lockstep.notebook.contract import contract
 contract("average_gradients")
 
 # %% [markdown]
-# <span class="in-lab">Run the cell to grade your file. Until then, it shows the reference solution's result.</span>
+# <span class="in-lab">Run the cell to grade your file. Until then, it shows the result of the course's solution.</span>
 
 # %%
 # %check average_gradients

@@ -15,7 +15,7 @@ from ..grading.untouched import untouched, with_stubs
 from ..grading.worker import Worker
 from ..ranks import RanksError
 from .cards import report_card
-from .checking import Checking, is_compared
+from .checking import Checking, are_solutions, is_compared
 
 _worker = Worker()
 
@@ -42,7 +42,7 @@ class ExerciseMagics(Magics):
             for result in [one for one in report.exercises if one.name not in stubs]:
                 progress.record(course, result.name, result.score, result.max_score)
             coming = next_up(course, names[-1]) if report.passed else None
-        output.end(report_card(report, coming.said("%check") if coming else ""))
+        output.end(report_card(report, coming.said("%check") if coming else "", are_solutions(course)))
 
     @line_magic
     def hint(self, line: str) -> None:
