@@ -21,6 +21,7 @@ from lockstep.notebook import checking
 from lockstep.notebook import contract as contracts
 from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
+from lockstep.ranks.cards import said, table
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
 from lockstep.ranks.text import Row
 
@@ -110,6 +111,25 @@ def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_bel
     call, none = '"waits in "', "none"
     assert [one[0] for one in said] == [call, call, call, none]
     assert all(one[1] for one in said) and len({one[2] for one in said}) == 1, said
+
+
+def test_short_cells_are_not_broken_where_there_is_place_for_their_words(tmp_path: Path) -> None:
+    code = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=all_of_them)"
+    rows = (
+        Row("0", "finished after all_reduce #2", waits=False, differs=True),
+        Row("1", "all_reduce #3", "3×5 × float32", "0.7 s", at="average_gradients.py:35", code=code),
+        Row("2", "has said nothing since 12:00:00, when it was in a call of its own making", waits=False),
+    )
+    (tmp_path / "page.html").write_text(said(f'<div class="ls-card">{table(rows)}</div>'), encoding="utf-8")
+    with chromium() as browser:
+        for width in (1000, 700, 650, 500):
+            page = browser.new_page(viewport={"width": width, "height": 800})
+            page.goto(f"file://{tmp_path}/page.html")
+            lines = page.evaluate("""() => [...document.querySelectorAll("tr:not(:last-child) td:not(:last-child)")].filter(
+              (cell) => cell.textContent).map((cell) => { const all = document.createRange();
+                all.selectNodeContents(cell); return [cell.textContent, all.getClientRects().length] })""")
+            assert len(lines) == 6 and all(count == 1 for _, count in lines) or width < 600, lines
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
 
 
 def test_a_rank_that_has_finished_stands_nowhere(hang: Run) -> None:

@@ -19,6 +19,7 @@ from .result import Run
 from .words import names
 
 MOST_LINES = 14
+SHORT = 32  # characters of a cell that is never broken where there is place beside it
 JOINTS = re.compile(r"[/_](?=\w)")
 
 
@@ -75,11 +76,17 @@ def table(rows: Sequence[text.Row]) -> str:
     lines = []
     for row, cells in zip(rows, shown, strict=True):
         cells["at"] += f" <code>{escape(row.code)}</code>" if row.code else ""
-        kinds = {"for": " class=ls-for", "waits in": " class=ls-in" if row.waits else ""}
+        kinds = {"for": ["ls-for"], "waits in": ["ls-in"] if row.waits else []}
+        for name in ("waits in", "tensor", "for"):
+            kinds.setdefault(name, []).extend(["ls-short"] if 0 < len(cells[name]) <= SHORT else [])
         # with spaces between, at which the lines of a narrow screen break
-        line = " ".join(f"<td{kinds.get(name, '')}>{cells[name]}</td>" for name in used)
+        line = " ".join(f"<td{_class(kinds.get(name))}>{cells[name]}</td>" for name in used)
         lines.append(f"<tr{' class=ls-odd' if row.differs else ''}>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _class(kinds: Sequence[str] | None) -> str:
+    return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
 def _code(cause: Cause) -> str:
