@@ -128,7 +128,7 @@ def test_short_cells_are_not_broken_where_there_is_place_for_their_words(tmp_pat
             lines = page.evaluate("""() => [...document.querySelectorAll("tr:not(:last-child) td:not(:last-child)")].filter(
               (cell) => cell.textContent).map((cell) => { const all = document.createRange();
                 all.selectNodeContents(cell); return [cell.textContent, all.getClientRects().length] })""")
-            assert len(lines) == 6 and all(count == 1 for _, count in lines) or width < 600, lines
+            assert (len(lines) == 6 and all(count == 1 for _, count in lines)) or width < 600, lines
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
 
 

@@ -412,7 +412,7 @@ CIRCLES = {
     "receive first.",
     "dist.recv(t, left)\ndist.send(t, right)": "All of them wait to receive, so none sends. In each circle of ranks, let one "
     "send first.",
-    "dist.recv(t, left) if rank == 2 else dist.send(t, right)": "They wait for each other: reorder the calls",
+    "dist.recv(t, 0) if rank == 2 else dist.send(t, right)": "They wait for each other: reorder the calls",
 }
 
 
