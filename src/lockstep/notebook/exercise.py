@@ -49,10 +49,11 @@ class ExerciseMagics(Magics):
         """Show the next hint: `%hint train_ddp`."""
         course, names = _asked(line, "%hint")
         number, of, text = hints.next_hint(course, names[0])
-        more = "Run this cell again for the next hint." if number < of else "That was the last hint."
+        again = f"For the next hint, run this cell again or, in any other cell: `%hint {names[0]}`"
+        more = again if number < of else "That was the last hint."
         title = f"Hint {number} of {of}"
         said = f"**{title}: {text[2:]}" if text.startswith("**") else f"**{title}**\n\n{text}"
-        display(Markdown(f"{said}\n\n*{more}*"))
+        display(Markdown(f"{said}\n\n{more}"))
 
     @line_magic
     def course(self, line: str) -> Any:
