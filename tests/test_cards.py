@@ -17,7 +17,7 @@ from lockstep.authoring import book, chapters
 from lockstep.course import Course
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.notebook import checking
+from lockstep.notebook import checking, exercise
 from lockstep.notebook import contract as contracts
 from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
@@ -208,6 +208,18 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
 
 
+def test_backticks_become_code_and_no_markup(hang: Run) -> None:
+    said = "Call `loss.<b>()`, not one ` alone."
+    wrong = Diagnosis("raised", f"{said}\n{said}", why=said)
+    assert hang.cause is not None
+    hang.cause = replace(hang.cause, headline=said, notes=(said,))
+    report = report_card(Report(0, (ExerciseResult("add", (check("adds", CheckOutcome.FAILED, wrong),), 1.0),)))
+    for card, count in ((report, 3), (run_card(hang), 2)):
+        page = shown(card)
+        assert [one.get_text() for one in page.select("p code")].count("loss.<b>()") == count and not page.select("b")
+        assert "not one ` alone." in page.get_text()
+
+
 def test_why_a_check_was_not_run_is_read_without_a_click() -> None:
     checks = (
         check("adds", CheckOutcome.FAILED, Diagnosis("raised", "It raised.")),
@@ -343,6 +355,19 @@ def test_every_contract_is_whole_as_html(monkeypatch: pytest.MonkeyPatch) -> Non
             words
         )
         assert "`" not in said.get_text()
+
+
+def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    course = make_course(tmp_path)
+    monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
+    (course.autograder / "hints").mkdir(exist_ok=True)
+    (course.autograder / "hints" / "add.md").write_text("# One\n\nFirst.\n---\nSecond.\n")
+    told: list[str] = []
+    monkeypatch.setattr(exercise, "display", lambda said: told.append(said.data))
+    for _ in range(2):
+        exercise.ExerciseMagics().hint("add")
+    assert told[0].startswith("**Hint 1 of 2: One**\n\nFirst.") and told[0].endswith("in any other cell: `%hint add`")
+    assert told[1] == "**Hint 2 of 2**\n\nSecond.\n\nThat was the last hint."
 
 
 class Output:

@@ -18,7 +18,7 @@ from ..course.runs import READ_ON
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
-from ..ranks.cards import breakable, card, said, table
+from ..ranks.cards import breakable, card, coded, said, table
 
 HINT = "%hint"
 SOLUTIONS = "The course's solution:"
@@ -119,13 +119,13 @@ def _failed(check: CheckResult, exercise: str) -> str:
     id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
-        f"<p>{escape(message)}</p>",
-        f"<p>{escape(more)}</p>" if more else "",
+        f"<p>{coded(message)}</p>",
+        f"<p>{coded(more)}</p>" if more else "",
         f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
     ]
     evidence = found.evidence.strip("\n")
     parts += [table(found.rows), f"<pre>{escape(evidence)}</pre>" if evidence else ""]
-    parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
+    parts.append(f'<p class="ls-soft">{coded(found.why)}</p>' if found.why else "")
     parts.append(f"<p>{f'Read: {_linked(found.read)} ·&nbsp;' if found.read else ''}{hint}</p>")
     return f'<div class="ls-one">{"".join(parts)}</div>'
 

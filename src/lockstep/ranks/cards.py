@@ -20,6 +20,7 @@ from .words import names
 
 MOST_LINES = 14
 SHORT = 32  # characters of a cell that is never broken where there is place beside it
+CODE = re.compile(r"`([^`\n]+)`")
 JOINTS = re.compile(r"[/_](?=\w)")
 
 
@@ -39,6 +40,11 @@ def breakable(name: str) -> str:
     return JOINTS.sub(r"\g<0><wbr>", escape(name))
 
 
+def coded(said: str) -> str:
+    """HTML of a text, in which `code` is between backticks."""
+    return CODE.sub(r"<code>\1</code>", escape(said))
+
+
 def page(title: str, body: str, style: str = "") -> str:
     """A page of its own; `style` is more of its body's style."""
     return (
@@ -55,12 +61,12 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     cause = run.cause
     assert cause is not None
     rows = [replace(row, code="") for row in text.rows(cause.rows)]  # that is in the code below
-    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', table(rows), _code(cause)]
+    parts = [f'<p class="ls-red">{coded(text.headline(run))}</p>', table(rows), _code(cause)]
     if cause.error is not None and cause.error.traceback:
         parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
     elif cause.frame is not None and not cause.rows:
         parts.append(f"<p><code>{escape(text.place(cause.frame))}</code></p>")
-    parts += [f"<p>{escape(note)}</p>" for note in cause.notes]
+    parts += [f"<p>{coded(note)}</p>" for note in cause.notes]
     if cause.topic in read_on:
         parts.append(f"<p>Read: {link(read_on[cause.topic])}</p>")
     return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
