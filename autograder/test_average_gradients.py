@@ -77,7 +77,7 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     sizes = [[call.nbytes for call in calls if call.nbytes] for calls in run.collectives]
     if cause.kind == "crashed" and not any(sizes):  # for a reason of its own
         return None
-    brought = "; ".join(f"rank {rank}: {len(own)} of {sum(own)} bytes in all" for rank, own in enumerate(sizes))
+    brought = "; ".join(f"rank {rank}: {len(own)}, together {sum(own)} bytes" for rank, own in enumerate(sizes))
     held = [len(names or []) for names in run.observed("held")]
     uneven = len(set(held)) > 1
     had = (

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from lockstep.notebook.timeline import timeline
 from lockstep.ranks import Mark, Run
 
-NAMES = ("all-reduces", "bytes in all", "launched before the last gradient was ready")
+NAMES = ("all-reduces", "bytes in total", "launched before the last gradient was ready")
 
 
 def measured(run: Run | None, predicted: Sequence[int | None]) -> None:
-    """Print what rank 0 sent in its last step, and the prediction before it; a question mark where there is none.
+    """Print what rank 0 sent in its last step, and the prediction before it; without one, say where it belongs.
 
     `run` is None as long as what it runs is not written.
     """
@@ -18,9 +18,11 @@ def measured(run: Run | None, predicted: Sequence[int | None]) -> None:
         return
     sent = timeline(run, step=-1).panels[0].steps[0][0].buckets
     numbers = len(sent), sum(one.nbytes for one in sent), sum(one.early for one in sent)
-    print("predicted   measured")
+    print(" predicted     measured")
     for guess, number, name in zip(predicted, numbers, NAMES, strict=True):
-        print(f"{'?' if guess is None else guess:>9}   {number:>8}   {name}")
+        print(f"{'–' if guess is None else f'{guess:,}':>10}   {number:>10,}   {name}")
+    if None in predicted:
+        print("\nYou have not predicted yet: replace each None above, run that cell, and then this one again.")
 
 
 def story(run: Run, rank: int = 0, first: int | None = None, last: int = 0) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from lockstep.authoring import book, chapters
 from lockstep.course import Course
 from lockstep.grading.text import report_text
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from lockstep.notebook import checking
+from lockstep.notebook import checking, exercise
+from lockstep.notebook import contract as contracts
 from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
+from lockstep.ranks.cards import said, table
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
 from lockstep.ranks.text import Row
 
@@ -109,6 +113,25 @@ def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_bel
     assert all(one[1] for one in said) and len({one[2] for one in said}) == 1, said
 
 
+def test_short_cells_are_not_broken_where_there_is_place_for_their_words(tmp_path: Path) -> None:
+    code = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=all_of_them)"
+    rows = (
+        Row("0", "finished after all_reduce #2", waits=False, differs=True),
+        Row("1", "all_reduce #3", "3×5 × float32", "0.7 s", at="average_gradients.py:35", code=code),
+        Row("2", "has said nothing since 12:00:00, when it was in a call of its own making", waits=False),
+    )
+    (tmp_path / "page.html").write_text(said(f'<div class="ls-card">{table(rows)}</div>'), encoding="utf-8")
+    with chromium() as browser:
+        for width in (1000, 700, 650, 500):
+            page = browser.new_page(viewport={"width": width, "height": 800})
+            page.goto(f"file://{tmp_path}/page.html")
+            lines = page.evaluate("""() => [...document.querySelectorAll("tr:not(:last-child) td:not(:last-child)")].filter(
+              (cell) => cell.textContent).map((cell) => { const all = document.createRange();
+                all.selectNodeContents(cell); return [cell.textContent, all.getClientRects().length] })""")
+            assert (len(lines) == 6 and all(count == 1 for _, count in lines)) or width < 600, lines
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+
+
 def test_a_rank_that_has_finished_stands_nowhere(hang: Run) -> None:
     assert hang.cause is not None
     *waiting, other = hang.cause.rows
@@ -185,6 +208,18 @@ def test_a_failure_comes_first_and_what_passed_is_folded(monkeypatch: pytest.Mon
     assert [link["href"] for link in page.select("a")] == ["../solutions/train_ddp.py", "01_internals.ipynb#The-mean"]
 
 
+def test_backticks_become_code_and_no_markup(hang: Run) -> None:
+    said = "Call `loss.<b>()`, not one ` alone."
+    wrong = Diagnosis("raised", f"{said}\n{said}", why=said)
+    assert hang.cause is not None
+    hang.cause = replace(hang.cause, headline=said, notes=(said,))
+    report = report_card(Report(0, (ExerciseResult("add", (check("adds", CheckOutcome.FAILED, wrong),), 1.0),)))
+    for card, count in ((report, 3), (run_card(hang), 2)):
+        page = shown(card)
+        assert [one.get_text() for one in page.select("p code")].count("loss.<b>()") == count and not page.select("b")
+        assert "not one ` alone." in page.get_text()
+
+
 def test_why_a_check_was_not_run_is_read_without_a_click() -> None:
     checks = (
         check("adds", CheckOutcome.FAILED, Diagnosis("raised", "It raised.")),
@@ -226,6 +261,113 @@ def test_after_a_pass_a_link_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
     page = shown(card)
     assert page.select("p")[-1].get_text() == said
     assert [link["href"] for link in page.select("a")] == ["02_setup.ipynb#Sharding"]
+
+
+def test_a_pass_of_the_courses_solution_is_not_shown_as_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Report(0, (ExerciseResult("setup_ddp", (check("joins", CheckOutcome.PASSED),)),))
+    card = report_card(report, of_solutions=True)
+    assert repr(card).startswith("The course's solution:\n\nsetup_ddp ") and report_text(report) in repr(card)
+    page = shown(card)
+    head = page.select_one(".ls-row")
+    assert head and head.get_text().startswith("The course's solution: setup_ddp1 of 1 checks passed")
+    assert not page.select(".ls-good, .ls-row .ls-green") and [one.get_text() for one in page.select("li")] == ["joins"]
+    assert "solution" not in repr(report_card(report))
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(ROOT / "chapters" / ".." / "solutions"))
+    assert checking.are_solutions(Course(ROOT))
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(ROOT / "exercises"))
+    assert not checking.are_solutions(Course(ROOT))
+
+
+STUB = '''
+class Adder:
+    """Adds on *every* rank, `<b>` too. The
+    second line.
+
+        adder = Adder(2)
+        adder.add(<b>)
+
+    - One
+      item.
+    - Another `with_code`.
+
+    Args:
+        number: what to add, in a text
+            of two lines.
+        *others: `more`.
+
+    Raises:
+        ValueError or TypeError: it can't.
+        RuntimeError (torch's <b>): a group.
+
+    Returns:
+        A `sum`: always.
+    """
+
+    def add(
+        self,
+    ) -> int:
+        """Add <script>."""
+
+    def _private(self) -> None:
+        """Not asked for."""
+'''
+
+
+def test_a_contract_is_rendered_and_a_terminal_sees_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adder.py").write_text(STUB)
+    monkeypatch.setenv("LOCKSTEP_SUBMISSION", str(tmp_path))
+    made: list[Card] = []
+    monkeypatch.setattr(contracts, "display", made.append)
+    contracts.contract("adder", "Adder")
+    body, _, method = STUB.strip("\n").partition("\n\n    def add(")
+    method = method.partition("\n\n    def _private")[0]
+    assert repr(made[0]) == f"exercises/adder.py\n\n{body}\n\n    def add({method}"
+    page = shown(made[0])
+    assert [one.get_text() for one in page.select("pre")] == [
+        "class Adder:", "adder = Adder(2)\nadder.add(<b>)", "def add(\n    self,\n) -> int:"]  # fmt: skip
+    assert [one.get_text() for one in page.select("p")] == ["exercises/adder.py",
+        "Adds on every rank, <b> too. The second line.", "Args:", "Raises:", "Returns:", "A sum: always.",
+        "Add <script>."]  # fmt: skip
+    assert [one.get_text() for one in page.select("li")] == ["One item.", "Another with_code.",
+        "number: what to add, in a text of two lines.", "*others: more.", "ValueError or TypeError: it can't.",
+        "RuntimeError (torch's <b>): a group."]  # fmt: skip
+    assert [one.get_text() for one in page.select("li code, p code, em")] == [
+        "exercises/adder.py", "every", "<b>", "with_code", "number", "*others", "more", "ValueError or TypeError", "sum"]  # fmt: skip
+    assert not page.select("script, b")
+
+
+def test_every_contract_is_whole_as_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its words are there, and no mark of its text is left."""
+    monkeypatch.delenv("LOCKSTEP_SUBMISSION", raising=False)
+    made: list[Card] = []
+    monkeypatch.setattr(contracts, "display", made.append)
+    called = re.findall(
+        r"^contract\((.*)\)$", "\n".join(f.read_text() for f in (ROOT / "chapters/source").glob("*.py")), re.M
+    )
+    for call in called:
+        contracts.contract(*ast.literal_eval(f"({call},)"))
+    assert len(made) == len(called) > 10
+    for card in made:
+        said = shown(card).select_one(".ls-card")
+        assert said is not None
+        words = re.sub(r"\*|`|\"\"\"|(?m:^ *- )", " ", repr(card)).split()
+        assert re.sub(r"\*", " ", said.get_text(" ")).replace(" ", "").replace("\n", "").replace("\xa0", "") == "".join(
+            words
+        )
+        assert "`" not in said.get_text()
+
+
+def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    course = make_course(tmp_path)
+    monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
+    (course.autograder / "hints").mkdir(exist_ok=True)
+    (course.autograder / "hints" / "add.md").write_text("# One\n\nFirst.\n---\nSecond.\n")
+    told: list[str] = []
+    monkeypatch.setattr(exercise, "display", lambda said: told.append(said.data))
+    for _ in range(2):
+        exercise.ExerciseMagics().hint("add")
+    assert told[0].startswith("**Hint 1 of 2: One**\n\nFirst.") and told[0].endswith("in any other cell: `%hint add`")
+    assert told[1] == "**Hint 2 of 2**\n\nSecond.\n\nThat was the last hint."
 
 
 class Output:

@@ -216,7 +216,13 @@ def test_the_verdict_stays_for_every_choice_until_there_is_another_question(tmp_
         page.get_by_role("button", name="rank 0", exact=True).click()
         assert verdict.text_content() == f"✓ Right: c{first}" and "right" in str(asked.get_attribute("class"))
         assert page.locator(".key").inner_text().endswith("just arrivedyour choiceKeys: ← → Home End")
+        rule = page.locator(".rule")
+        assert rule.is_visible() and (rule.text_content() or "").startswith(
+            "The rule: chunk 1 starts on rank 1 and moves to the next rank in each step."
+        )
+        assert "after 3 steps the chunk holds all 4 ranks' numbers" in (rule.text_content() or "")
         page.get_by_label("Ranks").select_option("5")
+        assert rule.is_hidden() and "after 4 steps" in (rule.text_content() or ""), "no answer before the question"
         assert verdict.text_content() == "" and asked.get_attribute("class") == "row asks"
         page.get_by_label("Method").select_option("naive")  # no chunks
         assert asked.is_hidden() and "your choice" not in page.locator(".key").inner_text()

@@ -98,9 +98,12 @@ def test_an_unknown_question_names_the_known_ones(course: Path) -> None:
 def test_every_choice_is_explained_and_a_right_answer_is_remembered(course: Path) -> None:
     box = quiz("02_setup/set_epoch")
     assert box._button.disabled
-    assert "Not quite." in answer(box, right=False)
+    of = len(quizzes.read(course / "chapters" / "quizzes" / "02_setup.toml"))
+    said = answer(box, right=False)
+    assert "Not quite." in said and f"0 of this chapter's {of} questions answered correctly" in said
     assert progress.load().quizzes == {"02_setup/set_epoch": "wrong"}
     feedback = answer(box, right=True)
+    assert f"1 of this chapter's {of} questions answered correctly" in feedback
     assert "Right." in feedback and "seed + epoch" in feedback
     assert "Not quite." in answer(box, right=False)
     assert progress.load().quizzes == {"02_setup/set_epoch": "right"}, "once right stays right"

@@ -18,7 +18,7 @@ from lockstep.commands import run as command
 from lockstep.notebook.timeline import timeline
 from lockstep.ranks.messages import OWN_MARK
 from lockstep.ranks.report import Collective, Mark, Outcome, RankReport, Wait
-from lockstep.ranks.timeline import Timeline, whole
+from lockstep.ranks.timeline import Timeline, verdict, whole
 from lockstep.ranks.timeline_picture import inline, page, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -152,6 +152,90 @@ def test_bars_that_follow_at_once_can_be_counted_and_a_label_without_room_beside
     assert {round(float(one.get("x") or 0) - 4, 1) for one in inside} == {round(x, 1) for x, _ in spans[2:]}
 
 
+def test_each_kind_of_bar_has_its_own_look() -> None:
+    drawn = ElementTree.fromstring(picture(Timeline((whole(made()),))))
+    kinds = [one.get("class") for one in drawn.findall(f"{SVG}rect")][1:]  # the legend's, after the ground
+    assert len(kinds) == len(set(kinds)) and {"tl-code", "tl-optimizer"} <= {*kinds}
+
+
+def slow(*late_ms: float, steps: int = 4, hidden: bool = False) -> ranks.Run:
+    """Steps of 60 ms, in which each rank spends so long in its own code before forward, and then waits for the others."""
+    reports = []
+    for rank, late in enumerate(late_ms):
+        report = RankReport(rank, Outcome.RETURNED, ended=9.0)
+        report.collectives.append(call(rank, 0, "all_gather", -0.001, -0.0005, "DDP()"))
+        for step in range(steps):
+            at, n, end = step * 0.06 + late / 1000, step * 10, step * 0.06 + 0.05
+            times = ((1, "forward", at), (2, "backward", at), (7, "step", end), (8, "end", end))
+            report.marks += [Mark(rank, n + number, name, when) for number, name, when in times]
+            report.collectives.append(call(rank, n + 3, "all_reduce", at, end, "" if hidden else "backward"))
+        reports.append(report)
+    return ranks.Run(len(late_ms), "cpu", reports)
+
+
+def test_the_verdict_names_a_rank_only_if_the_steps_show_it() -> None:
+    for run, said in (
+        (slow(0, 20, 40), "Rank 2 is the slowest: in each step of about 60 ms, ranks 0 and 1 wait for it for 20 to 40 ms."),
+        (slow(30, 0), "Rank 0 is the slowest: in each step of about 60 ms, rank 1 waits for it for 30 ms."),
+        (slow(0, 38, 40), "Rank 2 is the slowest: in each step of about 60 ms, rank 0 waits for it for 40 ms."),
+        (slow(1, 0, 2), "All ranks are about as fast. 0% of the communication is hidden behind computation."),
+        (slow(1, 0, 2, hidden=True), "All ranks are about as fast. 100% of the communication is hidden behind computation."),
+        (slow(0, 20, 40, steps=2), ""),
+        (slow(0, 9), ""),  # neither slow nor equal
+        (slow(0), ""),
+    ):  # fmt: skip
+        assert verdict(whole(run)) == said
+    other = slow(0, 20, 40)
+    del other.ranks[1].collectives[-1]  # the ranks did not make the same calls
+    assert verdict(whole(other)) == ""
+    clocks = slow(0, 20, 40)
+    clocks.ranks[2].collectives = [
+        call(2, one.number, one.kind, one.start + 1, (one.end or 0) + 1, one.inside)
+        for one in clocks.ranks[2].collectives
+    ]
+    assert verdict(whole(clocks)) == ""
+    turns = slow(0, 0)
+    for step, report in enumerate((*turns.ranks, *turns.ranks)):  # now one is late, now the other
+        late = report.collectives[step + 1]
+        report.collectives[step + 1] = call(late.rank, late.number, late.kind, late.start + 0.03, late.end, late.inside)
+    assert verdict(whole(turns)) == ""
+
+
+def test_the_time_between_steps_is_the_ranks_own_without_what_it_waits() -> None:
+    run = slow(0, 20, 40)
+    run.ranks[0].collectives.append(call(0, 9, "barrier", 0.052, 0.056, ""))
+    run.ranks[0].waits.append(Wait(9, 0.052, 0.056))
+    panel = whole(run, 3)
+    spans = [[(round(a * 1000), round(b * 1000)) for a, b in panel.own(rank)] for rank in range(3)]
+    assert spans == [[(110, 120), (170, 180)], [(60, 80), (110, 140), (170, 200)], [(60, 100), (110, 160), (170, 220)]]
+    spans = [(round(a * 1000), round(b * 1000)) for a, b in whole(run).own(0)]
+    assert spans == [(50, 52), (56, 60), (110, 120), (170, 180)]
+    said = labels(ElementTree.fromstring(picture(Timeline((panel,)))))
+    assert "own code, rank 2, 40.00 ms" in said and not any(one.startswith("own code, rank 0") for one in said)
+
+
+def test_no_label_lies_over_the_line_at_which_a_step_begins() -> None:
+    run = slow(0, 20, 40, 44)
+    for report in run.ranks:  # a bucket comes a little after its step's line, and to its right there is no room
+        report.collectives[1:] = [
+            call(one.rank, one.number + more, kind, begin, end, inside)
+            for one in report.collectives[1:]
+            for more, kind, begin, end, inside in (
+                (0, one.kind, one.start + 0.001, one.end or 0, one.inside),
+                (6, "barrier", one.end or 0, (one.end or 0) + 0.001, ""),
+            )
+        ]
+    drawn = ElementTree.fromstring(picture(Timeline((whole(run),))))
+    lines = [one.get("d") or "" for one in drawn.iter(f"{SVG}path") if one.get("class") == "tl-step"]
+    steps = [tuple(map(float, re.findall(r"[\d.]+", line))) for line in lines]
+    found = [one for one in drawn.findall(f"{SVG}text") if (one.text or "").startswith(("bucket", "barrier"))]
+    assert len(found) > 8
+    for one in found:
+        x, y, wide = float(one.get("x") or 0), float(one.get("y") or 0), 6.9 * len(one.text or "") + 8
+        begin = x - wide + 8 if one.get("text-anchor") == "end" else x
+        assert not [line for line in steps if begin < line[0] < begin + wide and line[1] < y < line[2]], one.text
+
+
 def test_text_is_escaped_and_a_failed_run_is_drawn_to_its_end() -> None:
     run = made()
     run.ranks[0].collectives.append(call(0, 11, "<b>", 0.015, None, ""))
@@ -223,7 +307,7 @@ def test_the_command_draws_a_script_that_marks_nothing(
         ]
         assert all(whole == pytest.approx(both) for whole, both in parts), parts
         return
-    drawn = re.search(r'<svg data-measured="" class.*</svg>', out.read_text(), re.DOTALL)
+    drawn = re.search(r'<svg data-measured="" class.*?</svg>', out.read_text(), re.DOTALL)
     assert drawn and sum("all_reduce" in one for one in labels(ElementTree.fromstring(drawn[0]))) == 2 * 9
 
 
@@ -235,6 +319,25 @@ def test_each_wait_is_recorded_with_its_collective(tmp_path: Path) -> None:
         numbers = {one.number: one.nbytes for one in report.collectives if one.kind == "all_reduce"}
         seen = [numbers.get(wait.number) for wait in report.waits if wait.number in {0, *numbers}]
         assert seen == [12, None] * 3 and all(wait.begin <= wait.end for wait in report.waits)
+
+
+def test_a_call_that_blocks_hides_nothing(tmp_path: Path) -> None:
+    """Not even while it is launched; one with a handle is waited for from `wait` on."""
+    (tmp_path / "train.py").write_text("""
+import time, torch, torch.distributed as dist
+from lockstep.ranks import mark
+dist.init_process_group("gloo")
+mark("forward")
+dist.all_reduce(torch.ones(3))
+handle = dist.all_reduce(torch.ones(3), async_op=True)
+time.sleep(0.05)
+handle.wait()
+mark("end")
+""")
+    run = ranks.run(ranks.Script(str(tmp_path / "train.py")), world_size=2, timeline=True)
+    for one in whole(run).steps[0]:
+        blocking, handle = one.collectives
+        assert blocking.hidden_seconds == 0 < blocking.exposed_seconds and handle.hidden_seconds > 0
 
 
 @pytest.mark.parametrize("wrong", [["out.png"], ["no/out.html"], ["out.html", "--no-python"]])
@@ -256,7 +359,8 @@ def test_pointing_and_focus_show_the_numbers_at_any_width(scheme: str, tmp_path:
             seen = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
             errors = faults(seen)
             seen.goto(f"file://{tmp_path}/page.html")
-            bars = seen.locator(".tl-bar")
+            bars = seen.locator(".tl-box:visible .tl-bar")
+            assert bars.count() == 14
             assert seen.locator(".tl-tip:visible").count() == 0
             bars.nth(0).focus()
             seen.keyboard.press("Tab")
@@ -265,7 +369,13 @@ def test_pointing_and_focus_show_the_numbers_at_any_width(scheme: str, tmp_path:
             bars.nth(4).hover()
             assert "exposed 1.00 ms, hidden 2.00 ms" in (bars.nth(4).locator(".tl-tip:visible").text_content() or "")
             assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            assert seen.locator(".tl-box text").first.evaluate("one => one.getBoundingClientRect().height") >= 11
+            drawn = seen.locator(".tl-box:visible > svg")
+            scale, wide, room = drawn.evaluate(
+                "one => [one.getScreenCTM().a, one.getBoundingClientRect().width, one.parentNode.clientWidth]"
+            )
+            assert 13 * scale >= 12 and wide >= min(room, 1200), (width, scale, wide)
+            goes_on = seen.get_by_text("Scroll sideways").is_visible()
+            assert goes_on == (wide > room) == (width == 360)
             assert seen.get_by_text("The picture is not shown here").is_hidden()
             assert violations(seen) == [] and errors == []
 

@@ -67,8 +67,9 @@ dist.init_process_group("gloo")
 print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
-# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Cover
-# the right half of each picture. What will each rank hold?
+# In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Each
+# picture shows this start on its left and the result on its right. Before you look to the right: what will each rank
+# hold?
 #
 # ### Broadcast: one rank's tensor, everywhere
 #
@@ -271,7 +272,7 @@ measured(after_backward, predicted)
 timeline(after_backward)
 
 # %% [markdown]
-# All 24 bars come after backward.
+# All 24 bars come after backward, and during each of them the rank only waits.
 #
 # `spread`, the largest difference between any two ranks, works in your own jobs too. It needs 24 bytes of memory per
 # element: give it a large model layer by layer.
@@ -380,7 +381,7 @@ from lockstep.notebook.contract import contract
 contract("average_gradients")
 
 # %% [markdown]
-# <span class="in-lab">Run the cell to grade your file. Until then, it shows the reference solution's result.</span>
+# <span class="in-lab">Run the cell to grade your file. Until then, it shows the result of the course's solution.</span>
 
 # %%
 # %check average_gradients
@@ -644,7 +645,7 @@ story(run)
 
 # %% [markdown]
 # - **Before step 0** the constructor copies the model (see "What is copied when").
-# - **Step 0 has one bucket** with all 3158016 bytes, so nothing overlaps. DDP notes the order in which gradients become
+# - **Step 0 has one bucket** with all 3,158,016 bytes, so nothing overlaps. DDP notes the order in which gradients become
 #   ready.
 # - **Before step 1 DDP rebuilds the buckets** in this order, once. Rank 0 sends the order to the others in two small
 #   broadcasts.
@@ -693,7 +694,7 @@ for when, buckets in run.ranks[0].observations.items():
 # ### What bucket_cap_mb does
 #
 # `DDP(model, bucket_cap_mb=...)` sets the size, in MiB, at which a bucket is full. The gradients of one layer take
-# 263168 bytes, those of all twelve 3158016. **Predict** how many buckets the third step has with each of these values:
+# 263,168 bytes, those of all twelve 3,158,016. **Predict** how many buckets the third step has with each of these values:
 
 # %%
 predicted = {"None": None, "25": None, "1": None, "0.5": None}  # buckets in the third step
@@ -717,8 +718,8 @@ for cap, guess in predicted.items():
     by_cap[cap] = ranks.run(ranks.Script("overlap.py", (cap,)), world_size=2, timeline=True)
     picture = timeline(by_cap[cap], step=-1)
     buckets = picture.panels[0].steps[0][0].buckets  # rank 0's, in the last step
-    said = f"predicted {'?' if guess is None else guess}, measured {len(buckets)}:"
-    print(f"bucket_cap_mb={cap:<5}", said, *[bucket.nbytes for bucket in buckets])
+    said = f"predicted {'nothing yet' if guess is None else guess}, measured {len(buckets)}:"
+    print(f"bucket_cap_mb={cap:<5}", said, *[f"{bucket.nbytes:,}" for bucket in buckets])
 
 # %% [markdown]
 # **`bucket_cap_mb=25` is not the default.** The default, `None`, gives the first bucket 1 MiB and the others 25. A

@@ -446,7 +446,7 @@ quiz("04_optimization/roofline")
 # many bytes, and how many buckets leave before the last gradient is ready? Replace each `None`.
 
 # %%
-guess = [None, None, None]  # all-reduces, bytes in all, launched before the last gradient
+guess = [None, None, None]  # all-reduces, bytes in total, launched early
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --timeline --into small --quiet

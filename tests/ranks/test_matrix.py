@@ -406,3 +406,28 @@ def test_who_leaves_because_another_was_killed_is_not_the_cause() -> None:
         bad = [one for one in reports if one.outcome in (Outcome.EXITED, Outcome.CRASHED)]
         found = explain._failure(run, bad)
         assert found.ranks == (1,) and "SIGKILL" in found.headline
+
+
+CIRCLES = {
+    "dist.send(t, right)\ndist.recv(t, left)": "All of them wait to send, so none receives. In each circle of ranks, let one "
+    "receive first.",
+    "dist.recv(t, left)\ndist.send(t, right)": "All of them wait to receive, so none sends. In each circle of ranks, let one "
+    "send first.",
+    "dist.recv(t, 0) if rank == 2 else dist.send(t, right)": "They wait for each other: reorder the calls",
+}
+
+
+@pytest.mark.parametrize("text", CIRCLES)
+def test_who_waits_in_a_circle_is_told_what_to_do(text: str) -> None:
+    around = f"{PRELUDE}left, right = (rank - 1) % size, (rank + 1) % size\n"
+    run = ranks.run(ranks.Source(around + text), world_size=3)
+    assert run.cause is not None and run.cause.notes[0].startswith(CIRCLES[text])
+    assert "batch_isend_irecv" in run.cause.notes[0]
+
+
+def test_one_that_receives_first_frees_the_circle() -> None:
+    text = (
+        "left, right = (rank - 1) % size, (rank + 1) % size\n"
+        "for call, peer in [(dist.send, right), (dist.recv, left)][:: 1 if rank else -1]:\n    call(t, peer)"
+    )
+    assert ranks.run(ranks.Source(PRELUDE + text), world_size=4).cause is None

@@ -169,8 +169,8 @@ def _draw(result: ranks.Run, file: Path, script: str) -> str:
             drawn.save_trace(file)
         else:
             begin = shown[:1].upper() + shown[1:]
-            notes = [f"{begin}. Point at a bar, or go to it with Tab, for its bytes and milliseconds."]
-            notes += [text.headline(result)] if result.cause is not None else []
+            said = timeline.verdict(panel) if result.cause is None else text.headline(result)
+            notes = [f"{begin}.", *([said] if said else [])]
             title = f"{script} on {len(panel.steps[0])} ranks"
             file.write_text(timeline_picture.page(drawn, title, notes), encoding="utf-8")
     except (ValueError, OSError) as error:

@@ -18,9 +18,10 @@ from ..course.runs import READ_ON
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
-from ..ranks.cards import breakable, card, said, table
+from ..ranks.cards import breakable, card, coded, said, table
 
 HINT = "%hint"
+SOLUTIONS = "The course's solution:"
 COMMAND = re.compile(r"(%check [\w/]+)")
 REFERENCE = re.compile(r"chapter (\d+), &quot;(.+?)&quot;")  # In HTML
 
@@ -68,23 +69,28 @@ def unwritten_card(run: Run) -> Card | None:
 # A grading ------------------------------------------------------------------------------------------------------------
 
 
-def report_card(report: Report, coming: str = "") -> Card:
-    """A grading: what failed first, what passed and what was not run folded into a line each; then what comes next."""
-    parts = [_exercise(exercise) for exercise in report.exercises]
+def report_card(report: Report, coming: str = "", of_solutions: bool = False) -> Card:
+    """A grading: what failed first, what passed and what was not run folded into a line each; then what comes next.
+
+    `of_solutions` says that the course's own solutions were checked, so that no reader takes it for a pass.
+    """
+    parts = [_exercise(exercise, of_solutions) for exercise in report.exercises]
     parts += [f'<div class="ls-card"><p>{escape(BROKE)}</p><pre>{escape(fault)}</pre></div>' for fault in report.faults]
     onward = COMMAND.sub(r'<code class="ls-keep">\1</code>', _linked(coming))
     parts += [f"<p>{onward}</p>"] if coming else []
-    return Card("".join(parts), "\n\n".join(filter(None, (report_text(report, HINT), coming))))
+    whose = SOLUTIONS if of_solutions else ""
+    return Card("".join(parts), "\n\n".join(filter(None, (whose, report_text(report, HINT), coming))))
 
 
-def _exercise(result: ExerciseResult) -> str:
+def _exercise(result: ExerciseResult, of_solution: bool = False) -> str:
     worth = Worth()
     checks = [check for check in result.checks if worth(check)]
     failed = [check for check in checks if check.outcome is CheckOutcome.FAILED]
     wrong = any(not is_unwritten(check) for check in failed)
-    state = "ls-good" if result.passed else "ls-bad" if wrong else ""
+    state = "ls-bad" if wrong else "ls-good" if result.passed and not of_solution else ""
     name = f'<span class="ls-name">{breakable(result.name)}</span>'
     head = f'<span class="ls-green">✓ {breakable(result.name)}</span>' if result.passed else name
+    head = f"<span>{SOLUTIONS} {name}</span>" if of_solution else head
     score = f'<span class="ls-soft">{result.summary}</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
     passed = [check.name for check in checks if check.outcome is CheckOutcome.PASSED]
@@ -106,20 +112,20 @@ def _failed(check: CheckResult, exercise: str) -> str:
     assert found is not None
     hint = f"<code>{HINT} {breakable(exercise)}</code>"
     message, _, more = found.message.partition("\n")
-    place = _opened(found.file or "", found.line)
+    place = opened(found.file or "", found.line)
     if is_unwritten(check):
         return f"<p>✗ {escape(message.removesuffix('.'))} ·&nbsp;{place} ·&nbsp;{hint}</p>"
     name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
     id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
-        f"<p>{escape(message)}</p>",
-        f"<p>{escape(more)}</p>" if more else "",
+        f"<p>{coded(message)}</p>",
+        f"<p>{coded(more)}</p>" if more else "",
         f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
     ]
     evidence = found.evidence.strip("\n")
     parts += [table(found.rows), f"<pre>{escape(evidence)}</pre>" if evidence else ""]
-    parts.append(f'<p class="ls-soft">{escape(found.why)}</p>' if found.why else "")
+    parts.append(f'<p class="ls-soft">{coded(found.why)}</p>' if found.why else "")
     parts.append(f"<p>{f'Read: {_linked(found.read)} ·&nbsp;' if found.read else ''}{hint}</p>")
     return f'<div class="ls-one">{"".join(parts)}</div>'
 
@@ -127,7 +133,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
 # Links ----------------------------------------------------------------------------------------------------------------
 
 
-def _opened(file: str, line: int | None) -> str:
+def opened(file: str, line: int | None) -> str:
     """`exercises/train_ddp.py:64`, a link that opens the file where JupyterLab can."""
     shown = f"<code>{breakable(f'{file}:{line}' if line else file)}</code>"
     with_link = file and not os.path.isabs(file) and (Path("..") / file).is_file()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from IPython.display import display
@@ -29,6 +30,12 @@ MOVING = """<style>
 def is_compared() -> bool:
     """True where a chapter is built or compared: nothing may then depend on a learner or on time."""
     return bool(os.environ.get("LOCKSTEP_SUBMISSION"))
+
+
+def are_solutions(course: Course) -> bool:
+    """True where the course's solutions are checked, as in a chapter's build."""
+    named = os.environ.get("LOCKSTEP_SUBMISSION")
+    return bool(named) and Path(str(named)).resolve() == course.solutions.resolve()
 
 
 class Checking:

@@ -15,7 +15,7 @@ from ..grading.untouched import untouched, with_stubs
 from ..grading.worker import Worker
 from ..ranks import RanksError
 from .cards import report_card
-from .checking import Checking, is_compared
+from .checking import Checking, are_solutions, is_compared
 
 _worker = Worker()
 
@@ -42,17 +42,18 @@ class ExerciseMagics(Magics):
             for result in [one for one in report.exercises if one.name not in stubs]:
                 progress.record(course, result.name, result.score, result.max_score)
             coming = next_up(course, names[-1]) if report.passed else None
-        output.end(report_card(report, coming.said("%check") if coming else ""))
+        output.end(report_card(report, coming.said("%check") if coming else "", are_solutions(course)))
 
     @line_magic
     def hint(self, line: str) -> None:
         """Show the next hint: `%hint train_ddp`."""
         course, names = _asked(line, "%hint")
         number, of, text = hints.next_hint(course, names[0])
-        more = "Run this cell again for the next hint." if number < of else "That was the last hint."
+        again = f"For the next hint, run this cell again or, in any other cell: `%hint {names[0]}`"
+        more = again if number < of else "That was the last hint."
         title = f"Hint {number} of {of}"
         said = f"**{title}: {text[2:]}" if text.startswith("**") else f"**{title}**\n\n{text}"
-        display(Markdown(f"{said}\n\n*{more}*"))
+        display(Markdown(f"{said}\n\n{more}"))
 
     @line_magic
     def course(self, line: str) -> Any:

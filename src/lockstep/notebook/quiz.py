@@ -32,6 +32,7 @@ STYLE = """<style>
   border-color: var(--of); background: color-mix(in srgb, var(--of) 12%, transparent) }
 .lockstep-quiz :is(.lockstep-right, .lockstep-wrong) {
   border-left: 3px solid var(--of); padding-left: 10px; margin-top: 4px }
+.lockstep-quiz .lockstep-count { opacity: .75; font-size: .93em }
 </style>"""
 
 GROUP = """
@@ -81,7 +82,7 @@ class Quiz(Stored):
             value=None,
             layout=Layout(width="auto"),
         )
-        self._button = Button(description="Check", disabled=True, tooltip="Check this answer")
+        self._button = Button(description="Check", disabled=True, tooltip="Check this answer", button_style="primary")
         self._feedback = HTML()
         self._feedback.add_class("lockstep-feedback")
         labels = escape(json.dumps([rich(choice.text) for choice in question.choices]))
@@ -130,10 +131,19 @@ class Quiz(Stored):
         choice = self.question.choices[self._choices.value]
         verdict, style = ("Right.", "right") if choice.right else ("Not quite.", "wrong")
         self._color(style)
-        self._feedback.value = f'<div class="lockstep-{style}"><b>{verdict}</b> {rich(choice.why)}</div>'
         with progress.change() as known:
             if known.quizzes.get(self.question.key) != progress.RIGHT:
                 known.quizzes[self.question.key] = progress.RIGHT if choice.right else progress.WRONG
+            count = self._count(known)
+        said = f"<b>{verdict}</b> {rich(choice.why)}"
+        self._feedback.value = f'<div class="lockstep-{style}">{said}<div class="lockstep-count">{count}</div></div>'
+
+    def _count(self, known: progress.Progress) -> str:
+        """How far the reader is with this chapter's questions."""
+        chapter = self.question.key.partition("/")[0]
+        keys = [one.key for one in read(quiz_file(find().root, chapter)).values()]
+        right = sum(known.quizzes.get(key) == progress.RIGHT for key in keys)
+        return f"{right} of this chapter's {len(keys)} questions answered correctly"
 
 
 def quiz(key: str) -> Quiz:

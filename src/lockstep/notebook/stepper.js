@@ -42,6 +42,7 @@ path { stroke: var(--mark); stroke-width: 2; fill: none } marker path { fill: va
 .asks { --verdict: var(--mark) } .asks.right { --verdict: var(--right) } .asks.wrong { --verdict: var(--wrong) }
 .asks button { min-height: 30px; padding: 0 10px } .asks button[aria-pressed=true] { background: var(--verdict); color: var(--bg) }
 .asks .verdict { min-height: 1.4em; margin: 0; font-weight: 600 } .right .verdict, .wrong .verdict { color: var(--verdict) }
+.asks .rule { margin: 0; color: var(--quiet) }
 @media (max-width: 480px) { .asks .verdict { min-height: 2.8em } }
 .key .own { background: var(--own) } .key i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; vertical-align: -2px; margin-right: 4px }
 .key .fresh { border: 2px solid var(--mark) } .key .guess { border: 2px dashed var(--mark) }
@@ -123,6 +124,7 @@ function mount(root, data) {
   said.setAttribute("role", "status");
   const asks = element("div", { className: "row asks", role: "group" });
   const verdict = element("p", { className: "verdict", ariaLive: "polite" });
+  const rule = element("p", { className: "rule" });
   const key = element("p", { className: "key" });
   for (const [name, text] of [["own", "the rank's own numbers"], ["part", "a sum over some ranks"],
     ["full", "the sum over all ranks"], ["fresh", "just arrived"], ["guess", "your choice"]]) {
@@ -228,6 +230,7 @@ function mount(root, data) {
     asks.classList.toggle("wrong", wrong);
     const head = right ? "✓ Right: chunk" : wrong ? `✗ Not on rank ${now.guess}: chunk` : "Chunk";
     const text = now.seen ? `${head} ${ASKED} was complete first on rank ${end.rank}, after step ${end.step}.` : "";
+    rule.style.visibility = now.seen ? "" : "hidden";  // its place is kept
     if (verdict.textContent !== text) verdict.textContent = text;  // a screen reader says each change
   }
 
@@ -238,7 +241,10 @@ function mount(root, data) {
     asks.ariaLabel = `Where does chunk ${ASKED} end?`;
     asks.replaceChildren(element("p", {}, element("b", { textContent: `Where does chunk ${ASKED} end? ` }),
       "On which rank will its sum be complete first? Choose, then press Play."),
-      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))), verdict);
+      ...Array.from({ length: now.ranks }, (_, rank) => button(`rank ${rank}`, `rank ${rank}`, guess(rank))), verdict, rule);
+    const start = ASKED % now.ranks;
+    rule.textContent = `The rule: chunk ${ASKED} starts on rank ${start} and moves to the next rank in each step. Each rank adds its own `
+      + `numbers, so after ${now.ranks - 1} step${now.ranks > 2 ? "s" : ""} the chunk holds all ${now.ranks} ranks' numbers.`;
     asks.querySelectorAll("button").forEach((one, rank) => { one.dataset.rank = rank; });
     room();
   }

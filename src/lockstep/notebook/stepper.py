@@ -21,7 +21,7 @@ from typing import Any
 LARGEST = 8
 LENGTHS = (3, 5, 8, 12, 16)
 NUMBER_BYTES = 4  # float32
-HEIGHT = 530  # Of the frame until its page has said how high it is; it never has where no script may run around it
+HEIGHT = 570  # Of the frame until its page has said how high it is; it never has where no script may run around it
 
 LISTENS = """
 window.lockstepHeights ??= (addEventListener("message", ({ source, data }) => {

@@ -19,6 +19,8 @@ from .result import Run
 from .words import names
 
 MOST_LINES = 14
+SHORT = 32  # characters of a cell that is never broken where there is place beside it
+CODE = re.compile(r"`([^`\n]+)`")
 JOINTS = re.compile(r"[/_](?=\w)")
 
 
@@ -38,6 +40,11 @@ def breakable(name: str) -> str:
     return JOINTS.sub(r"\g<0><wbr>", escape(name))
 
 
+def coded(said: str) -> str:
+    """HTML of a text, in which `code` is between backticks."""
+    return CODE.sub(r"<code>\1</code>", escape(said))
+
+
 def page(title: str, body: str, style: str = "") -> str:
     """A page of its own; `style` is more of its body's style."""
     return (
@@ -54,12 +61,12 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     cause = run.cause
     assert cause is not None
     rows = [replace(row, code="") for row in text.rows(cause.rows)]  # that is in the code below
-    parts = [f'<p class="ls-red">{escape(text.headline(run))}</p>', table(rows), _code(cause)]
+    parts = [f'<p class="ls-red">{coded(text.headline(run))}</p>', table(rows), _code(cause)]
     if cause.error is not None and cause.error.traceback:
         parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
     elif cause.frame is not None and not cause.rows:
         parts.append(f"<p><code>{escape(text.place(cause.frame))}</code></p>")
-    parts += [f"<p>{escape(note)}</p>" for note in cause.notes]
+    parts += [f"<p>{coded(note)}</p>" for note in cause.notes]
     if cause.topic in read_on:
         parts.append(f"<p>Read: {link(read_on[cause.topic])}</p>")
     return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
@@ -75,11 +82,17 @@ def table(rows: Sequence[text.Row]) -> str:
     lines = []
     for row, cells in zip(rows, shown, strict=True):
         cells["at"] += f" <code>{escape(row.code)}</code>" if row.code else ""
-        kinds = {"for": " class=ls-for", "waits in": " class=ls-in" if row.waits else ""}
+        kinds = {"for": ["ls-for"], "waits in": ["ls-in"] if row.waits else []}
+        for name in ("waits in", "tensor", "for"):
+            kinds.setdefault(name, []).extend(["ls-short"] if 0 < len(cells[name]) <= SHORT else [])
         # with spaces between, at which the lines of a narrow screen break
-        line = " ".join(f"<td{kinds.get(name, '')}>{cells[name]}</td>" for name in used)
+        line = " ".join(f"<td{_class(kinds.get(name))}>{cells[name]}</td>" for name in used)
         lines.append(f"<tr{' class=ls-odd' if row.differs else ''}>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _class(kinds: Sequence[str] | None) -> str:
+    return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
 def _code(cause: Cause) -> str:

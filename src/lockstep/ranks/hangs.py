@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .branches import branch, stands
@@ -17,6 +17,7 @@ from .words import names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
 PAIRS = "Every send needs its receive, and the other way round."
+WAIT_LATER = "Or start all messages before you wait for any: isend and irecv, or batch_isend_irecv."
 LEFT_ALONE = "Left alone this would have waited 30 minutes (gloo's default timeout)."
 ALL_MAKE_GROUPS = (
     "Every rank must call new_group for every group, in the same order, also for those that it doesn't belong to."
@@ -281,9 +282,20 @@ def _point_to_point(
         if len(messages) == len(elsewhere):  # who of the two sides is wrong, nobody but their author knows
             at_fault = [*messages, *(report.rank for report in elsewhere)]
         return Finding("; ".join(sentences.values()) + f"; {in_what}.", at_fault, [PAIRS])
-    receiving = all(one.kind == "recv" for one in messages.values())
-    note = "All of them wait to receive, so none sends." if receiving else "Each waits for the other."
-    return Finding("; ".join(sentences.values()) + ".", list(messages), [note if len(messages) > 1 else PAIRS])
+    return Finding("; ".join(sentences.values()) + ".", list(messages), [_circle(messages.values())])
+
+
+def _circle(messages: Collection[Collective]) -> str:
+    """What to do when each of these waits for another. Circles have any number of ranks, and there may be several."""
+    if len(messages) == 1:
+        return PAIRS
+    kinds = {one.kind for one in messages}
+    if len(kinds) > 1:
+        return f"They wait for each other: reorder the calls so that each send meets its receive. {WAIT_LATER}"
+    mine, others = ("receive", "send") if kinds == {"recv"} else ("send", "receive")
+    return (
+        f"All of them wait to {mine}, so none {others}s. In each circle of ranks, let one {others} first. {WAIT_LATER}"
+    )
 
 
 def _waits_for_message(rank: int, operation: Collective) -> str:

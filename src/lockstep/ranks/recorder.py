@@ -94,6 +94,7 @@ class Recorder:
         self._hidden = (*hidden, _TORCH, _HERE)
         self._lock = threading.RLock()  # a signal handler or a finalizer may communicate while this thread records
         self._number = 0
+        self._began = (0, 0)  # The latest operation's number, and when it was called
         self._sites: dict[Any, int] = {}
         self._in_group: dict[str, int] = {}
         self._of_kind: dict[tuple[str, str], int] = {}
@@ -137,13 +138,15 @@ class Recorder:
             known, site = len(self._sites), self._sites.setdefault((frame, *callers, via), len(self._sites))
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
+            now = time.monotonic_ns()
+            self._began = (number, now)
             self.send(messages.Begin(
                 number, kind, group, members, group_number, of_kind,
                 nbytes=0 if barrier else sum(t.numel() * t.element_size() for t in tensors),
                 shape=list(first.shape) if first is not None and not barrier else [],
                 dtype=str(first.dtype).removeprefix("torch.") if first is not None and not barrier else "",
                 device=first.device.type if first is not None else "",
-                time=time.monotonic_ns(), inside=inside, reduce_op=reduce_op,
+                time=now, inside=inside, reduce_op=reduce_op,
                 peer=int(peer) if isinstance(peer, int) else None, frame=frame,
                 site=site, callers=callers if site == known else [], via=via if site == known else "",
             ))  # fmt: skip
@@ -194,12 +197,17 @@ class Recorder:
                     self._outstanding.remove((known, number))
 
     @contextlib.contextmanager
-    def waiting(self, work: Any = None) -> Iterator[None]:
-        """Within, the calling thread waits for communication. For a timeline, of the main thread."""
+    def waiting(self, work: Any = None, blocking: bool = False) -> Iterator[None]:
+        """Within, the calling thread waits for communication. For a timeline, of the main thread.
+
+        A `blocking` call waits from its launch on: its caller has nothing else to do meanwhile.
+        """
         if not self.timeline or threading.get_ident() != self._main:
             yield
             return
         number, since = self._number_of(work) or 0, time.monotonic_ns()
+        if blocking and number == self._began[0]:
+            since = self._began[1]
         try:
             yield
         finally:
@@ -528,7 +536,7 @@ def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
     recorder = _own()
     if recorder is None:
         return _wait(self, *args, **kwargs)
-    with recorder.waiting(self):
+    with recorder.waiting(self, blocking=sys._getframe(1).f_code.co_filename == c10d.__file__):
         result = _wait(self, *args, **kwargs)
     recorder.waited(self)
     return result

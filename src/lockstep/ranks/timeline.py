@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,17 @@ from typing import Any
 from .messages import OWN_MARK
 from .report import Collective, Mark, RankReport
 from .result import Run
+from .words import wait
 
 PHASES = ("forward", "backward", "after backward", "step")
 READY = "ready "
 END = "end"
 MICROSECONDS = 1e6
 BLOCKING = ("DDP()", "forward")  # Parts of DDP that wait for what they send where no wait of Python's is seen
+FOR_ALL = ("all_", "reduce_scatter", "barrier", "monitored_barrier")  # No rank is through before all have called it
+STEPS_FOR_A_VERDICT = 3
+SLOW, EVEN = 0.2, 0.1  # Shares of a step: who waits longer for one rank, and who waits less than that for any
+AGREE_SECONDS = 0.001
 Span = tuple[float, float]
 
 
@@ -98,18 +104,37 @@ class StepOfRank:
 
 @dataclass(frozen=True)
 class Panel:
-    """One run's steps: `steps[s][r]`. `of` is how many there were in all; without a step, `steps[0]` has the collectives."""
+    """One run's steps: `steps[s][r]`. `of` is how many there were in all; without a step, `steps[0]` has the collectives.
+
+    `since[r]` is when that rank was through with the step before the first of these, if there was one.
+    """
 
     title: str
     numbers: tuple[int, ...]
     steps: tuple[tuple[StepOfRank, ...], ...]
     of: int = 0
+    since: tuple[float, ...] = ()
 
     @property
     def span(self) -> Span:
         """From the first step's begin to the last one's end, over all ranks."""
         steps = [one for step in self.steps for one in step if one.phases or one.collectives]
         return min(one.begin for one in steps), max(one.finish for one in steps)
+
+    def own(self, index: int) -> list[Span]:
+        """When that rank was between two steps and waited for nothing: it loaded data, or did whatever else its code does."""
+        steps = [step[index] for step in self.steps if step[index].phases]
+        ends = [*self.since[index : index + 1], *(one.phases[-1].end for one in steps)]
+        begins = [one.phases[0].begin for one in steps][0 if self.since else 1 :]
+        waits = sorted(span for one in steps for item in one.collectives for span in item.exposed)
+        free: list[Span] = []
+        for at, until in zip(ends, begins, strict=False):
+            at = max(at, self.span[0])
+            for begin, end in _within(waits, at, until):
+                free.append((at, begin))
+                at = end
+            free.append((at, until))
+        return [(begin, end) for begin, end in free if end > begin]
 
     def lanes(self, index: int) -> list[tuple[int, ...]]:
         """For each step of that rank and each of its collectives, the first line in which it overlaps none before it.
@@ -167,7 +192,9 @@ def whole(run: Run, most: int | None = None) -> Panel:
     count = min(map(len, of_ranks), default=0)
     if count:
         numbers = range(count)[-most:] if most else range(count)
-        return Panel("", tuple(numbers), tuple(tuple(one[number] for one in of_ranks) for number in numbers), count)
+        since = tuple(one[numbers[0] - 1].finish for one in of_ranks) if numbers[0] else ()
+        steps = tuple(tuple(one[number] for one in of_ranks) for number in numbers)
+        return Panel("", tuple(numbers), steps, count, since)
     if not any(report.collectives for report in reports):
         raise ValueError("the ranks took no training step and called no collective")
     return Panel("", (), (tuple(_step(report, [], report.collectives) for report in reports),))
@@ -290,6 +317,66 @@ def tell(panel: Panel) -> str:
     title = f"{panel.title}, " if panel.title else ""
     gap = " " if len(lines) == 1 else "\n  "
     return f"Timeline({title}{len(panel.steps[0])} ranks;{gap}" + f";{gap}".join(lines or ["no steps"]) + ")"
+
+
+# The verdict ---------------------------------------------------------------------------------------------------------
+
+
+def verdict(panel: Panel) -> str:
+    """Which rank the others wait for in each step, or that none is slow; "" where the steps do not agree, or are too few."""
+    count = len(panel.steps[0])
+    if len(panel.numbers) < STEPS_FOR_A_VERDICT or count < 2:
+        return ""
+    waits = [_waits_for_the_last(step) for step in panel.steps]
+    periods = [b.begin - a.begin for one, two in itertools.pairwise(panel.steps) for a, b in zip(one, two, strict=True)]
+    whole = statistics.median(periods)
+    if None in waits or whole <= 0:
+        return ""
+    typical = {  # for each pair of ranks, how long the first waits for the second
+        (rank, last): statistics.median(one.get((rank, last), 0.0) for one in waits if one is not None)
+        for last in range(count)
+        for rank in range(count)
+        if rank != last
+    }
+    noticed = {pair: seconds for pair, seconds in typical.items() if seconds > EVEN * whole}
+    if noticed and max(noticed.values()) > SLOW * whole and len({last for _, last in noticed}) == 1:
+        ids = [one.rank for one in panel.steps[0]]
+        slow = next(last for _, last in noticed)
+        least, most = (f"{limit(noticed.values()) * 1000:.0f}" for limit in (min, max))
+        waiting = wait(ids[rank] for rank, _ in noticed)
+        return (
+            f"Rank {ids[slow]} is the slowest: in each step of about {whole * 1000:.0f} ms, "
+            f"{waiting} for it for {most if least == most else f'{least} to {most}'} ms."
+        )
+    items = [item for step in panel.steps for one in step for item in one.collectives if item.done]
+    spent = sum(item.end - item.launch for item in items)
+    if noticed or not spent:
+        return ""
+    hidden = sum(item.hidden_seconds for item in items) / spent
+    return f"All ranks are about as fast. {hidden:.0%} of the communication is hidden behind computation."
+
+
+def _waits_for_the_last(step: tuple[StepOfRank, ...]) -> dict[tuple[int, int], float] | None:
+    """How long each rank stood still for the one that called a collective last; None where that can't be told.
+
+    It can't when the ranks made different calls, or when one's call ended before another's began: then a collective does
+    not need all ranks, or their clocks differ.
+    """
+    waits: dict[tuple[int, int], float] = {}
+    if len({tuple(item.kind for item in one.collectives) for one in step}) > 1:
+        return None
+    for items in zip(*(one.collectives for one in step), strict=True):
+        if not items[0].kind.startswith(FOR_ALL):
+            continue
+        last = max(range(len(items)), key=lambda rank: items[rank].launch)
+        arrived = items[last].launch
+        if any(not item.done or item.end < arrived - AGREE_SECONDS for item in items):
+            return None
+        for rank, item in enumerate(items):
+            if rank != last:
+                seconds = sum(b - a for a, b in _within(item.exposed, item.launch, arrived))
+                waits[rank, last] = waits.get((rank, last), 0.0) + seconds
+    return waits
 
 
 # The trace -----------------------------------------------------------------------------------------------------------

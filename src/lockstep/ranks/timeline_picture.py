@@ -7,6 +7,7 @@ has been drawn before, so everything is drawn from top to bottom.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from html import escape
@@ -15,7 +16,8 @@ from . import cards
 from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
 STYLE = "timeline.css"
-WIDTH, LEFT, RIGHT = 720, 62, 14
+WIDTH, WIDE = 720, 1240  # Of a picture, and of one that has a page for itself
+LEFT, RIGHT = 62, 14
 CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
 """How wide letters are, in the font's size; all others are near 0.556."""
@@ -25,32 +27,45 @@ ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 5
 GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
 LABELS = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
+KINDS = {
+    "forward": "forward",
+    "backward": "backward",
+    "step": "optimizer",
+}  # How a phase is drawn; all others as "code"
+OWN = "own code"
+HINT = "Point at a bar, or go to it with Tab, for its bytes and milliseconds."
 SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
 
 def picture(timeline: Timeline) -> str:
     """The picture, to be written to a file of its own."""
-    return _svg(timeline.panels, alone=True)
+    return _svg(timeline.panels, legend=True)
 
 
-def inline(timeline: Timeline) -> str:
-    """The picture for a page. Where a sanitizer takes styles and SVG out, its text is left."""
+def inline(timeline: Timeline, wide: bool = False) -> str:
+    """The picture for a page. Where a sanitizer takes styles and SVG out, its text is left.
+
+    `wide` adds one with more room, for a page that is nothing else: it is seen where there is place for it.
+    """
     keys = "".join(
         f'<svg data-measured="" width="{wide:.0f}" height="{LINE}">{_key(key, 0, 0)}</svg>'
         for key, wide in _keys(timeline.panels)
     )
     plain = "<br>".join(map(escape, repr(timeline).splitlines()))
+    boxes = f'<div class="tl-box" hidden>{_svg(timeline.panels)}</div>'
+    if wide:
+        boxes += f'<div class="tl-box tl-wide" hidden>{_svg(timeline.panels, WIDE)}</div>'
     return (
-        f'<div class="lockstep-timeline"><style>{cards.style(STYLE)}</style><p class="tl-plain">{plain}<br>'
+        f'<div class="lockstep-timeline{" tl-page" if wide else ""}"><style>{cards.style(STYLE)}</style><p class="tl-plain">{plain}<br>'
         f'The picture is not shown here.</p><div class="tl-keys" hidden>{keys}</div>'
-        f'<div class="tl-box" hidden>{_svg(timeline.panels)}</div></div>'
+        f'<p class="tl-hint" hidden>{HINT} <span>Scroll sideways to see all of the picture.</span></p>{boxes}</div>'
     )
 
 
 def page(timeline: Timeline, title: str, notes: Iterable[str] = ()) -> str:
     said = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return cards.page(title, said + inline(timeline), "; overflow-wrap: anywhere")
+    return cards.page(title, said + inline(timeline, wide=True), f"; overflow-wrap: anywhere; max-width: {WIDE + 80}px")
 
 
 @dataclass
@@ -63,7 +78,7 @@ class _Bar:
     said: list[str]
     label: str = ""
     group: str = ""
-    mark: float = WIDTH  # The place of a line before the bar, which a label leaves free
+    mark: float = math.inf  # The place of a line before the bar, which a label leaves free
 
 
 @dataclass
@@ -72,10 +87,14 @@ class _Lane:
 
     top: float
     height: float
+    wide: int
+    """The picture's width."""
+    lines: list[float]
+    """Where steps begin: no label lies over such a line, or is separated by one from its bar."""
     bars: list[_Bar] = field(default_factory=list)
 
     def draw(self) -> list[str]:
-        afters = [*(bar.left for bar in self.bars[1:]), float(WIDTH)]
+        afters = [*(bar.left for bar in self.bars[1:]), float(self.wide)]
         free, drawn, labels = float(LEFT), [], []
         for bar, after in zip(self.bars, afters, strict=True):
             drawn.append(self._draw(bar, after))
@@ -89,6 +108,8 @@ class _Lane:
     def _label(self, bar: _Bar, free: float, after: float) -> tuple[list[str], float]:
         """A collective's label, or only its name, beside the bar or in a part of it, and where bar and label end."""
         x, y = min(bar.left, bar.mark) - 4, self.top + self.height - 4
+        after = min([after, *(line for line in self.lines if line > bar.right)])
+        free = max([free, *(line for line in self.lines if line <= bar.left)])
         whole, *exposed = bar.parts
         edges = [whole[1], *(edge for part in exposed for edge in part[1:]), whole[2]]
         for label in (bar.label, bar.label.partition(",")[0]):
@@ -115,14 +136,15 @@ class _Lane:
         wide = max(bar.right - bar.left, 8.0)
         shapes.append(_rect("hit", (bar.left + bar.right - wide) / 2, self.top, wide, self.height))
         if bar.group == "tl-phase" and bar.right - bar.left > CHARACTER * len(bar.label) + 6:
-            shapes.append(f'<text x="{bar.left + 4:.1f}" y="{self.top + 15:g}">{escape(bar.label)}</text>')
+            soft = ' class="tl-soft"' if bar.label == OWN else ""
+            shapes.append(f'<text{soft} x="{bar.left + 4:.1f}" y="{self.top + 15:g}">{escape(bar.label)}</text>')
         label = escape(", ".join(bar.said))
         kind = f"tl-bar {bar.group}".strip()
         return f'<g class="{kind}" tabindex="0" role="img" aria-label="{label}">{"".join(shapes)}{self._tip(bar)}</g>'
 
     def _tip(self, bar: _Bar) -> str:
         wide, high = max(map(len, bar.said)) * CHARACTER + 14, 17 * len(bar.said) + 8
-        x = min(max(bar.left - 8, 2), WIDTH - wide - 2)
+        x = min(max(bar.left - 8, 2), self.wide - wide - 2)
         y = max(self.top - high - 3, 2 - ABOVE)
         lines = "".join(
             f'<text x="{x + 7:.1f}" y="{y + 17 * number + 18:g}">{escape(line)}</text>'
@@ -133,9 +155,10 @@ class _Lane:
 
 
 class _Scale:
-    def __init__(self, panels: tuple[Panel, ...]) -> None:
+    def __init__(self, panels: tuple[Panel, ...], wide: int) -> None:
+        self.wide = wide
         self.longest = max(end - begin for begin, end in (panel.span for panel in panels))
-        self.per_second = (WIDTH - LEFT - RIGHT) / self.longest if self.longest else 1.0
+        self.per_second = (wide - LEFT - RIGHT) / self.longest if self.longest else 1.0
 
     def place(self, seconds: float) -> float:
         return LEFT + seconds * self.per_second
@@ -151,8 +174,8 @@ class _Scale:
         return "s" if self.longest >= 10 else "ms"
 
 
-def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
-    scale = _Scale(panels)
+def _svg(panels: tuple[Panel, ...], wide: int = WIDTH, legend: bool = False) -> str:
+    scale = _Scale(panels, wide)
     parts: list[str] = []
     top = 4.0
     for panel in panels:
@@ -162,13 +185,13 @@ def _svg(panels: tuple[Panel, ...], alone: bool = False) -> str:
               for x, text in scale.ticks()]  # fmt: skip
     parts.append(f'<text class="tl-soft" x="8" y="{top + AXIS_LINE:g}">{scale.unit}</text>')
     height = top + AXIS
-    legend, above = _legend(panels) if alone else ([], 0.0)
-    head = f"<style>{cards.style(STYLE)}</style>" if alone else ""
+    keys, above = _legend(panels) if legend else ([], 0.0)
+    head = f"<style>{cards.style(STYLE)}</style>" if legend else ""
     label = escape(" ".join(map(tell, panels)))
     return "\n".join([
-        f'<svg data-measured="" class="lockstep-timeline" xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above:g} {WIDTH} {height + above:g}" '
+        f'<svg data-measured="" class="lockstep-timeline" xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above:g} {wide} {height + above:g}" '
         f'role="group" aria-label="{label}">{head}',
-        f'<rect class="tl-bg" y="{-above:g}" width="{WIDTH}" height="{height + above:g}"/>', *legend, *parts, "</svg>",
+        f'<rect class="tl-bg" y="{-above:g}" width="{wide}" height="{height + above:g}"/>', *keys, *parts, "</svg>",
     ])  # fmt: skip
 
 
@@ -200,8 +223,9 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
     placed = panel.lanes(index)
     rows = max((lane for one in placed for lane in one), default=-1) + 1
     row = 17 if rows < THIN_FROM else 10
-    code = _Lane(top, ROW)
-    lanes = [_Lane(top + ROW + ticked + number * row, row - 3) for number in range(rows)]
+    begins = [x(one.begin) for one in steps] if panel.numbers else []
+    code = _Lane(top, ROW, scale.wide, begins)
+    lanes = [_Lane(top + ROW + ticked + number * row, row - 3, scale.wide, begins) for number in range(rows)]
     below = top + ROW + ticked + rows * row
     for number, one, its_lanes in itertools.zip_longest(panel.numbers, steps, placed):
         where = f"rank {one.rank}" + (f", step {number}" if number is not None else "")
@@ -217,7 +241,13 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
                     f'<path class="tl-ready" d="M{x(item.ready):.1f} {top + ROW:g}V{lanes[lane].top + row - 3:g}"/>'
                 )
             lanes[lane].bars.append(_collective(item, name, where, x))
-    parts.append(f'<path class="tl-grid" d="M8 {below + GAP / 2:g}H{WIDTH - RIGHT}"/>')
+    code.bars += [
+        _own(begin, end, steps[0].rank, x)
+        for begin, end in panel.own(index)
+        if x(end) - x(begin) > CHARACTER * len(OWN) + 10
+    ]
+    code.bars.sort(key=lambda bar: bar.left)
+    parts.append(f'<path class="tl-grid" d="M8 {below + GAP / 2:g}H{scale.wide - RIGHT}"/>')
     return [*parts, *(line for lane in (code, *lanes) for line in lane.draw())], below + GAP
 
 
@@ -230,9 +260,15 @@ def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, in
 
 
 def _phase(phase: Phase, where: str, left: float, right: float) -> _Bar:
-    kind = phase.name if phase.name in ("forward", "backward") else "code"
+    kind = KINDS.get(phase.name, "code")
     said = [LABELS[phase.name], where, _ms(phase.end - phase.begin)]
     return _Bar(left, right, [(kind, left, right)], said, LABELS[phase.name], "tl-phase")
+
+
+def _own(begin: float, end: float, rank: int, x: Callable[[float], float]) -> _Bar:
+    """What a rank does between two steps."""
+    left, right = x(begin) + 2, x(end) - 2
+    return _Bar(left, right, [("own", left, right)], [OWN, f"rank {rank}", _ms(end - begin)], OWN, "tl-phase")
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -262,13 +298,12 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     phases = {phase.name for one in steps for phase in one.phases}
     items = [item for one in steps for item in one.collectives]
     sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
-    keys = [(name if name in ("forward", "backward") else "code", words, "")
-            for name, words in LABELS.items() if name in phases]  # fmt: skip
+    keys = [(KINDS.get(name, "code"), words, "") for name, words in LABELS.items() if name in phases]
     for some, words, group in ((sums, "all-reduce", ""), (others, "other collective", "tl-other")):
         if any(one.hidden_seconds > SHORT for one in some):
             keys.append(("hidden", f"{words}, hidden: the rank computes", group))
         if any(one.exposed for one in some):
-            keys.append(("exposed", f"{words}, exposed: the rank waits", group))
+            keys.append(("exposed", f"{words}, exposed: the rank only waits", group))
     keys += [("tick", "a gradient is ready", "")] if any(one.gradients for one in steps) else []
     keys += [("ready", "its bucket is full", "")] if any(item.ready is not None for item in items) else []
     keys += [("step", "a step begins", "")] if any(panel.numbers for panel in panels) else []

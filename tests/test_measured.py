@@ -1,0 +1,27 @@
+"""What the chapters' tables of measured numbers say beside a prediction."""
+
+from __future__ import annotations
+
+import pytest
+from support import ROOT
+
+from lockstep import ranks
+
+
+def test_numbers_are_readable_and_a_missing_prediction_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "chapters")
+    from measured import measured  # type: ignore[import-not-found]
+
+    body = (
+        'import torch, torch.distributed as dist\nfrom lockstep.ranks import mark\ndist.init_process_group("gloo")\n'
+        'mark("forward")\ndist.all_reduce(torch.ones(1 << 20))\nmark("end")'
+    )
+    run = ranks.run(ranks.Source(body), 2, timeline=True)
+    measured(run, [1, 2500000, None])
+    said = capsys.readouterr().out
+    assert [line.split()[:2] for line in said.splitlines()[1:4]] == [["1", "1"], ["2,500,000", "4,194,304"], ["–", "0"]]
+    assert "replace each None above" in said
+    measured(run, [1, 4194304, 0])
+    assert "None" not in capsys.readouterr().out
