@@ -92,7 +92,7 @@ class Budget:
             raise Overdrawn("unpacks to too many bytes: hand in the exercises' files alone")
 
     def check_announced(self, count: int) -> None:
-        """Refuse what says that it has more bytes than may be read: tarfile passes over them, there or not."""
+        """Refuse what says that it has more bytes than may be read: tarfile goes past them even if they are missing."""
         self.count_bytes(count)
         self.bytes += count
 

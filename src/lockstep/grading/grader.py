@@ -33,9 +33,7 @@ CPU_SECONDS = 8.0
 IDLE_SECONDS = 6.0
 MEMORY_BYTES = 3 << 30
 OUTPUT_BYTES = 1 << 20
-REPORT_BYTES = (
-    32 << 20
-)  # The judge keeps what the ranks of all runs of a grading have reported; right ones report less than 1 MB
+REPORT_BYTES = 32 << 20  # The judge keeps what the ranks of all runs report; right submissions report less than 1 MB
 PROCESSES = 150
 MAX_MESSAGE, MAX_EVIDENCE, MAX_LINE, MAX_LINES = 20_000, 60_000, 2_000, 400
 ENDLESS = (ranks.Kind.TIMED_OUT, ranks.Kind.TOO_MUCH_OUTPUT, ranks.Kind.TOO_MANY_PROCESSES, ranks.Kind.OUT_OF_MEMORY)

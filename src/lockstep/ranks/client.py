@@ -137,9 +137,7 @@ class Server:
         """True when the server, or one of its supervisors, is held by a signal: it will say nothing more."""
         process, known = self._process, processes.parents()
         servers = [] if process is None else [process.pid]
-        while any(
-            processes.command_line(pid).startswith("bwrap ") for pid in servers
-        ):  # in a sandbox it has another number
+        while any(processes.command_line(pid).startswith("bwrap ") for pid in servers):  # the sandbox's own
             servers = [pid for pid, parent in known.items() if parent in servers]
         return any(processes.is_stopped(pid) for pid in (*servers, *(pid for pid in known if known[pid] in servers)))
 

@@ -79,9 +79,7 @@ class Topic(Enum):
     FAILURES = "failures"
 
 
-MOST_QUOTED = (
-    1 << 20
-)  # Bytes of a file of which a line is shown, if the ranks are not trusted: the whole file is read for it
+MOST_QUOTED = 1 << 20  # Bytes of an untrusted file of which a line is shown: all of it is read for that
 _allowed: ContextVar[Callable[[str], bool] | None] = ContextVar("allowed", default=None)
 
 
