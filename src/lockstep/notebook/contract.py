@@ -61,7 +61,7 @@ def _head(text: str, node: ast.FunctionDef | ast.ClassDef) -> list[str]:
 
 def _shown(text: str, node: ast.FunctionDef | ast.ClassDef) -> str:
     signature = "\n".join(text.splitlines()[_first(node) - 1 : node.body[0].lineno - 1])
-    blocks = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+    blocks = re.split(r"\n\n+", ast.get_docstring(node) or "")
     return f"<pre>{escape(textwrap.dedent(signature))}</pre>{''.join(map(_block, blocks))}"
 
 
