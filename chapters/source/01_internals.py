@@ -68,7 +68,7 @@ print("I am rank", dist.get_rank(), "of", dist.get_world_size())
 
 # %% [markdown]
 # In the next five cells, rank 0 starts with [1, 2, 3], rank 1 with [10, 20, 30] and rank 2 with [100, 200, 300]. Each
-# picture shows this start on its left and the result on its right. Before you look to the right: what will each rank
+# picture shows this start on its left and the result on its right: answer before you look there. What will each rank
 # hold?
 #
 # ### Broadcast: one rank's tensor, everywhere

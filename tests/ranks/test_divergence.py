@@ -79,7 +79,7 @@ def helped(callers: dict[int, str], via: str = "") -> list[RankReport]:
 def test_calls_of_one_helper_are_told_apart_by_who_called_it() -> None:
     found = first_divergence(helped({0: "abxabab", 1: "ababab", 2: "ababab"}))
     assert found is not None and found.odd == [0]
-    assert say(found) == "rank 0 called all_reduce #3 where ranks 1 and 2 called all_reduce #3 at train.py:97."
+    assert say(found) == "rank 0 called all_reduce #3 where ranks 1 and 2 called it at train.py:97."
     # What all have in common is left out: the line of the helper's caller is where they parted.
     assert reached(found.calls) == ["Rank 0 reached the call from train.py:120 (); ranks 1 and 2 from train.py:97 ()."]
     assert found.places[0] == Frame("train.py", 120)

@@ -341,6 +341,30 @@ def test_a_crash_by_a_mismatch_names_the_branch_too() -> None:
     assert run.cause.branch == at
 
 
+def test_a_mismatch_in_a_function_that_all_use_says_from_where_each_came() -> None:
+    text = (
+        "def mean(x):\n    dist.all_reduce(x)\n\ndef evaluate():\n    if rank == 1:\n        mean(torch.ones(3))\n\n"
+        "for step in range(3):\n    mean(torch.ones(4))\n    evaluate()\n"
+    )
+    run = ranks.run(ranks.Source(PRELUDE + text, "shared"), 3)
+    assert run.cause is not None and run.cause.kind == "hang" and run.cause.topic is Topic.MISMATCHES
+    assert re.match(r"in all_reduce #2, rank 1 passed 3 × float32, rank 0 4 × float32\.", run.cause.headline)
+    at, said = PRELUDE.count("\n"), " ".join(run.cause.notes)
+    assert f"Rank 1 took the branch at line {at + 5} (if rank == 1); ranks 0 and 2 did not." in said
+    came = rf"from shared:{at + 6} \(mean\(torch.ones\(3\)\)\), called from shared:{at + 10} \(evaluate\(\)\)"
+    assert re.search(came, said), said
+
+
+def test_where_ranks_parted_earlier_is_told_as_past() -> None:
+    """Rank 1 has left the inner loop, and waits in it again: it has made one call in place of another."""
+    text = "for epoch in range(2):\n    for step in range(3 - rank):\n        dist.all_reduce(t)\n    dist.all_reduce(t)\n"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None
+    line = PRELUDE.count("\n") + 2
+    past = f"Rank 0 was inside the loop at line {line} (for step in range(3 - rank)); rank 1 was not."
+    assert past in " ".join(run.cause.notes), run.cause
+
+
 @pytest.mark.parametrize("name", SKIPS)
 def test_a_branch_that_skips_the_call_is_named_only_if_its_condition_says_who_took_it(name: str) -> None:
     text, line = SKIPS[name]

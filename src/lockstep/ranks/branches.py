@@ -54,9 +54,9 @@ def stands(stood: Mapping[int, Frame | None]) -> Chains:
 
 
 def branch(
-    chains: Chains, finished: Collection[int] = (), *, size: int, callers: Sequence[Frame] = ()
+    chains: Chains, finished: Collection[int] = (), *, size: int, callers: Sequence[Frame] = (), past: bool = False
 ) -> tuple[str, int | None]:
-    """Name the statement that parted the ranks, if there is one; its line.
+    """Name the statement that parted the ranks, if there is one; its line. `past` says that they have gone on from there.
 
     `chains` has ranks that haven't `finished`, of a world of `size`; `callers` are the calls that led all of them to the
     function where the chains begin, the nearest first.
@@ -76,7 +76,7 @@ def branch(
         found = _found(source, chains, finished, here(callers), size)
     except (SyntaxError, RecursionError, TooLong, ValueError):
         return "", None
-    return (_said(found), found.node.lineno) if found else ("", None)
+    return (_said(found, source, past), found.node.lineno) if found else ("", None)
 
 
 def _found(
@@ -168,7 +168,7 @@ def _innermost(scope: Scope, lines: Mapping[int, int], gone: Collection[int] = (
             if _is_plain(decides, scope):
                 why = _why(exits[0].test, scope, inside, out)
                 return Parting(exits[0], inside, out, leaves=True, odds=FITS, why=why)
-            return Parting(best, inside, out, why=f"The loop can also be left {_at(exits[0])}.")
+            return Parting(best, inside, out, why=f"The loop can also be left {_at(exits[0], scope.source)}.")
     return Parting(best, inside, out)
 
 
@@ -357,9 +357,9 @@ def _why(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -> 
 # In words ----------------------------------------------------------------------------------------------------------
 
 
-def _said(found: Parting) -> str:
+def _said(found: Parting, source: Source, past: bool) -> str:
     node, inside, out = found.node, found.inside, found.out
-    at = _at(node)
+    at = _at(node, source)
     if isinstance(node, ast.If):
         takers, others = (out, inside) if found.leaves else (inside, out)
         if found.leaves and isinstance(node.test, ast.BoolOp):
@@ -370,11 +370,14 @@ def _said(found: Parting) -> str:
             said = f"{names(takers).capitalize()} took the branch {at}; {names(others)} did not."
     else:
         block = "block" if isinstance(node, ast.Try) else "loop"
-        said = f"{names(inside).capitalize()} {one_or_more(inside, 'is', 'are')} inside the {block} {at}; "
-        said += f"{names(out)} {one_or_more(out, 'is', 'are')} not."
+        one, more = ("was", "were") if past else ("is", "are")
+        said = f"{names(inside).capitalize()} {one_or_more(inside, one, more)} inside the {block} {at}; "
+        said += f"{names(out)} {one_or_more(out, one, more)} not."
     return f"{said} {found.why}".rstrip()
 
 
-def _at(node: Block) -> str:
-    header = ast.unparse(node).partition("\n")[0].removesuffix(":")
-    return f"at line {node.lineno} ({textwrap.shorten(header, 60, placeholder=' …')})"
+def _at(node: Block, source: Source) -> str:
+    header = source.lines[node.lineno - 1].partition("  #")[0].strip()
+    if not header.endswith(":") or node.body[0].lineno == node.lineno:  # the rest is on other lines, or all on this one
+        header = ast.unparse(node).partition("\n")[0]
+    return f"at line {node.lineno} ({textwrap.shorten(header.removesuffix(':'), 60, placeholder=' …')})"

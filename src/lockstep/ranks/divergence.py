@@ -70,16 +70,17 @@ def say(parted: Divergence) -> str:
         return f"{names(odd)} called {said_of(mine)} where {names(parted.others)} had left your code."
     here = "" if parted.odd else at(parted.places[odd[0]])
     there = at(parted.places[parted.others[0]])
-    return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {said_of(theirs)}{there}."
+    called = "it" if there and said_of(theirs) == said_of(mine) else said_of(theirs)
+    return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {called}{there}."
 
 
 def reached(calls: Mapping[int, Collective]) -> list[str]:
     """How each side's code came to its call, if not directly: from where the sides parted, and through which libraries."""
     sides: dict[str, list[int]] = {}
     for rank, frames in _parting(calls).items():
-        said = [f"from {frame.short} ({frame.text})" for frame in frames[1:]]
-        said += [f"via {calls[rank].via}"] if calls[rank].via else []
-        sides.setdefault(", ".join(said) or "directly", []).append(rank)
+        came = ", called ".join(f"from {frame.short} ({frame.text})" for frame in frames[1:])
+        via = f"via {calls[rank].via}" if calls[rank].via else ""
+        sides.setdefault(", ".join(filter(None, (came, via))) or "directly", []).append(rank)
     if {*sides} <= {"directly"}:
         return []
     first, *others = [f"{names(ranks)} {how}" for how, ranks in sides.items()]

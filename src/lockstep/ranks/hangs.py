@@ -90,8 +90,9 @@ def _branch(
     gone = [rank for rank, frame in stood.items() if frame is None] + ([] if found.where else finished)
     chains = {(one.frame, *one.callers) for one in calls.values() if one.frame is not None}
     chain = chains.pop() if gone and len(chains) == 1 else ()
-    named = branch(stands(stood), gone, size=size, callers=[one for one in chain[1:] if one])
-    return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size)
+    past = bool(found.calls)
+    named = branch(stands(stood), gone, size=size, callers=[one for one in chain[1:] if one], past=past)
+    return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size, past=past)
 
 
 def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> Waiting:
@@ -117,7 +118,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
         if any(operation in mismatch.values() for operation in operations.values()):
             at_fault = (parted.odd if parted else []) or sorted(mismatch)
             where = {rank: one.frame for rank, one in mismatch.items()}
-            return Finding(f"{say_mismatch(mismatch)}.", at_fault, rules(mismatch), where, topic=Topic.MISMATCHES)
+            return Finding(f"{say_mismatch(mismatch)}.", at_fault, rules(mismatch), where, mismatch, Topic.MISMATCHES)
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
     if any(operation and operation.is_point_to_point for operation in operations.values()):
         return _point_to_point(waiting, finished, operations)

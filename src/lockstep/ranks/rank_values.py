@@ -53,7 +53,7 @@ class Source:
 
     def __init__(self, text: str) -> None:
         """Raises SyntaxError, ValueError or RecursionError for what can't be read."""
-        self.tree = ast.parse(text)
+        self.tree, self.lines = ast.parse(text), text.splitlines()
         self.functions = [node for node in ast.walk(self.tree) if isinstance(node, Function)]
         self.left = MOST_PARTS
         self._assigned: dict[ast.AST, dict[str, list[Assigned]]] = {}

@@ -244,7 +244,7 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
 def fit(text: str, width: int | None) -> str:
     """The same text without a line that is longer than `width`, unless one word is.
 
-    Lines go on indented. A sentence that was broken for a wider place is joined before it is broken again.
+    Indented lines go on indented. A sentence that was broken for a wider place is joined before it is broken again.
     """
     if width is None:
         return text
@@ -258,7 +258,7 @@ def fit(text: str, width: int | None) -> str:
         if len(line) <= width:
             lines.append(line)
             continue
-        lines += _broken(line, width, margin)
+        lines += _broken(line, width, margin + "    " if margin else "")
         if source and re.fullmatch(r"\s*[~^]+\s*", source[0]):  # a traceback's marks, which point at nothing now
             source.pop(0)
     return "\n".join(lines)
@@ -296,13 +296,13 @@ def _stacked(row: Row, width: int) -> list[str]:
     waits = "" if not row.waits else "waits in " if alone else "wait in "
     beside = (row.tensor, f"for {row.seconds}" if row.seconds else "", f"node {row.node}" if row.node else "")
     below = (" · ".join(filter(None, beside)), GAP.join(filter(None, (row.at, row.code))))
-    lines = _broken(f"  {who}  {waits}{row.what}", width, "  ")
-    return lines + [line for one in filter(None, below) for line in _broken(f"      {one}", width, "      ")]
+    lines = _broken(f"  {who}  {waits}{row.what}", width, " " * 6)
+    return lines + [line for one in filter(None, below) for line in _broken(f"      {one}", width, " " * 10)]
 
 
 def _broken(line: str, width: int, margin: str) -> list[str]:
     return textwrap.wrap(
-        line.strip(), width, initial_indent=line[: len(line) - len(line.lstrip())], subsequent_indent=margin + "    ",
+        line.strip(), width, initial_indent=line[: len(line) - len(line.lstrip())], subsequent_indent=margin,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
