@@ -391,9 +391,9 @@ def test_the_status_has_rows_for_what_is_begun_and_a_line_for_the_rest(tmp_path:
     assert rows[:6] == [
         "      ✓  average_gradients",
         "      ○  ring_all_reduce, mini_ddp",
-        "      ◐  setup_ddp                 4 of 10   1 try",
+        "      ◐  setup_ddp                 best 4 of 10   1 try",
         "      ○  train_ddp, launch_distributed",
-        "      ◐  clinic/odd_shapes         0 of 3    1 try",
+        "      ◐  clinic/odd_shapes         best 0 of 3    1 try",
         "      ○  preflight, find_divergence, device_report, clinic (27 more)",
     ]
     narrow = shown(60)

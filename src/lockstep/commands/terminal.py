@@ -103,10 +103,10 @@ def show_status(course: Course) -> None:
         begun = {name: done for name, done in of.items() if not done.passed and (done.attempts or done.hints)}
         _show_names("✓", passed, "green")
         rows = Table(box=None, pad_edge=False, show_header=False)
-        for wide in (4, 1, longest, 8 if longest else 0, 0):  # the same in each chapter, so that all form one table
+        for wide in (4, 1, longest, 13 if longest else 0, 0):  # the same in each chapter, so that all form one table
             rows.add_column(min_width=wide)
         for name, done in begun.items():
-            score = f"{done.best} of {done.max_score}" if done.max_score else ""
+            score = f"best {done.best} of {done.max_score}" if done.max_score else ""
             counts = (_counted(done.attempts, "try", "tries"), _counted(done.hints, "hint", "hints"))
             rows.add_row("", "◐", name, score, Text(", ".join(filter(None, counts)), style="dim"), style="yellow")
         if begun:

@@ -82,7 +82,7 @@ class Quiz(Stored):
             value=None,
             layout=Layout(width="auto"),
         )
-        self._button = Button(description="Check", disabled=True, tooltip="Check this answer", button_style="primary")
+        self._button = Button(description="Check", disabled=True, tooltip="Choose an answer first")
         self._feedback = HTML()
         self._feedback.add_class("lockstep-feedback")
         labels = escape(json.dumps([rich(choice.text) for choice in question.choices]))
@@ -116,7 +116,9 @@ class Quiz(Stored):
                 "Run this cell in JupyterLab to answer it.\n</details>")  # fmt: skip
 
     def _on_choice(self, _: Any) -> None:
-        self._button.disabled = self._choices.value is None
+        chosen = self._choices.value is not None
+        self._button.disabled, self._button.button_style = not chosen, "primary" if chosen else ""
+        self._button.tooltip = "Check this answer" if chosen else "Choose an answer first"
         self._feedback.value = ""
         self._color("")
 
