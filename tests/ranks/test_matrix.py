@@ -357,7 +357,9 @@ def test_a_mismatch_in_a_function_that_all_use_says_from_where_each_came() -> No
 
 def test_where_ranks_parted_earlier_is_told_as_past() -> None:
     """Rank 1 has left the inner loop, and waits in it again: it has made one call in place of another."""
-    text = "for epoch in range(2):\n    for step in range(3 - rank):\n        dist.all_reduce(t)\n    dist.all_reduce(t)\n"
+    text = (
+        "for epoch in range(2):\n    for step in range(3 - rank):\n        dist.all_reduce(t)\n    dist.all_reduce(t)\n"
+    )
     run = ranks.run(ranks.Source(PRELUDE + text), 2)
     assert run.cause is not None
     line = PRELUDE.count("\n") + 2
