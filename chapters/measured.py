@@ -6,8 +6,9 @@ from lockstep.notebook.checking import is_compared
 from lockstep.notebook.timeline import timeline
 from lockstep.ranks import Mark, Run
 
-ASKED = """You have not predicted yet: replace each None above, run that cell, and then this one again.
-(0 for each shows the numbers too.)"""
+ASKED = """You have not predicted yet: replace each None above,
+run that cell, and then this one again.
+(0 for each shows the numbers too.)"""  # short lines: in a narrow window JupyterLab breaks longer ones within words
 NAMES = ("all-reduces", "bytes in total", "launched before the last gradient was ready")
 
 
