@@ -193,7 +193,7 @@ def test_a_script_that_starts_its_ranks_itself_is_watched(tmp_path: Path, capsys
     said = capsys.readouterr()
     assert "trained" not in said.out
     assert re.search(r"HANG after .*spawns\.py", said.err) and "broadcast" in said.err and "all_reduce" in said.err
-    assert "Rank 1 took the branch at line 10 (if how == 'hang' and rank == 1); rank" in " ".join(said.err.split())
+    assert 'Rank 1 took the branch at line 10 (if how == "hang" and rank == 1); rank' in " ".join(said.err.split())
 
 
 OURS = ["--hosts", "--nnodes=2", "--watch-replicas", "--max-restarts=1", "--bandwidth=1gbit", "--virtual-local-rank"]
