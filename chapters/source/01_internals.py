@@ -545,7 +545,7 @@ for parameter in model.parameters():
 train_step(model)
 
 # %%
-from measured import story
+from measured import measured, story
 
 measured(in_hooks, predicted)
 story(in_hooks, first=8)

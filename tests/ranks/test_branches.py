@@ -137,6 +137,18 @@ for step in range(steps):
         if loss < 0.1:  # HERE
             break
 """,
+    "a range that is left in a caller, and the rank has finished": """
+def epoch(bad):
+    if bad > 2:
+        return None
+    dist.all_reduce(t)  # at 0
+    return bad
+
+for e in range(10):
+    state = epoch(bad)  # from
+    if state is None:  # HERE
+        break
+""",
     "a range that is left in a function": """
 def train(patience):
     for step in range(100):

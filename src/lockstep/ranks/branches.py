@@ -87,11 +87,12 @@ def _found(
         return None
     scopes = _scopes(source, [*callers[::-1], next(iter(chains.values()))[0]], size)
     lines = {rank: chain[0].line for rank, chain in chains.items()}
-    might = list(_partings(scopes[-1], lines, finished))
     around = _innermost(scopes[-1], lines)
+    levels = [(scopes[-1], lines)]  # The function where they stand, and if that's one line, those that have called it
     if finished and len({*lines.values()}) == 1:
-        for scope, frame in zip(scopes[-2::-1], callers, strict=False):
-            might += _partings(scope, dict.fromkeys(lines, frame.line), finished)
+        called = zip(scopes[-2::-1], callers, strict=False)
+        levels += [(scope, dict.fromkeys(lines, frame.line)) for scope, frame in called]
+    might = [one for scope, there in levels for one in _partings(scope, there, finished)]
     fits = [one for one in might if one.odds == FITS]
     direct = [one for one in fits if not one.why]
     if direct or len(fits) == 1:
@@ -101,8 +102,9 @@ def _found(
         return fits[0]
     if below and (around is None or any(one.inside == around.inside for one in below)):
         return below[0] if around is None and len(below) == 1 else None
-    left = _innermost(scopes[-1], lines, finished) if finished else None
-    around = around or (left if left and left.odds == FITS else None)
+    if around is None and finished:
+        left = (_innermost(scope, there, finished) for scope, there in levels)
+        around = next((one for one in left if one and one.odds == FITS), None)
     return around or next((one for one in might if len(might) == 1 and one.odds == MAYBE), None)
 
 

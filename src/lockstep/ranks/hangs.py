@@ -96,7 +96,12 @@ def _branch(
 
 
 def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> Waiting:
-    """A rank may wait further down than it called. If its call is what went wrong, the row names the call's line, as the headline."""
+    """A rank may wait further down than it called, or in a later call. If its call is what went wrong, the row has the
+    call's line, and of a mismatch also its tensor, as the headline.
+    """
+    met = found.calls.get(row.rank) if found.topic is Topic.MISMATCHES else None
+    if met is not None and operation is not None and met != operation:
+        row = replace(row, what=f"{said_of(met)}, now {row.what}", tensor=met.tensor, since=None, frame=met.frame)
     called = operation.frame if operation else None
     return replace(row, frame=called) if called is not None and found.where.get(row.rank) == called else row
 

@@ -15,7 +15,7 @@ from ..policy import Grade, Grades, on, points_of
 from ..similar import Pair, groups
 from ..text import MARKS
 from ..verdict import CheckOutcome
-from .html_report import KINDS, handed_in, isolation_said
+from .html_report import KINDS, handed_in, isolation_said, reasons
 from .items import Item, items
 from .markdown import rendered
 from .pages import MOST_NAME, cut, plural, render
@@ -65,7 +65,7 @@ def class_page(
         tiles=_tiles(graded, given, shares),
         remarks=grades.remarks,
         faults=[person(one.id) | {"text": _first_line(one), "attempts": one.attempts} for one in graded.faults],
-        nothing=[person(one.id) | {"refused": one.handed.refused} for one in _of(graded, GradingOutcome.NOTHING)],
+        nothing=[person(one.id) | {"refused": reasons(one)} for one in _of(graded, GradingOutcome.NOTHING)],
         chart=_chart(shares) if shares else None,
         by_hand=[person(one.id) | said for one in graded.learners if (said := _by_hand(grades[one.id]))],
         exercises=_exercises(graded),

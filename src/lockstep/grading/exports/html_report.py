@@ -41,7 +41,7 @@ def html_report(learner: Learner, grade: Grade) -> str:
         lines=() if fault else grade.lines,
         comments=[{"on": name, "text": rendered(text)} for name, text in grade.comments],
         exercises=exercises,
-        refused=learner.handed.refused,
+        refused=reasons(learner),
         notes=learner.handed.notes,
         handed_in=handed_in(learner),
         seed=learner.seed,
@@ -134,6 +134,11 @@ def handed_in(learner: Learner) -> str:
     when = learner.handed.handed_in
     shown = f"{when:%Y-%m-%d %H:%M} {when.tzname() or ''}".strip() if when else ""
     return " · ".join(part for part in (shown, "marked as late" if learner.handed.marked_late else "") if part)
+
+
+def reasons(learner: Learner) -> list[str]:
+    """Why what was handed in, or a part of it, was not taken; below a title that says so."""
+    return [one.removeprefix("nothing to grade: ") for one in learner.handed.refused]
 
 
 def isolation_said(name: str) -> str:
