@@ -323,6 +323,14 @@ for batch in mine:
         break
     dist.all_reduce(t)  # at 0
 """,
+    "a range that is left in two ways": """
+for step in range(steps):
+    dist.all_reduce(t)  # at 0
+    if loss < 0.1:
+        break
+    if time.time() > limit:
+        sys.exit()
+""",
     "before the call": """
 def evaluate(model):
     if careful():

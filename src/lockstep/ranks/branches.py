@@ -176,11 +176,18 @@ def _innermost(scope: Scope, lines: Mapping[int, int], gone: Collection[int] = (
 
 def _exits(loop: Loop) -> list[ast.If]:
     """The `if`s by which a loop is left before its end; none if it's left in other ways too."""
-    ways = [one for one in _walked(loop.body, loop) if isinstance(one[0], (ast.Break, ast.Return))]
-    ways = [one for one in ways if one[2] is loop or isinstance(one[0], ast.Return)]
+    ways = [one for one in _walked(loop.body, loop) if _goes_away(one[0])]
+    ways = [one for one in ways if one[2] is loop or not isinstance(one[0], ast.Break)]
     found = [node for node, _, _ in _walked(loop.body, loop) if isinstance(node, ast.If)]
     exits = [node for node in found if any(way[0] is node.body[-1] for way in ways)]
     return exits if len(exits) == len(ways) else []
+
+
+def _goes_away(one: ast.stmt) -> bool:
+    """True for what leaves a loop, or ends the process."""
+    call = one.value if isinstance(one, ast.Expr) else None
+    ends = isinstance(call, ast.Call) and called_name(call) in ("exit", "_exit", "quit")
+    return ends or isinstance(one, (ast.Break, ast.Return, ast.Raise))
 
 
 def _partings(scope: Scope, lines: Mapping[int, int], finished: Collection[int]) -> Iterator[Parting]:
