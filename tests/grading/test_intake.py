@@ -373,7 +373,7 @@ def test_bomb_that_nobody_asks_for_is_never_inflated(tmp_path: Path, take: TakeI
 
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
 def test_tar_bomb(tmp_path: Path, take: TakeIn, pack: Callable[[bytes], bytes]) -> None:
-    bomb = pack(tarred(header("zeros", bytes(200 << 20)), header("train_ddp.py")))
+    bomb = pack(tarred(header("zeros", bytes(60 << 20)), header("train_ddp.py")))
     root = beside_bob(tmp_path, bomb, "mallory.tgz")
     with at_most(24 << 20):
         assert "bomb" in only_bob(take(root)).refused[0]
@@ -532,15 +532,16 @@ def test_xz_that_asks_for_a_dictionary_of_gigabytes(tmp_path: Path, take: TakeIn
     assert "Memory usage limit" in mallory.refused[0]
 
 
-def test_sparse_member_is_not_read(tmp_path: Path, take: TakeIn) -> None:
+@pytest.mark.parametrize(("size", "why"), [(1 << 20, "not a file"), (1 << 32, "too many bytes")])
+def test_sparse_member_is_not_read(tmp_path: Path, take: TakeIn, size: int, why: str) -> None:
     sparse = tarfile.TarInfo("train_ddp.py")
     data = bytearray(sparse.tobuf(tarfile.GNU_FORMAT))
     data[156:157] = b"S"
     data[386:410] = b"%011o\0%011o\0" % (0, 0)
-    data[483:495] = b"%011o\0" % (1 << 32)
+    data[483:495] = b"%011o\0" % size
     data[148:156] = b" " * 8
     data[148:156] = b"%06o\0 " % sum(data)
-    assert "not a file" in only_bob(take(beside_bob(tmp_path, bytes(data) + bytes(1024), "mallory.tar"))).refused[0]
+    assert why in only_bob(take(beside_bob(tmp_path, bytes(data) + bytes(1024), "mallory.tar"))).refused[0]
 
 
 # Odd names

@@ -23,7 +23,7 @@ def grader(tmp_path: Path) -> Any:
     scenario = tmp_path / "scenario.py"
     scenario.touch()
     course: Any = SimpleNamespace(scenario=lambda name: scenario)
-    submission: Any = SimpleNamespace(name="example", file=scenario, folder=tmp_path)
+    submission: Any = SimpleNamespace(name="example", file=scenario, folder=tmp_path, text="", script=None)
     grader: Any = Grader(course, submission, tmp_path, seed=0, device="cpu")
     meeting, grader.played = threading.Barrier(len(NAMES)), []
 

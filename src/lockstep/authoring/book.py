@@ -49,7 +49,6 @@ GUTTER = 32  # units between a picture's before and after, which an arrow crosse
 NARROW = ".narrow.svg"  # What a phone shows instead of a picture with a before and an after beside each other
 PHONE = 500  # A picture that is no wider can be read on a phone without scrolling
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
-CONTRACT = re.compile(r"^exercises/(\w+)\.py\n")
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*$"
 TINTS = tuple(
@@ -252,18 +251,16 @@ def _colored(source: str, plain: Callable[[str], str]) -> str:
 def printed(text: str, source: str) -> str:
     """What a cell printed. Source code is colored, and its long lines go on under their own beginning."""
     file = SHOWN_FILE.match(source)
-    if not (file or CONTRACT.match(text)):
+    if file is None:
         kind = "text" if COLUMNS.search(text) else "text prose"
         return f'<pre class="{kind}">{_tinted(ansi2html(text))}</pre>'
-    head, code = ("", text) if file else text.split("\n", 1)
-    lexer = "bash" if file and file[1].endswith((".sh", ".sbatch")) else "python"
-    colored = highlight(code, get_lexer_by_name(lexer, stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
+    lexer = "bash" if file[1].endswith((".sh", ".sbatch")) else "python"
+    colored = highlight(text, get_lexer_by_name(lexer, stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n")
     lines = [
         f'<span class="line" style="--in:{len(plain) - len(plain.lstrip())}">{line}\n</span>'
-        for plain, line in zip(code.rstrip("\n").split("\n"), colored.split("\n"), strict=True)
+        for plain, line in zip(text.rstrip("\n").split("\n"), colored.split("\n"), strict=True)
     ]
-    told = f'<span class="magic">{html.escape(head)}</span>\n' if head else ""
-    return f'<div class="highlight"><pre class="text source">{told}{"".join(lines)}</pre></div>'
+    return f'<div class="highlight"><pre class="text source">{"".join(lines)}</pre></div>'
 
 
 def _is_map(cell: NotebookNode) -> bool:
