@@ -17,11 +17,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.ranks import Run
+from lockstep.ranks.cards import said
 from lockstep.ranks.report import RankReport
 
 COLUMNS = ("tokens/s", "MFU", "memory", "sent", "step", "exposed")
 UNITS = ("", "", "MB", "MB", "ms", "ms")
-WIDTH, NAME, COLUMN, ROW = 760, 215, 88, 24
 
 
 class StepTable:
@@ -58,16 +58,14 @@ class StepTable:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        cells = [_line(0, "", COLUMNS, bold=True)]
-        for number, (name, row) in enumerate(self.rows.items(), 1):
+        head = "".join(f'<th scope="col">{column}</th>' for column in ("", *COLUMNS))
+        lines = []
+        for name, row in self.rows.items():
             shown = [_shown(column, row[column], unit) for column, unit in zip(COLUMNS, UNITS, strict=True)]
-            cells.append(_line(number, name, shown, bold=False))
-        height = ROW * (len(self.rows) + 1) + 6
-        return (
-            f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-            f'style="max-width:100%" role="img" aria-label="one row for each measured step" fill="currentColor" '
-            f'font-family="sans-serif" font-size="13">{"".join(cells)}</svg>'
-        )
+            cells = "".join(f"<td>{one}</td>" for one in shown)
+            lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+        table = f'<table class="ls-numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+        return said(f'<div class="ls-card ls-wide" data-measured="" tabindex="0">{table}</div>')
 
 
 def _calls(run: Run) -> list[Any]:
@@ -81,15 +79,6 @@ def _shown(column: str, value: float, unit: str) -> str:
     if column == "MFU":
         return f"{value:.0%}"
     return f"{value:,.1f} {unit}" if unit == "MB" else f"{value:,.0f} {unit}"
-
-
-def _line(number: int, name: str, values: Any, bold: bool) -> str:
-    y = 16 + ROW * number
-    weight = ' font-weight="600"' if bold else ""
-    texts = [f'<text x="0" y="{y}"{weight}>{escape(name)}</text>']
-    for column, value in enumerate(values, 1):
-        texts.append(f'<text x="{NAME + column * COLUMN}" y="{y}" text-anchor="end"{weight}>{escape(value)}</text>')
-    return "".join(texts) + f'<path d="M0 {y + 6}H{WIDTH}" stroke="currentColor" opacity="0.25"/>'
 
 
 def in_order(report: RankReport) -> list[Any]:

@@ -362,12 +362,16 @@ def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("LOCKSTEP_COURSE", str(course.root))
     (course.autograder / "hints").mkdir(exist_ok=True)
     (course.autograder / "hints" / "add.md").write_text("# One\n\nFirst.\n---\nSecond.\n")
-    told: list[str] = []
-    monkeypatch.setattr(exercise, "display", lambda said: told.append(said.data))
+    told: list[Card] = []
+    monkeypatch.setattr(exercise, "display", told.append)
     for _ in range(2):
         exercise.ExerciseMagics().hint("add")
-    assert told[0].startswith("**Hint 1 of 2: One**\n\nFirst.") and told[0].endswith("in any other cell: `%hint add`")
-    assert told[1] == "**Hint 2 of 2**\n\nSecond.\n\nThat was the last hint."
+    first, last = map(repr, told)
+    assert first.startswith("Hint 1 of 2\n\n**One**\n\nFirst.") and first.endswith("in any other cell: `%hint add`")
+    assert last == "Hint 2 of 2\n\nSecond.\n\nThat was the last hint."
+    folded = [shown(one).select("details") for one in told]
+    assert [[one.get_text() for one in each] for each in folded] == [[], ["Hint 1OneFirst."]]
+    assert shown(told[0]).strong.get_text() == "One" and "%hint add" in shown(told[0]).get_text()
 
 
 class Output:

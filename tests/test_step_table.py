@@ -57,7 +57,7 @@ def test_its_text_has_counts_and_its_picture_has_times(table: ModuleType) -> Non
     assert repr(slow) == repr(fast)
     assert "2.0 MB" in repr(slow) and repr(slow).endswith(" 1")
     assert "5.0 MB" in slow._repr_html_() and "250 ms" in slow._repr_html_() and "125 ms" in fast._repr_html_()
-    assert slow._repr_html_().startswith('<svg data-measured=""')
+    assert 'data-measured=""' in slow._repr_html_()
 
 
 def test_a_machine_without_a_link_adds_no_row(table: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

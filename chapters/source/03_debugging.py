@@ -86,14 +86,16 @@ def lockstep_run(*arguments):
 lockstep_run("-n", "1", "suspect.py")
 
 # %% [markdown]
-# The job finishes, because a single process never waits for another. Try two:
+# The job finishes, because a single process never waits for another.
+#
+# ### 2. Ask every rank where it is
+#
+# Now two ranks:
 
 # %%
 lockstep_run("-n", "2", "suspect.py")
 
 # %% [markdown]
-# ### 2. Ask every rank where it is
-#
 # The table shows where each rank waits, and for how long. Rank 0 is still in the loop; rank 1 has left it. When no rank
 # can continue, Lockstep stops the job.
 #
@@ -1323,7 +1325,7 @@ if dist.get_rank() == 0:
 dist.barrier()
 
 # %% [markdown]
-# Measure one process in a separate run.
+# Rank 0 waits for rank 1, which never constructs DDP. Measure one process in a separate run.
 #
 # **4. Is NCCL installed, and can the ranks communicate?** Two tests start like this:
 

@@ -348,7 +348,7 @@ def test_a_mismatch_in_a_function_that_all_use_says_from_where_each_came() -> No
     )
     run = ranks.run(ranks.Source(PRELUDE + text, "shared"), 3)
     assert run.cause is not None and run.cause.kind == "hang" and run.cause.topic is Topic.MISMATCHES
-    assert re.match(r"in all_reduce #2, rank 1 passed 3 × float32, rank 0 4 × float32\.", run.cause.headline)
+    assert re.match(r"in all_reduce #2, rank 1 passed 3 × float32, and rank 0 passed 4 × float32\.", run.cause.headline)
     assert [row.tensor for row in run.cause.rows] == ["4 × float32", "3 × float32", "4 × float32"]
     assert any(row.what.startswith("all_reduce #2, now all_reduce #") for row in run.cause.rows), run.cause.rows
     at, said = PRELUDE.count("\n"), " ".join(run.cause.notes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,16 +25,21 @@ from ..course import Course
 from ..course.outline import EFFORT, Outline, Section
 from ..course.quizzes import Question, rich
 from ..ranks.timeline_picture import AXIS, AXIS_LINE, GAP, TITLE_LINE
-from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
+from .book import COLUMNS, PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 
 ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
-TEXT_WIDTH, CODE_WIDTH = 76, 82  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
+TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = (
+    76,
+    82,
+    97,
+)  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
-ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
+ASIDE = re.compile(r"\s*\((?:<code[^>]*>--[^()]*|You needn't read the code\.)\)")
+"""Of options of `%%ranks`, whose line a slide says in words; and of code that a slide doesn't show."""
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
@@ -216,7 +222,7 @@ class _Deck:
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
             taken = self.taken(rest)
             beside = Markup() if outputs else taken
-            code = _code(cell, ROOM - 6 - _height(lead + beside))
+            code = _code(cell, ROOM - _height(lead + beside))
             code[-1] += beside
             yield from (("code", part) for part in _packed(lead, [*code, *_joined(outputs, taken)]))
 
@@ -232,8 +238,11 @@ class _Deck:
         return [] if text is None or _predicts(text) else self.fitting(_sentences(text), letters)
 
     def last(self, lead: Tag | None) -> Markup:
-        """The last sentences before a cell or picture that no slide has yet."""
-        left = [one for one in (_sentences(lead) if lead else []) if one not in self.said]
+        """The last sentences before a cell or picture that no slide has yet; a last question in any case."""
+        every = _sentences(lead) if lead else []
+        left = [one for one in every if one not in self.said]
+        if not left:  # a question is asked again
+            return self.paragraph([one for one in every[-1:] if one.endswith("?")], "lead")
         return self.paragraph(self.fitting(left[::-1], 210, leads=True)[::-1], "lead")
 
     def fitting(self, sentences: list[str], letters: int, leads: bool = False) -> list[str]:
@@ -304,7 +313,7 @@ def _height(block: Markup) -> float:
     soup = BeautifulSoup(block, "html.parser")
     height = 0.0
     for one in [drawn.extract() for drawn in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
-        rows = [line for part in one.select("p, tr, pre, .ls-code > div") for line in part.get_text().split("\n")]
+        rows = [line for part in one.select("p, tr, pre, li, .ls-code > div") for line in part.get_text().split("\n")]
         drawn = one.find("svg", viewbox=True, recursive=False)
         if one.find(class_="lockstep-timeline"):
             height += 25
@@ -313,7 +322,9 @@ def _height(block: Markup) -> float:
             height += 1 + min(19, 60 * high / wide)
         else:
             height += 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
-    height += sum(1 + CODE * _rows(pre.extract().get_text().rstrip().split("\n"), CODE_WIDTH) for pre in soup("pre"))
+    for pre in [pre.extract() for pre in soup("pre")]:
+        width = TABLE_WIDTH if _is("table", pre) else CODE_WIDTH
+        height += 1 + CODE * _rows(pre.get_text().rstrip().split("\n"), width)
     return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup(["p", "li", "tr"]))
 
 
@@ -336,9 +347,9 @@ def _whole(line: str) -> str:
     return str(BeautifulSoup(f"<pre>{line}</pre>", "html.parser")).removeprefix("<pre>").removesuffix("</pre>")
 
 
-def _code(cell: Tag, room: float = ROOM - 6) -> list[Markup]:
-    """A cell's code, in two parts or more if it is long, the first of them in `room`. Its `%%ranks` line is said in
-    words, but for how it ends.
+def _code(cell: Tag, room: float = ROOM - 3) -> list[Markup]:
+    """A cell's code, if long in parts that have `room` and are about as long as one another. Its `%%ranks` line is
+    said in words, but for how it ends.
     """
     runs = str(cell.select(".input")[0].get("data-runs", "")).partition(" · meant to end")[0]
     said = Markup(f'<p class="runs">{html.escape(runs)}</p>' if runs else "")
@@ -347,12 +358,25 @@ def _code(cell: Tag, room: float = ROOM - 6) -> list[Markup]:
         plain = [_plain(line) for line in lines]
         calls = [n for n in range(1, len(plain)) if not plain[n - 1].strip() and plain[n][:1].strip()]
         lines = lines[calls[-1] :] if calls else lines
-    start, end = _fitting(lines, 0, room)
-    parts = [said + _shown(lines[start:end], "input") + _remark(start, "lines of imports")]
-    while end < len(lines):
-        start, end = _fitting(lines, end, ROOM - 6)
+    plain = [_plain(line) for line in lines]
+    if _rows(plain, CODE_WIDTH) * CODE > room:
+        start = len(list(takewhile(IMPORT.fullmatch, plain)))
+        said, lines, plain = said + _remark(start, "lines of imports"), lines[start:], plain[start:]
+    room -= _height(said)
+    pieces = max(1, math.ceil(_rows(plain, CODE_WIDTH) * CODE / (TIGHT * room)))
+    parts, end = [], 0
+    for number in range(pieces):  # as long as one another, about
+        start, end = end, len(lines) if number == pieces - 1 else _joint(plain, end, pieces - number)
         parts.append(_shown(lines[start:end], "input"))
-    return parts
+    return [said + parts[0], *parts[1:]]
+
+
+def _joint(plain: list[str], start: int, pieces: int) -> int:
+    """Where the first of so many pieces ends: near its share, at a blank line or where a line is indented least."""
+    share = (len(plain) - start) / pieces
+    near = [n for n in range(start + 1, len(plain)) if abs(n - start - share) <= share / 3]
+    depth = {n: len(plain[n]) - len(plain[n].lstrip()) for n in near}
+    return min(near, key=lambda n: (plain[n].strip() != "", depth[n], abs(n - start - share)), default=start + 1)
 
 
 def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
@@ -364,17 +388,22 @@ def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
 
 
 def _packed(slide: Markup, parts: list[Markup], again: str = "") -> Iterator[Markup]:
-    """The parts on as few slides as have room for them. From the second slide on, `again` is above them."""
-    height = _height(slide)
+    """The parts on as few slides as have room for them. From the second slide on, `again` is above them. Where code
+    goes on, each of its slides says which it is.
+    """
+    height, made = _height(slide), []
     for part in parts:
         more = _height(part)
         if slide and height + more > TIGHT * ROOM:
-            yield slide
+            made.append(slide)
             slide = Markup(again)
             height = _height(slide)
         slide, height = slide + part, height + more
-    if slide:
-        yield slide
+    made += [slide] if slide else []
+    code = [number for number, one in enumerate(made) if 'class="highlight input"' in one]
+    for number, one in enumerate(made):
+        several = len(code) > 1 and number in code
+        yield (Markup(f'<p class="part">{code.index(number) + 1} of {len(code)}</p>') if several else Markup()) + one
 
 
 def _outputs(cell: Tag) -> list[Markup]:
@@ -387,8 +416,8 @@ def _outputs(cell: Tag) -> list[Markup]:
         lines = _lines(output.pre or output)
         if all(WRITTEN.fullmatch(_plain(line)) for line in lines):
             continue
-        start, end = _fitting(lines, 0, ROOM - 6)
-        made.append(_shown(lines[start:end], "printed") + _remark(len(lines) - end + start, "more lines"))
+        end = _fitting(lines, ROOM - 6)
+        made.append(_shown(lines[:end], "printed") + _remark(len(lines) - end, "more lines"))
     return made
 
 
@@ -432,25 +461,25 @@ def _remark(number: int, what: str) -> Markup:
     return Markup(f'<p class="cut">… {number} {what} in the book</p>' if number else "")
 
 
-def _fitting(lines: list[str], start: int, room: float) -> tuple[int, int]:
-    """Which lines have room: all, or nearly, or as many as end at a blank line near. Imports at the top go first."""
+def _fitting(lines: list[str], room: float) -> int:
+    """How many lines of an output have room: all, or nearly, or as many as end at a blank line near."""
     plain = [_plain(line) for line in lines]
-    if start == 0 and _rows(plain, CODE_WIDTH) * CODE > room:
-        start = len(list(takewhile(IMPORT.fullmatch, plain)))
-    if _rows(plain[start:], CODE_WIDTH) * CODE <= TIGHT * room:
-        return start, len(plain)
-    end = start + 1
-    while _rows(plain[start : end + 1], CODE_WIDTH) * CODE <= room:
+    if _rows(plain, CODE_WIDTH) * CODE <= TIGHT * room:
+        return len(plain)
+    end = 1
+    while _rows(plain[: end + 1], CODE_WIDTH) * CODE <= room:
         end += 1
-    return start, next((n for n in range(end, (start + end) // 2, -1) if not plain[n].strip()), end)
+    return next((n for n in range(end, end // 2, -1) if not plain[n].strip()), end)
 
 
 def _shown(lines: list[str], kind: str) -> Markup:
-    """Lines that go on under their own beginning."""
+    """Lines that go on under their own beginning. A table that is wider than code is smaller."""
+    plain = [_plain(line) for line in lines]
+    table = kind == "printed" and COLUMNS.search("\n".join(plain)) and max(map(len, plain)) > CODE_WIDTH
     inside = "".join(
         f'<span class="line" style="--in:{len(line) - len(line.lstrip())}">{line}\n</span>' for line in lines
     )
-    return Markup(f'<div class="highlight {kind}"><pre class="source">{inside}</pre></div>')
+    return Markup(f'<div class="highlight {kind}"><pre class="source{" table" * bool(table)}">{inside}</pre></div>')
 
 
 def _pieces(node: Tag, room: float) -> Iterator[Markup]:

@@ -23,14 +23,16 @@ def hints(course: Course, name: str) -> list[str]:
 
 
 def next_hint(course: Course, name: str) -> tuple[int, int, str]:
-    """One more hint each time: (its number, how many there are, its text). After the last, that one again.
-
-    Its title is a line in bold: a heading would be larger than the chapter's.
-    """
+    """One more hint each time: (its number, how many there are, its text). After the last, that one again."""
     every = hints(course, name)
     with progress.change_exercise(course, name) as known:
         known.hints = taken = min(known.hints + 1, len(every))
-    return taken, len(every), re.sub(r"^#+ +(.+)$", r"**\1**", every[taken - 1], flags=re.MULTILINE)
+    return taken, len(every), titled(every[taken - 1])
+
+
+def titled(hint: str) -> str:
+    """The hint with its title as a line in bold: a heading would be larger than the chapter's."""
+    return re.sub(r"^#+ +(.+)$", r"**\1**", hint, flags=re.MULTILINE)
 
 
 def solution(course: Course, name: str, suffix: str = ".py") -> str:

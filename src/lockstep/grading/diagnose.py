@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, field
 
 from .. import ranks
@@ -61,8 +62,10 @@ def general(submission: Submission, run: ranks.Run) -> Finding:
 
 
 def evidence(run: ranks.Run) -> text.Evidence:
-    """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`."""
-    return text.evidence(run, own=True)
+    """The ranks' table or traceback, and what is known of this run alone; the rules are in the diagnosis's `why`. Each
+    note is a line: who shows it breaks it.
+    """
+    return text.evidence(run, width=sys.maxsize, own=True)
 
 
 def ending(cause: ranks.Cause) -> str:

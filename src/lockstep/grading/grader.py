@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -333,6 +333,7 @@ class Grader:
             entry.why,
             file.source_line(line),
             tuple(row.mapped(lambda cell: file.reported(cell, MAX_LINE)) for row in proof.rows),
+            tuple(replace(line, source=file.reported(line.source, MAX_LINE)) for line in file.own(proof.code)),
         )
 
     def line(self, patterns: str) -> int | None:

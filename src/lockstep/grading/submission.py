@@ -13,12 +13,14 @@ import ast
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from ..course import Course, CourseError, leaf
 from ..course.stubs import SCRIPT
+from ..ranks.text import CodeLine
 from .request import GradeRequest
 from .source import docstring_lines, parse, searched_lines, without_path
 from .text import cut, harmless
@@ -75,6 +77,11 @@ class Submission:
     def source_line(self, number: int | None) -> str:
         """That line, without its indentation; empty when there is no such line."""
         return self._lines[number - 1].strip() if number and number <= len(self._lines) else ""
+
+    def own(self, code: Sequence[CodeLine]) -> Sequence[CodeLine]:
+        """The code, if it is of this file: what ranks stand in may be a check's own."""
+        lines = dict(enumerate(self._lines, 1))
+        return code if all(lines.get(one.number, "").rstrip() == one.source for one in code) else ()
 
     def to_original(self, text: str) -> str:
         """The same text with the original's path or name for the copy's, and no other path of the scratch folder."""

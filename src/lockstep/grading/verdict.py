@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..ranks.text import Evidence, Row
+from ..ranks.text import CodeLine, Evidence, Row
 
 SCHEMA = 1
 UNWRITTEN = "not-implemented"  # The id of the diagnosis that a part is still as it was handed out
@@ -33,8 +33,9 @@ class Diagnosis:
     """Why a check failed.
 
     `id` is a key of the catalogue. `message` says what was seen, with the submission's own numbers and ranks; an expert
-    needs only its first line. `rows` are a hang's table, `evidence` is longer text (a traceback); reports older than
-    `rows` have the table there. `file` and `line` point into the submission, and `source` is that line.
+    needs only its first line. `rows` are a hang's table, `code` the lines where its ranks stand; `evidence` is longer
+    text (a traceback), and in older reports the table. `file` and `line` point into the submission; `source` is that
+    line.
     """
 
     id: str
@@ -47,11 +48,12 @@ class Diagnosis:
     why: str = ""
     source: str = ""
     rows: tuple[Row, ...] = ()
+    code: tuple[CodeLine, ...] = ()
 
     @property
     def proof(self) -> Evidence:
-        """The table and the longer text."""
-        return Evidence(self.rows, self.evidence)
+        """The table, the longer text and the code."""
+        return Evidence(self.rows, self.evidence, self.code)
 
     @property
     def place(self) -> str:

@@ -8,20 +8,28 @@ The numbers differ in every run, so the picture is marked as measured: compariso
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
+from html import escape
 
-WIDTH, ROW, LABEL, VALUE = 720, 26, 230, 90
+from ..ranks.cards import said
+
 COLOURS = ("#4c78a8", "#e0a13a", "#5f9e6e", "#b279a2", "#d1605e", "#8c8c8c")
 
 
-def _svg(title: str, height: int, lines: list[str]) -> str:
-    title = html.escape(title)
-    return (
-        f'<svg data-measured="" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-        f'style="max-width:100%" role="img" aria-label="{title}" font-family="sans-serif" font-size="13">'
-        f'<text x="0" y="16" font-weight="600" fill="currentColor">{title}</text>{"".join(lines)}</svg>'
+def _card(title: str, rows: list[str], keys: str = "") -> str:
+    """`data-measured` tells comparisons of outputs that the picture differs in every run."""
+    head = f'<p class="ls-name">{escape(title)}</p>' if title else ""
+    return said(f'<div class="ls-card ls-bars" data-measured="">{head}{keys}<ul>{"".join(rows)}</ul></div>')
+
+
+def _row(name: str, parts: Mapping[str, float], share: float, shown: str, unit: str) -> str:
+    """`share` of the place for a bar, in percent, is what 1 takes."""
+    inside = "".join(
+        f'<i style="width: {value * share:.2f}%; background-color: {color}" '
+        f'title="{escape(f"{part}{value:.3g} {unit}")}"></i>'
+        for (part, value), color in zip(parts.items(), COLOURS, strict=False)
     )
+    return f"<li><span>{escape(name)}</span><span>{inside}</span><span>{shown} {escape(unit)}</span></li>"
 
 
 class Bars:
@@ -34,19 +42,9 @@ class Bars:
         return f"Bars({', '.join(self.values)})"
 
     def _repr_html_(self) -> str:
-        largest = max(self.values.values(), default=0.0) or 1.0
-        height = ROW * (len(self.values) + 1)
-        lines = []
-        for number, (name, value) in enumerate(self.values.items(), 1):
-            top = ROW * number
-            length = (WIDTH - LABEL - VALUE) * max(value, 0.0) / largest
-            y, shown = f'y="{top + 16}" fill="currentColor"', f"{value:.3g} {html.escape(self.unit)}"
-            lines += [
-                f'<text x="0" {y}>{html.escape(name)}</text>',
-                f'<rect x="{LABEL}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" rx="2" fill="#4c78a8"/>',
-                f'<text x="{LABEL + length + 8:.1f}" {y}>{shown}</text>',
-            ]
-        return _svg(self.title, height, lines)
+        share = 100 / (max(self.values.values()) or 1.0)
+        rows = [_row(name, {"": value}, share, f"{value:.3g}", self.unit) for name, value in self.values.items()]
+        return _card(self.title, rows)
 
 
 def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
@@ -77,29 +75,16 @@ class Stacked:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        most = max((sum(parts.values()) for parts in self.rows.values()), default=0.0) or 1.0
-        height = ROW * (len(self.rows) + 2)
-        lines = []
-        left = 0.0
-        for part, color in zip(self.parts, COLOURS, strict=False):
-            lines += [
-                f'<rect x="{left:.0f}" y="{ROW + 5}" width="12" height="12" rx="2" fill="{color}"/>',
-                f'<text x="{left + 17:.0f}" y="{ROW + 16}" fill="currentColor">{html.escape(part)}</text>',
-            ]
-            left += 40 + 7.5 * len(part)
-        for number, (name, parts) in enumerate(self.rows.items(), 2):
-            top, left = ROW * number, float(LABEL)
-            lines.append(f'<text x="0" y="{top + 16}" fill="currentColor">{html.escape(name)}</text>')
-            for part, color in zip(self.parts, COLOURS, strict=False):
-                length = (WIDTH - LABEL - VALUE) * parts.get(part, 0.0) / most
-                lines.append(
-                    f'<rect x="{left:.1f}" y="{top + 4}" width="{length:.1f}" height="{ROW - 8}" fill="{color}">'
-                    f"<title>{html.escape(part)}: {parts.get(part, 0.0):.3g} {html.escape(self.unit)}</title></rect>"
-                )
-                left += length
-            shown = f"{sum(parts.values()):.1f} {html.escape(self.unit)}"
-            lines.append(f'<text x="{left + 8:.1f}" y="{top + 16}" fill="currentColor">{shown}</text>')
-        return _svg(self.title, height, lines)
+        share = 100 / (max(sum(parts.values()) for parts in self.rows.values()) or 1.0)
+        rows = []
+        for name, parts in self.rows.items():
+            every = {f"{part}: ": parts.get(part, 0.0) for part in self.parts}
+            rows.append(_row(name, every, share, f"{sum(parts.values()):.1f}", self.unit))
+        keys = "".join(
+            f'<span><i style="background-color: {color}"></i>{escape(part)}</span> '
+            for part, color in zip(self.parts, COLOURS, strict=False)
+        )
+        return _card(self.title, rows, f'<p class="ls-keys">{keys}</p>')
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "") -> Stacked:

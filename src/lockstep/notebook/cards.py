@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 from ..course import CourseError, find
 from ..course.course import leaf
 from ..course.runs import READ_ON
+from ..grading.exports.markdown import rendered
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from ..ranks import Run, text
-from ..ranks.cards import breakable, card, coded, said, table
+from ..ranks.cards import breakable, card, coded, proof, said
 
 HINT = "%hint"
 SOLUTIONS = "The course's solution:"
@@ -93,6 +95,7 @@ def _exercise(result: ExerciseResult, of_solution: bool = False) -> str:
     head = f"<span>{SOLUTIONS} {name}</span>" if of_solution else head
     score = f'<span class="ls-soft">{result.summary}</span>'
     parts = [f'<div class="ls-row">{head}{score}</div>', *(_failed(check, result.name) for check in failed)]
+    parts += [f"<p>For a hint: {_hint(result.name)}</p>"] if wrong else []
     passed = [check.name for check in checks if check.outcome is CheckOutcome.PASSED]
     parts.append(_folded('<span class="ls-green">✓</span>', passed, "passed"))
     parts += [_folded("–", names, f"not run: {why}" if why else "not run") for why, names in not_run(checks).items()]
@@ -107,27 +110,42 @@ def _folded(mark: str, names: list[str], words: str) -> str:
     return f"<details><summary>{mark} {len(names)} {escape(words)}</summary><ul>{listed}</ul></details>"
 
 
+def _hint(exercise: str) -> str:
+    return f"<code>{HINT} {breakable(exercise)}</code>"
+
+
 def _failed(check: CheckResult, exercise: str) -> str:
     found = check.diagnosis
     assert found is not None
-    hint = f"<code>{HINT} {breakable(exercise)}</code>"
     message, _, more = found.message.partition("\n")
     place = opened(found.file or "", found.line)
     if is_unwritten(check):
-        return f"<p>✗ {escape(message.removesuffix('.'))} ·&nbsp;{place} ·&nbsp;{hint}</p>"
+        return f"<p>✗ {escape(message.removesuffix('.'))} ·&nbsp;{place} ·&nbsp;{_hint(exercise)}</p>"
     name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
     id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [
         f'<div class="ls-row">{name}{id}</div>',
         f"<p>{coded(message)}</p>",
         f"<p>{coded(more)}</p>" if more else "",
-        f"<p>{place} &nbsp; <code>{escape(found.source)}</code></p>" if found.line else "",
+        f"<p>{place}{'' if found.code else f' &nbsp; <code>{escape(found.source)}</code>'}</p>" if found.line else "",
+        proof(found.proof),
     ]
-    evidence = found.evidence.strip("\n")
-    parts += [table(found.rows), f"<pre>{escape(evidence)}</pre>" if evidence else ""]
     parts.append(f'<p class="ls-soft">{coded(found.why)}</p>' if found.why else "")
-    parts.append(f"<p>{f'Read: {_linked(found.read)} ·&nbsp;' if found.read else ''}{hint}</p>")
+    parts.append(f"<p>Read: {_linked(found.read)}</p>" if found.read else "")
     return f'<div class="ls-one">{"".join(parts)}</div>'
+
+
+def hint_card(exercise: str, taken: Sequence[str], of: int) -> Card:
+    """The last hint taken, with those before it folded below; `of` is how many there are."""
+    *earlier, text = taken
+    title = f"Hint {len(taken)} of {of}"
+    again = f"For the next hint, run this cell again or, in any other cell: `{HINT} {exercise}`"
+    more = again if len(taken) < of else "That was the last hint."
+    folded = "".join(
+        f"<details><summary>Hint {number}</summary>{rendered(one)}</details>" for number, one in enumerate(earlier, 1)
+    )
+    shown = f'<p class="ls-soft">{title}</p>{rendered(text)}{folded}<p class="ls-soft">{coded(more)}</p>'
+    return Card(f'<div class="ls-card ls-contract">{shown}</div>', f"{title}\n\n{text}\n\n{more}")
 
 
 # Links ----------------------------------------------------------------------------------------------------------------

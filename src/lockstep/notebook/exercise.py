@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
-from IPython.display import Markdown, display
+from IPython.display import display
 
 from ..course import Course, CourseError, find, hints, progress
 from ..course.standing import next_up
@@ -14,7 +14,7 @@ from ..grading.request import GradeRequest
 from ..grading.untouched import untouched, with_stubs
 from ..grading.worker import Worker
 from ..ranks import RanksError
-from .cards import report_card
+from .cards import hint_card, report_card
 from .checking import Checking, are_solutions, is_compared
 
 _worker = Worker()
@@ -49,11 +49,8 @@ class ExerciseMagics(Magics):
         """Show the next hint: `%hint train_ddp`."""
         course, names = _asked(line, "%hint")
         number, of, text = hints.next_hint(course, names[0])
-        again = f"For the next hint, run this cell again or, in any other cell: `%hint {names[0]}`"
-        more = again if number < of else "That was the last hint."
-        title = f"Hint {number} of {of}"
-        said = f"**{title}: {text[2:]}" if text.startswith("**") else f"**{title}**\n\n{text}"
-        display(Markdown(f"{said}\n\n{more}"))
+        earlier = [hints.titled(one) for one in hints.hints(course, names[0])[: number - 1]]
+        display(hint_card(names[0], [*earlier, text], of))
 
     @line_magic
     def course(self, line: str) -> Any:

@@ -5,20 +5,15 @@ A card has its own style and no script. It takes the colors of the page around i
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
 
 from . import text
-from .report import Cause
 from .result import Run
-from .words import names
 
-MOST_LINES = 14
 SHORT = 32  # characters of a cell that is never broken where there is place beside it
 CODE = re.compile(r"`([^`\n]+)`")
 JOINTS = re.compile(r"[/_](?=\w)")
@@ -60,8 +55,8 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     """Headline, ranks, the code around the branch, what to know and to read; `link` makes HTML of where to read on."""
     cause = run.cause
     assert cause is not None
-    rows = [replace(row, code="") for row in text.rows(cause.rows)]  # that is in the code below
-    parts = [f'<p class="ls-red">{coded(text.headline(run))}</p>', table(rows), _code(cause)]
+    shown = table(text.rows(cause.rows), code_below=True) + frame(text.code_around(cause))
+    parts = [f'<p class="ls-red">{coded(text.headline(run))}</p>', shown]
     if cause.error is not None and cause.error.traceback:
         parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
     elif cause.frame is not None and not cause.rows:
@@ -72,7 +67,14 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
 
 
-def table(rows: Sequence[text.Row]) -> str:
+def proof(found: text.Evidence) -> str:
+    """What stands under a headline. Beside a table the text is sentences, else it may be a traceback."""
+    said = found.text.strip("\n")
+    told = f"<p>{coded(said)}</p>" if found.rows else f"<pre>{escape(said)}</pre>"
+    return table(found.rows, bool(found.code)) + frame(found.code) + (told if said else "")
+
+
+def table(rows: Sequence[text.Row], code_below: bool = False) -> str:
     """Ranks, as in `text.table`; those that differ are tinted. On a narrow screen a row becomes two lines."""
     if not rows:
         return ""
@@ -81,45 +83,25 @@ def table(rows: Sequence[text.Row]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in used)
     lines = []
     for row, cells in zip(rows, shown, strict=True):
-        cells["at"] += f" <code>{escape(row.code)}</code>" if row.code else ""
+        cells["at"] += f" <code>{escape(row.code)}</code>" if row.code and not code_below else ""
         kinds = {"for": ["ls-for"], "waits in": ["ls-in"] if row.waits else []}
         for name in ("waits in", "tensor", "for"):
             kinds.setdefault(name, []).extend(["ls-short"] if 0 < len(cells[name]) <= SHORT else [])
         # with spaces between, at which the lines of a narrow screen break
         line = " ".join(f"<td{_class(kinds.get(name))}>{cells[name]}</td>" for name in used)
         lines.append(f"<tr{' class=ls-odd' if row.differs else ''}>{line}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<table class=ls-ranks><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
 def _class(kinds: Sequence[str] | None) -> str:
     return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
-def _code(cause: Cause) -> str:
-    """The lines where the ranks of a hang stand, with the branch that parted them marked."""
-    standing = [row for row in cause.rows if not row.what.startswith("finished")]  # the frame of others is a last call
-    frames = [(row, row.frame) for row in standing if row.frame is not None]
-    if not frames or len({frame.file for _, frame in frames}) > 1:
-        return ""
-    file = frames[0][1].file
-    at: dict[int, list[int]] = {}
-    for row, frame in frames:
-        at.setdefault(frame.line, []).append(row.rank)
-    odd = {frame.line for row, frame in frames if row.differs}
-    known = sorted({*at, *((cause.branch, cause.branch + 1) if cause.branch else ())})  # a branch and what it does
-    first, last = max(1, known[0] - 1), known[-1] + 1
-    wanted = range(first, last + 1)
-    if len(wanted) > MOST_LINES:  # too far apart: only the lines themselves, with a gap between them
-        wanted = known  # type: ignore[assignment]
-    shown = []
-    for number in wanted:
-        source = linecache.getline(file, number).rstrip()
-        if not source and number in (first, last):
-            continue
-        here = f"← {names(at[number])}" if number in at else "the ranks part here" if number == cause.branch else ""
-        style = "ls-red" if number in odd else "ls-soft"
-        shown.append(
-            f'<div{" class=ls-branch" if number == cause.branch else ""}><span class="ls-no">{number}</span>'
-            f'<span>{escape(source)}</span><span class="{style}">{here}</span></div>'
-        )
-    return f'<div class="ls-code">{"".join(shown)}</div>'
+def frame(lines: Sequence[text.CodeLine]) -> str:
+    """The code where the ranks stand, with the line marked where they part."""
+    shown = [
+        f'<div{" class=ls-branch" if line.branch else ""}><span class="ls-no">{line.number}</span>'
+        f'<span>{escape(line.source)}</span><span class="{"ls-red" if line.differs else "ls-soft"}">{line.note}</span></div>'
+        for line in lines
+    ]
+    return f'<div class="ls-code">{"".join(shown)}</div>' if shown else ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from .branches import branch, stands
 from .divergence import Divergence, first_divergence, parted_at, reached, say
 from .job import Job
-from .mismatch import SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
+from .mismatch import OTHER_ORDER, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
@@ -53,9 +53,10 @@ def hang(run: Run, job: Job) -> Cause:
     finished = [report.rank for report in members if report not in waiting]
     calls = found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None}
     parting, line = _branch(found, waiting, finished, calls, len(members))
+    came = reached(calls)  # if from different places, the line that they share is not what differs
+    notes = [note for note in notes if not (came and note == OTHER_ORDER)]
     said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS) else note for note in notes]
     line = line if {SAME_ORDER, SAME_TENSORS} & {*notes} else None
-    came = reached(calls)
     own = [parting] if line else came
     if found.topic is not Topic.MISMATCHES:
         own = [*own, *(note for note in notes if note not in RULES)]

@@ -16,6 +16,9 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Collectives with one rank that all name: the one that has the data, or gets them."""
 SAME_ROOT = "Ranks must name the same source (src) or destination (dst)."
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
+OTHER_ORDER = (
+    "If both tensors are right, a rank makes its calls in another order: order alone decides which calls meet."
+)
 
 
 def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
@@ -86,12 +89,12 @@ def say_mismatch(found: dict[int, Collective]) -> str:
     if mine.kind != theirs.kind:
         return f"rank {mine.rank} called {mine.title} where rank {theirs.rank} called {theirs.title}"
     if mine.kind in ROOTED and mine.peer != theirs.peer:
-        return f"in {mine.title}, rank {mine.rank} names rank {_root(mine)} as the root, rank {theirs.rank} rank {_root(theirs)}"
+        return f"in {mine.title}, rank {mine.rank} names rank {_root(mine)} as the root, and rank {theirs.rank} names rank {_root(theirs)}"
     if mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor:
         return (
             f"in {mine.title}, rank {mine.rank} reduces by {mine.reduce_op}, rank {theirs.rank} by {theirs.reduce_op}"
         )
-    return f"in {mine.title}, rank {mine.rank} passed {mine.tensor}, rank {theirs.rank} {theirs.tensor}"
+    return f"in {mine.title}, rank {mine.rank} passed {mine.tensor}, and rank {theirs.rank} passed {theirs.tensor}"
 
 
 def rules(found: dict[int, Collective]) -> list[str]:
@@ -99,7 +102,11 @@ def rules(found: dict[int, Collective]) -> list[str]:
     mine, theirs = two_sides(found)
     other_root = mine.kind == theirs.kind and mine.kind in ROOTED and mine.peer != theirs.peer
     said = [SAME_ROOT if other_root else SAME_TENSORS]
-    if mine.frame is not None and theirs.frame is not None and mine.frame.short != theirs.frame.short:
+    if mine.frame is None or theirs.frame is None:
+        return said
+    if mine.frame.short == theirs.frame.short and mine.tensor != theirs.tensor and not other_root:
+        said.append(OTHER_ORDER)
+    elif mine.frame.short != theirs.frame.short:
         said.append(
             "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped "
             "one before, or made one too many."

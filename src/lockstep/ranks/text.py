@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,10 +11,11 @@ from types import MappingProxyType
 
 from .hangs import groups_apart
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rules, say_mismatch, two_sides
-from .report import Blowup, Frame, Kind, Topic, Waiting
+from .report import Blowup, Cause, Frame, Kind, Topic, Waiting
 from .result import Run
 from .words import MANY, at, names, spans
 
+MOST_LINES = 14  # of code
 WIDTH = 96
 CODE_WIDTH = 40
 RANKS_WIDTH = 30
@@ -61,11 +63,26 @@ class Row:
 
 
 @dataclass(frozen=True)
+class CodeLine:
+    """A line of the code where ranks stand. `note` says which do, or that they part here (`branch`)."""
+
+    number: int
+    source: str
+    note: str = ""
+    _: KW_ONLY
+    branch: bool = False
+    differs: bool = False
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What stands under a headline: the ranks' table, and other text."""
+    """What stands under a headline: the ranks' table, and other text. `code` is drawn where there is place for it: as
+    text, the table has the lines.
+    """
 
     rows: tuple[Row, ...] = ()
     text: str = ""
+    code: tuple[CodeLine, ...] = ()
 
     def shown(self, width: int | None = None) -> str:
         """As text. With a `width`, no line is longer, and a table that does not fit becomes a few lines for each rank."""
@@ -100,7 +117,32 @@ def evidence(run: Run, read_on: ReadOn = NOWHERE, width: int = WIDTH, *, own: bo
         closing.append(f"Read: {read_on[run.cause.topic]}")
     if closing:
         parts.append("\n".join(_wrapped(line, width) for line in closing))
-    return Evidence(rows(run.cause.rows), "\n\n".join(parts))
+    return Evidence(rows(run.cause.rows), "\n\n".join(parts), code_around(run.cause))
+
+
+def code_around(cause: Cause) -> tuple[CodeLine, ...]:
+    """The lines where the ranks of a hang stand, with the branch that parted them; none if they are in several files."""
+    standing = [row for row in cause.rows if not row.what.startswith("finished")]  # the frame of others is a last call
+    frames = [(row, row.frame) for row in standing if row.frame is not None]
+    if not frames or len({frame.file for _, frame in frames}) > 1:
+        return ()
+    file = frames[0][1].file
+    at: dict[int, list[int]] = {}
+    for row, frame in frames:
+        at.setdefault(frame.line, []).append(row.rank)
+    odd = {frame.line for row, frame in frames if row.differs}
+    known = sorted({*at, *((cause.branch, cause.branch + 1) if cause.branch else ())})  # a branch and what it does
+    first, last = max(1, known[0] - 1), known[-1] + 1
+    # too far apart: only the lines themselves, with a gap between them
+    wanted: Sequence[int] = range(first, last + 1) if last - first < MOST_LINES else known
+    shown = []
+    for number in wanted:
+        source = linecache.getline(file, number).rstrip()
+        if source or number not in (first, last):
+            part = number == cause.branch
+            note = f"← {names(at[number])}" if number in at else "the ranks part here" if part else ""
+            shown.append(CodeLine(number, source, note, branch=part, differs=number in odd))
+    return tuple(shown)
 
 
 def explained(headline: str, waiting: Sequence[Waiting], more: Iterable[str], width: int | None = None) -> str:

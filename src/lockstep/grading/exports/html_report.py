@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
 
-from ...ranks.cards import table
+from ...ranks.cards import proof
+from ...ranks.text import Evidence
 from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
@@ -112,12 +114,22 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
             "file": _file(found.file or "", exercise),
             "line": found.line,
             "source": cut(found.source, MOST_MESSAGE),
-            "ranks": Markup(table([row.mapped(lambda cell: visible(_own(learner, cut(cell)))) for row in found.rows])),
-            "evidence": _own(learner, cut(found.evidence)).strip("\n"),
+            "proof": Markup(proof(_shown(learner, found.proof))),
             "why": found.why,
             "read": found.read,
         }
     return shown
+
+
+def _shown(learner: Learner, found: Evidence) -> Evidence:
+    def shown(text: str, keep: str = "") -> str:
+        return visible(_own(learner, cut(text)), keep)
+
+    return Evidence(
+        tuple(row.mapped(shown) for row in found.rows),
+        shown(found.text, keep="\n\t"),
+        tuple(replace(line, source=shown(line.source)) for line in found.code),
+    )
 
 
 def _file(path: str, exercise: str) -> str:
