@@ -249,8 +249,8 @@ def main():
 main()
 
 # %% [markdown]
-# The next cell prints torchrun's closing summary; `…` replaces what differs between runs. (You needn't read the code.)
-# Which rank does torchrun blame?
+# The next cell prints torchrun's closing summary; `…` replaces what differs between runs. <span class="on-screen">You
+# needn't read its code.</span> Which rank does torchrun blame?
 
 # %%
 import re

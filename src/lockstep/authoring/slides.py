@@ -38,8 +38,7 @@ TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = (
 )  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
-ASIDE = re.compile(r"\s*\((?:<code[^>]*>--[^()]*|You needn't read the code\.)\)")
-"""Of options of `%%ranks`, whose line a slide says in words; and of code that a slide doesn't show."""
+ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
