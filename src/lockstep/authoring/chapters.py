@@ -35,6 +35,8 @@ from ..course.copies import chapter_file
 ROOT = Path(__file__).resolve().parents[3]
 CELL_TIMEOUT_SECONDS = 240  # chapter 5 checks a batch script on a SLURM cluster of its own
 KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+NEVER_READY = "before replying to kernel_info"
+"""Of a kernel that died before its first cell: another process may have taken the port that was chosen for it."""
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SOURCE_FORMAT = "py:percent"
 PREDICT = re.compile(r"^(?!- ).*\*\*Predict\b", re.MULTILINE)
@@ -188,14 +190,20 @@ def execute(notebook: NotebookNode, root: Path = ROOT, timing: bool = False) -> 
     environment = dict(os.environ)
     os.environ.update(reference_environment(root))
     try:
-        NotebookClient(
+        client = NotebookClient(
             notebook,
             timeout=CELL_TIMEOUT_SECONDS,
             kernel_name=KERNEL["name"],
             store_widget_state=False,
             record_timing=timing,
             resources={"metadata": {"path": str(root / "chapters")}},
-        ).execute()
+        )
+        try:
+            client.execute()
+        except RuntimeError as error:
+            if NEVER_READY not in str(error):
+                raise
+            client.execute()
     finally:
         os.environ.clear()
         os.environ.update(environment)
