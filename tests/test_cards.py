@@ -23,7 +23,7 @@ from lockstep.notebook.cards import Card, report_card, run_card, unwritten_card
 from lockstep.ranks import Kind, Run, text
 from lockstep.ranks.cards import said, table
 from lockstep.ranks.report import Cause, Error, Frame, Topic, Waiting
-from lockstep.ranks.text import Row
+from lockstep.ranks.text import CodeLine, Row
 
 SCRIPT = """import torch.distributed as dist
 
@@ -372,6 +372,27 @@ def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pyte
     folded = [shown(one).select("details") for one in told]
     assert [[one.get_text() for one in each] for each in folded] == [[], ["Hint 1OneFirst."]]
     assert shown(told[0]).strong.get_text() == "One" and "%hint add" in shown(told[0]).get_text()
+
+
+def test_the_code_where_a_check_hung_is_in_its_card() -> None:
+    """... with the branch; the table and the place don't say it again."""
+    code = (
+        CodeLine(6, "    if rank == 0:", "the ranks part here", branch=True),
+        CodeLine(7, f"        reduce({HOSTILE})", "← rank 0", differs=True),
+    )
+    rows = (Row("0", "barrier", at="add.py:7", code="reduce()", differs=True), Row("1", "finished"))
+    hung = Diagnosis(
+        "hang", "It hangs.", "Rank 0 took `if`.", (0,), "add.py", 7, source="reduce()", rows=rows, code=code
+    )
+    report = Report(0, (ExerciseResult("add", (check("adds", CheckOutcome.FAILED, hung),), 1.0),))
+    page = shown(report_card(report))
+    drawn = [[cell.get_text() for cell in line.select("span")] for line in page.select(".ls-code > div")]
+    assert drawn == [[str(line.number), line.source, line.note] for line in code]
+    assert [line.get_text()[:1] for line in page.select(".ls-code .ls-branch")] == ["6"]
+    assert [cell.get_text() for cell in page.select(".ls-code .ls-red")] == ["← rank 0"]
+    assert page.get_text().count("reduce()") == 0 and not page.select("pre, b")
+    assert [one.get_text() for one in page.select("p")][:3] == ["It hangs.", "add.py:7", "Rank 0 took if."]
+    assert page.get_text().count("%hint add") == 1
 
 
 class Output:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def test_a_call_that_meets_one_of_the_checks_own(here: Callable[..., tuple[int, 
          "dist.barrier()", "Rank 0 took the branch at line 56 (if dist.get_rank() == 0); ranks 1 and 2 did not."),
         ("shard_optimizer/owner_alone_sends",
          "All ranks had the same parameters and the same gradients, but their calls differ. In broadcast #1, rank 1 names "
-         "rank 1 as the root, rank 0 rank 0.", "dist.broadcast(parameter, src=dist.get_rank())", ""),
+         "rank 1 as the root, and rank 0 names rank 0.", "dist.broadcast(parameter, src=dist.get_rank())", ""),
     ],
 )  # fmt: skip
 def test_a_hang_is_told_once(
@@ -143,6 +144,14 @@ def test_a_hang_is_told_once(
     assert found[0]["message"] == message and found[0]["rows"]
     assert wrong.text.splitlines()[found[0]["line"] - 1].strip() == line
     assert " ".join(found[0]["evidence"].split()) == evidence.format(found[0]["line"])
+    code, source = found[0]["code"], wrong.text.splitlines()
+    assert code and all(one["source"] == source[one["number"] - 1].rstrip() for one in code)
+    assert sum("the ranks part here" in one["note"] or "← rank" in one["note"] for one in code) == (
+        2 if evidence else 1
+    )
+    assert [one["number"] for one in code if one["branch"]] == [
+        int(n) for n in re.findall(r"at line (\d+)", found[0]["evidence"])
+    ]
     file = f"{label.partition('/')[2]}.py"
     assert found[0]["file"] == file and {row["at"].partition(":")[0] for row in found[0]["rows"]} == {file}
 

@@ -29,7 +29,7 @@ from lockstep.grading.similar import LineRange, Pair
 from lockstep.grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
 from lockstep.grading.worker import Worker
 from lockstep.grading.writers import write_all
-from lockstep.ranks.text import Row
+from lockstep.ranks.text import CodeLine, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
@@ -40,7 +40,9 @@ WEEK = datetime(2026, 11, 20, 17, 3, tzinfo=timezone.utc)
 
 
 def failed(text: str, evidence: str = "proof") -> CheckResult:
-    found = Diagnosis(text, f"{text}\n{text}", evidence, (1,), text, 3, text, text, text, (Row("0", text),))
+    found = Diagnosis(
+        text, f"{text}\n{text}", evidence, (1,), text, 3, text, text, text, (Row("0", text),), (CodeLine(3, text),)
+    )
     return CheckResult(text, "test_x", CheckOutcome.FAILED, found, "", text, 0.25)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from lockstep import ranks
 from lockstep.ranks import Outcome, explain
+from lockstep.ranks.mismatch import OTHER_ORDER
 from lockstep.ranks.report import Topic
 
 PRELUDE = """\
@@ -355,6 +356,19 @@ def test_a_mismatch_in_a_function_that_all_use_says_from_where_each_came() -> No
     assert f"Rank 1 took the branch at line {at + 5} (if rank == 1); ranks 0 and 2 did not." in said
     came = rf"from shared:{at + 6} \(mean\(torch.ones\(3\)\)\), called from shared:{at + 10} \(evaluate\(\)\)"
     assert re.search(came, said), said
+    assert OTHER_ORDER not in said
+
+
+def test_a_mismatch_on_one_line_may_be_one_of_order() -> None:
+    text = (
+        "sums = [torch.ones(1), torch.ones(16)]\nfor one in reversed(sums) if rank == 1 else sums:\n"
+        "    dist.all_reduce(one)\n"
+    )
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None and run.cause.kind == "mismatch" and OTHER_ORDER in run.cause.notes
+    text = "if rank == 1:\n    dist.all_reduce(torch.ones(16))\nelse:\n    dist.all_reduce(torch.ones(1))\n"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None and OTHER_ORDER not in run.cause.notes
 
 
 def test_where_ranks_parted_earlier_is_told_as_past() -> None:

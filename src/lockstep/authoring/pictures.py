@@ -36,14 +36,14 @@ DARK = (
 class Drawing:
     """An SVG picture, from left to right and top to bottom."""
 
-    def __init__(self, height: int, label: str) -> None:
+    def __init__(self, height: int, label: str, width: int = WIDTH) -> None:
         self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'role="img" aria-label="{escape(label)}">',
             f"<style>{LIGHT} @media screen and (prefers-color-scheme: dark) {{ {DARK} }}</style>",
             '<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">'
             '<path class="h" d="M0 0L9 4L0 8z"/></marker></defs>',
-            f'<rect class="bg" width="{WIDTH}" height="{height}"/>',
+            f'<rect class="bg" width="{width}" height="{height}"/>',
         ]
 
     def text(self, x: float, y: float, said: object, kind: str = "") -> None:
@@ -183,7 +183,7 @@ def drift() -> str:
 def uneven() -> str:
     """Four batches on rank 0, three on rank 1: the hang, and the three ways out."""
     drawing = Drawing(
-        262, "Rank 0 has four batches and rank 1 three: rank 0 waits; padding, dropping and join end that"
+        262, "Rank 0 has four batches and rank 1 three: rank 0 waits; padding, dropping and join end that", 494
     )
     ways = (
         ("as it is", ["1", "2", "3", "4: waits for rank 1"], ["1", "2", "3", "finished"], "hang"),
@@ -194,12 +194,12 @@ def uneven() -> str:
     for number, (name, *ranks, result) in enumerate(ways):
         y = 14 + 62 * number
         drawing.text(14, y + 32, name, "b")
-        drawing.text(636, y + 32, result, "says b" if result == "hang" else "")
+        drawing.text(436, y + 32, result, "says b" if result == "hang" else "")
         for rank, batches in enumerate(ranks):
             drawing.text(84, y + 18 + 28 * rank, f"rank {rank}", "q")
             for place, batch in enumerate(batches):
                 kind = f"r{rank}" if batch.isdigit() else "bad" if "waits" in batch else "no"
-                drawing.box(138 + 110 * place, y + 28 * rank, 152 if place == 3 else 104, kind, batch, 24)
+                drawing.box(134 + 48 * place, y + 28 * rank, 144 if place == 3 else 44, kind, batch, 24)
     return drawing.svg()
 
 

@@ -31,11 +31,7 @@ ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
-TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = (
-    76,
-    82,
-    97,
-)  # characters on a line at 16:9; at 4:3 lines are shorter, and there are more
+TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = 76, 82, 97  # characters on a line at 16:9; there are more lines at 4:3
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
 ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
