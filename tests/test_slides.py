@@ -256,6 +256,19 @@ def test_a_tall_timeline_is_a_slide_for_each_rank(book: Path, monkeypatch: pytes
 
 
 @each_chapter
+def test_code_that_goes_on_says_so_and_leaves_no_tail(book: Path, name: str) -> None:
+    """A slide with the last one or two lines of a cell says nothing."""
+    shown = [one for one in slides(book, name) if one.select_one(".part")]
+    while shown:
+        (first, of), *_ = told = [[int(n) for n in words(one.select_one(".part")).split("of")] for one in shown]
+        assert first == 1 and told[:of] == [[n, of] for n in range(1, of + 1)]
+        if "code" in shown[0]["class"]:
+            lines = [len(one.select(".input .line")) for one in shown[:of]]
+            assert min(lines) > 3, (words(shown[0]), lines)
+        shown = shown[of:]
+
+
+@each_chapter
 def test_no_slide_is_of_machinery_alone(book: Path, name: str) -> None:
     """Neither a sentence that promises code, nor what `%%writefile` prints, nor how a cell calls a command."""
     for slide in slides(book, name):

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from bs4 import BeautifulSoup, Tag
 from markupsafe import Markup
@@ -46,13 +46,24 @@ WRITTEN = re.compile(r"(?:Over)?[Ww]riting \S+")  # what `%%writefile` prints
 
 @dataclass(frozen=True)
 class Slide:
-    """One slide. `title` and `body` are HTML, `above` is the title of its section, `anchor` a place in the book."""
+    """One slide. `title` and `body` are HTML, `above` is the title of its section, `anchor` a place in the book; for
+    `part`, see `Block`.
+    """
 
     title: str
     body: Markup
     anchor: str
     kind: str = ""
     above: str = ""
+    part: str = ""
+
+
+class Block(NamedTuple):
+    """What is on a slide below its title; `part` is "1 of 2" where code goes on."""
+
+    kind: str
+    body: Markup
+    part: str = ""
 
 
 def write_slides(course: Course, out: Path, chapters: list[Rendered] | None = None) -> dict[Path, int]:
@@ -144,11 +155,12 @@ class _Deck:
                 yield Slide(title, self.paragraph(self.first(nodes, 260)), anchor, "section")
             made = list(self.blocks(nodes))
             if main and not effort and nodes and nodes[0].name == "ul":
-                made[0] = ("section", made[0][1])
+                made[0] = made[0]._replace(kind="section")
             if not made and heading.name == "h3" and not effort:
-                made = [("text", self.paragraph(self.first(nodes, 420)))]
-            for kind, block in made:
-                yield Slide(_unanswered(title) if kind == "ask" else title, block, anchor, kind, "" if main else above)
+                made = [Block("text", self.paragraph(self.first(nodes, 420)))]
+            for kind, shown, part in made:
+                said = _unanswered(title) if kind == "ask" else title
+                yield Slide(said, shown, anchor, kind, "" if main else above, part)
 
     def exercise(self, section: Section, task: Tag) -> Markup:
         """Its name, its minutes, its command, and the first sentences of what to do."""
@@ -163,7 +175,7 @@ class _Deck:
         )
         return Markup(facts) + self.paragraph(self.fitting(rest, 330))
 
-    def blocks(self, nodes: list[Tag]) -> Iterator[tuple[str, Markup]]:
+    def blocks(self, nodes: list[Tag]) -> Iterator[Block]:
         """Kind and content of each slide below a heading."""
         lead: Tag | None = None
         asked, rest = Markup(), list(nodes)
@@ -178,15 +190,16 @@ class _Deck:
                 turns = node.img.get("class") == "turns"
                 if turns:  # what comes out is to be guessed first
                     asking = before if "?" in before else self.paragraph([self.question])
-                    yield "ask", asking + Markup(str(node.img).replace('class="turns"', 'class="covered"'))
-                yield "answer" if turns else "picture", before + Markup(str(node.img)) + self.taken(rest)
+                    covered = str(node.img).replace('class="turns"', 'class="covered"')
+                    yield Block("ask", asking + Markup(covered))
+                yield Block("answer" if turns else "picture", before + Markup(str(node.img)) + self.taken(rest))
             elif node.name == "details":
                 before = Markup(str(lead)) if lead else self.paragraph([self.question] if self.question else [])
                 hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
-                yield from (("ask", before), ("answer", hidden))
+                yield from (Block("ask", before), Block("answer", hidden))
             elif _is("quiz", node):
                 question = self.questions[str(node["data-key"])]
-                yield from (("ask", _choices(question)), ("answer", _answer(question)))
+                yield from (Block("ask", _choices(question)), Block("answer", _answer(question)))
             elif _is("cell", node):
                 cells = [node, *takewhile(partial(_is, "cell"), rest)]
                 rest = rest[len(cells) - 1 :]
@@ -194,9 +207,9 @@ class _Deck:
                 if asked and shown:
                     told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
                     code = [one for cell in told for one in _code(cell)]
-                    yield from (("ask", part) for part in _packed(asked, code, _asking(asked)))
+                    yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    yield from (("answer", part) for part in _packed(Markup(), _joined(outputs, self.taken(rest))))
+                    yield from _packed("answer", Markup(), _joined(outputs, self.taken(rest)))
                 else:
                     for cell in shown:
                         yield from self.run(cell, self.last(lead), rest if cell is cells[-1] else [])
@@ -206,20 +219,20 @@ class _Deck:
                 asked += Markup(node.decode())
             else:
                 before = self.last(lead)
-                yield from (("text", before + part) for part in _pieces(node, ROOM - _height(before)))
+                yield from (Block("text", before + part) for part in _pieces(node, ROOM - _height(before)))
                 lead = None
 
-    def run(self, cell: Tag, lead: Markup, rest: list[Tag]) -> Iterator[tuple[str, Markup]]:
+    def run(self, cell: Tag, lead: Markup, rest: list[Tag]) -> Iterator[Block]:
         """A cell with what it printed, on one slide if there is room; nothing for imports."""
         outputs, source = _outputs(cell), _source(cell)
         if SHOWN_FILE.match(source):
-            yield "code", lead + outputs[0] + self.taken(rest)
+            yield Block("code", lead + outputs[0] + self.taken(rest))
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
             taken = self.taken(rest)
             beside = Markup() if outputs else taken
-            code = _code(cell, ROOM - _height(lead + beside))
+            code = _code(cell, TIGHT * ROOM - _height(lead + beside))
             code[-1] += beside
-            yield from (("code", part) for part in _packed(lead, [*code, *_joined(outputs, taken)]))
+            yield from _packed("code", lead, [*code, *_joined(outputs, taken)])
 
     def taken(self, rest: list[Tag]) -> Markup:
         """What the text says first about an output: the sentence or two after it."""
@@ -342,7 +355,7 @@ def _whole(line: str) -> str:
     return str(BeautifulSoup(f"<pre>{line}</pre>", "html.parser")).removeprefix("<pre>").removesuffix("</pre>")
 
 
-def _code(cell: Tag, room: float = ROOM - 3) -> list[Markup]:
+def _code(cell: Tag, room: float = TIGHT * ROOM - 3) -> list[Markup]:
     """A cell's code, if long in parts that have `room` and are about as long as one another. Its `%%ranks` line is
     said in words, but for how it ends.
     """
@@ -354,24 +367,28 @@ def _code(cell: Tag, room: float = ROOM - 3) -> list[Markup]:
         calls = [n for n in range(1, len(plain)) if not plain[n - 1].strip() and plain[n][:1].strip()]
         lines = lines[calls[-1] :] if calls else lines
     plain = [_plain(line) for line in lines]
-    if _rows(plain, CODE_WIDTH) * CODE > room:
+    if _rows(plain, CODE_WIDTH) * CODE > room / TIGHT:
         start = len(list(takewhile(IMPORT.fullmatch, plain)))
         said, lines, plain = said + _remark(start, "lines of imports"), lines[start:], plain[start:]
-    room -= _height(said)
-    pieces = max(1, math.ceil(_rows(plain, CODE_WIDTH) * CODE / (TIGHT * room)))
-    parts, end = [], 0
-    for number in range(pieces):  # as long as one another, about
-        start, end = end, len(lines) if number == pieces - 1 else _joint(plain, end, pieces - number)
-        parts.append(_shown(lines[start:end], "input"))
-    return [said + parts[0], *parts[1:]]
+    room -= _height(said) + 1
+    ends, pieces = [0, len(plain)], 1
+    while pieces < len(plain) and any(_rows(plain[m:n], CODE_WIDTH) * CODE > room for m, n in pairwise(ends)):
+        ends = _joints(plain, pieces := pieces + 1)
+    first, *others = [_shown(lines[start:end], "input") for start, end in pairwise(ends)]
+    return [said + first, *others]
 
 
-def _joint(plain: list[str], start: int, pieces: int) -> int:
-    """Where the first of so many pieces ends: near its share, at a blank line or where a line is indented least."""
-    share = (len(plain) - start) / pieces
-    near = [n for n in range(start + 1, len(plain)) if abs(n - start - share) <= share / 3]
-    depth = {n: len(plain[n]) - len(plain[n].lstrip()) for n in near}
-    return min(near, key=lambda n: (plain[n].strip() != "", depth[n], abs(n - start - share)), default=start + 1)
+def _joints(plain: list[str], pieces: int) -> list[int]:
+    """Where so many pieces of about the same length begin and end: at blank lines, or where the indent is least."""
+    ends = [0]
+    for left in range(pieces, 1, -1):
+        start, share = ends[-1], (len(plain) - ends[-1]) / left
+        near = [n for n in range(start + 1, len(plain)) if abs(n - start - share) <= share / 3]
+        depth = {n: len(plain[n]) - len(plain[n].lstrip()) for n in near}
+        ends.append(
+            min(near, key=lambda n: (plain[n].strip() != "", depth[n], abs(n - start - share)), default=start + 1)
+        )
+    return [*ends, len(plain)]
 
 
 def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
@@ -382,10 +399,8 @@ def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
     return [*(one + taken if "lockstep-timeline" in one else one for one in others), last + taken]
 
 
-def _packed(slide: Markup, parts: list[Markup], again: str = "") -> Iterator[Markup]:
-    """The parts on as few slides as have room for them. From the second slide on, `again` is above them. Where code
-    goes on, each of its slides says which it is.
-    """
+def _packed(kind: str, slide: Markup, parts: list[Markup], again: str = "") -> Iterator[Block]:
+    """The parts on as few slides as have room for them. From the second slide on, `again` is above them."""
     height, made = _height(slide), []
     for part in parts:
         more = _height(part)
@@ -397,8 +412,8 @@ def _packed(slide: Markup, parts: list[Markup], again: str = "") -> Iterator[Mar
     made += [slide] if slide else []
     code = [number for number, one in enumerate(made) if 'class="highlight input"' in one]
     for number, one in enumerate(made):
-        several = len(code) > 1 and number in code
-        yield (Markup(f'<p class="part">{code.index(number) + 1} of {len(code)}</p>') if several else Markup()) + one
+        which = f"{code.index(number) + 1} of {len(code)}" if len(code) > 1 and number in code else ""
+        yield Block(kind, one, which)
 
 
 def _outputs(cell: Tag) -> list[Markup]:

@@ -55,9 +55,14 @@ class NamespaceHost:
             os.mkdir(TEMPORARY)
             self.defaults = {"TMPDIR": TEMPORARY}
         namespaces.unshare(namespaces.NEWPID)  # for children, the first of which has to stay
+        ready, told = os.pipe()
         self.init = os.fork()
         if not self.init:
-            _be_init(self.client)
+            os.close(ready)
+            _be_init(self.client, told)
+        os.close(told)
+        with open(ready, "rb") as waits:  # nobody may rely on this process before the first one does
+            waits.read(1)
 
     def serve(self) -> None:
         """Carry out orders until the client is gone."""
@@ -202,9 +207,14 @@ def _become(request: Run, standard: list[int], own: dict[str, str]) -> None:
     os.execvpe(request.command[0], request.command, request.environment | own)
 
 
-def _be_init(client: socket.socket) -> None:
-    """The first process of the process namespace: show it its own /proc, and collect what nobody else collects."""
+def _be_init(client: socket.socket, told: int) -> None:
+    """The first process of the process namespace: show it its own /proc, and collect what nobody else collects.
+
+    It cannot see that its parent died before it could ask to die with it: then `told` breaks.
+    """
     processes.die_with_parent()
+    os.write(told, b".")
+    os.close(told)
     client.close()
     with contextlib.suppress(OSError):  # A container may forbid it; then /proc shows the numbers outside.
         namespaces.mount("proc", "/proc", "proc")
