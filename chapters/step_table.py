@@ -58,7 +58,7 @@ class StepTable:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{column}</th>' for column in ("", *COLUMNS))
+        head = "<td></td>" + "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
         lines = []
         for name, row in self.rows.items():
             shown = [_shown(column, row[column], unit) for column, unit in zip(COLUMNS, UNITS, strict=True)]
