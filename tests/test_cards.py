@@ -387,7 +387,7 @@ def test_the_code_where_a_check_hung_is_in_its_card() -> None:
     report = Report(0, (ExerciseResult("add", (check("adds", CheckOutcome.FAILED, hung),), 1.0),))
     page = shown(report_card(report))
     drawn = [[cell.get_text() for cell in line.select("span")] for line in page.select(".ls-code > div")]
-    assert drawn == [[str(line.number), line.source, line.note] for line in code]
+    assert drawn == [[str(line.number), line.source[4:], line.note] for line in code], "without the common indent"
     assert [line.get_text()[:1] for line in page.select(".ls-code .ls-branch")] == ["6"]
     assert [cell.get_text() for cell in page.select(".ls-code .ls-red")] == ["← rank 0"]
     assert page.get_text().count("reduce()") == 0 and not page.select("pre, b")

@@ -98,10 +98,12 @@ def _class(kinds: Sequence[str] | None) -> str:
 
 
 def frame(lines: Sequence[text.CodeLine]) -> str:
-    """The code where the ranks stand, with the line marked where they part."""
+    """The code where the ranks stand, without the indent that all lines have, and with the line marked where they part."""
+    indent = min((len(line.source) - len(line.source.lstrip()) for line in lines if line.source.strip()), default=0)
     shown = [
         f'<div{" class=ls-branch" if line.branch else ""}><span class="ls-no">{line.number}</span>'
-        f'<span>{escape(line.source)}</span><span class="{"ls-red" if line.differs else "ls-soft"}">{line.note}</span></div>'
+        f"<span>{escape(line.source[indent:])}</span>"
+        f'<span class="{"ls-red" if line.differs else "ls-soft"}">{escape(line.note)}</span></div>'
         for line in lines
     ]
     return f'<div class="ls-code">{"".join(shown)}</div>' if shown else ""

@@ -113,7 +113,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
             "rest": rest.strip(),
             "file": _file(found.file or "", exercise),
             "line": found.line,
-            "source": cut(found.source, MOST_MESSAGE),
+            "source": "" if found.code else cut(found.source, MOST_MESSAGE),
             "proof": Markup(proof(_shown(learner, found.proof))),
             "why": found.why,
             "read": found.read,
