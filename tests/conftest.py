@@ -26,7 +26,7 @@ LONGEST = (
     "test_paper", "test_release", "test_author_check", "test_chapters", "test_launcher",
 )  # fmt: skip
 """The files whose tests wait for browsers, clusters and other processes, in the order in which they begin."""
-SAMPLE = 30
+SAMPLE = 20
 """How many submissions of the bank `--quick` grades."""
 
 left_out = {"slow": 0, "bank": 0}

@@ -163,6 +163,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
         books.write_book(COURSE, tmp_path / "letter.txt")
 
 
+@pytest.mark.slow
 def test_the_command_replaces_an_old_book_by_the_same_bytes_and_says_where(tmp_path: Path) -> None:
     """Another process has other hashes. One chapter will do: pages differ in what they hold, not in how they are made."""
     (tmp_path / "autograder").mkdir()

@@ -171,6 +171,7 @@ def test_the_start_page_leads_to_the_chapter_and_an_exercise_opens_beside_it(
     page.close()
 
 
+@pytest.mark.slow
 def test_in_a_narrow_window_the_file_browser_makes_room_for_an_exercise(
     browser: Any, running: Lab, untouched: None
 ) -> None:
@@ -188,6 +189,7 @@ def test_in_a_narrow_window_the_file_browser_makes_room_for_an_exercise(
     page.close()
 
 
+@pytest.mark.slow
 def test_in_a_narrow_window_the_start_page_has_the_room(browser: Any, running: Lab, untouched: None) -> None:
     """The file browser is closed once; whoever opens it again keeps it. A wide window has both."""
     for width, left in ((1400, True), (700, False)):
@@ -242,6 +244,7 @@ def test_an_answer_to_a_prediction_is_folded_until_it_is_wanted(browser: Any, ru
     page.close()
 
 
+@pytest.mark.slow
 def test_a_new_kernel_can_go_on_in_the_middle_of_a_chapter(bench: Any, running: Lab) -> None:
     """The map leads there on the next day, past the cell that loads the magics."""
     notebook = bench("run_of_yesterday", "%check average_gradients", "quiz, course_map", first="1 + 1")
@@ -253,7 +256,10 @@ def test_a_new_kernel_can_go_on_in_the_middle_of_a_chapter(bench: Any, running: 
     assert "Run All Above" not in notebook.run(notebook.cell("run_of_yesterday"))
 
 
-@pytest.mark.parametrize("title", ["Is it the gradient of the joined batch?", "Exercise: implement setup_ddp"])
+@pytest.mark.parametrize(
+    "title",
+    ["Exercise: implement setup_ddp", pytest.param("Is it the gradient of the joined batch?", marks=pytest.mark.slow)],
+)
 def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, untouched: None, title: str) -> None:
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     page.set_default_timeout(120_000)
@@ -371,6 +377,7 @@ def test_a_hang_explains_itself(bench: Any) -> None:
     picture(cell, "hang")
 
 
+@pytest.mark.slow
 def test_code_in_a_choice_is_shown_as_code(bench: Any) -> None:
     key = "01_internals/collectives"
     notebook = bench(f'from lockstep.notebook.quiz import quiz\nquiz("{key}")')
@@ -417,6 +424,7 @@ def test_a_question_needs_only_the_keyboard(bench: Any, running: Lab) -> None:
     wait_for(lambda: not status.inner_text(), 20, "the verdict on another choice is still there")
 
 
+@pytest.mark.slow
 def test_by_night_it_can_be_read_as_well(bench: Any) -> None:
     question, diagram = 'quiz("01_internals/overlap")', "Stepper(ranks=4, length=8)"
     notebook = bench(f"from lockstep.notebook.quiz import quiz\n{question}",
@@ -467,6 +475,7 @@ def test_on_the_next_day_question_and_map_are_there_without_a_kernel(bench: Any,
     page.close()
 
 
+@pytest.mark.slow
 def test_a_cell_that_does_not_end_is_interrupted_and_says_where_everybody_was(bench: Any) -> None:
     notebook = bench(ENDLESS, 'print(6 * 7, "and on it goes")')
     cell = notebook.cell("%%ranks 3")

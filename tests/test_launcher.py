@@ -284,7 +284,10 @@ def test_what_is_finished_is_kept_when_the_network_fails(checkout: Checkout) -> 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
-    [("requirements.lock", "rich==", "rich==9"), ("pyproject.toml", "torch==2.13.0", "torch==2.13.1")],
+    [
+        ("requirements.lock", "rich==", "rich==9"),
+        pytest.param("pyproject.toml", "torch==2.13.0", "torch==2.13.1", marks=pytest.mark.slow),
+    ],
 )
 def test_an_update(checkout: Checkout, file: str, old: str, new: str) -> None:
     checkout.run()

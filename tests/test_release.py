@@ -143,6 +143,7 @@ def test_an_exercise_that_imports_another_takes_the_learners_own(course, learner
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_two_releases_are_the_same_bytes(course, copy, tmp_path):
     release(course, folder=tmp_path / "again", gradescope=tmp_path / "one.zip")
     release(course, gradescope=tmp_path / "two.zip")
@@ -230,6 +231,7 @@ def test_a_chapter_without_the_exercises_of_others(course, names, minutes, title
     assert lost == (names == ["preflight"]), "the clinic has a question"
 
 
+@pytest.mark.slow
 def test_a_group_brings_what_its_exercises_share(course, tmp_path):
     release(course, ["clinic/short_shard"], folder=tmp_path / "clinic")
     shutil.copyfile(course.solutions / "clinic/short_shard.py", tmp_path / "clinic/exercises/clinic/short_shard.py")

@@ -364,6 +364,7 @@ def test_keys_and_a_swipe_turn_slides(book: Path, browser: Any) -> None:
     context.close()
 
 
+@pytest.mark.slow
 def test_pictures_are_dark_in_the_dark(book: Path, browser: Any) -> None:
     page = browser.new_page(color_scheme="light", viewport={"width": 1280, "height": 720})
     page.goto(f"file://{book}/slides/01_internals.html#5")

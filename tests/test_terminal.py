@@ -179,6 +179,7 @@ def test_a_failures_name_is_below_it_and_the_hint_is_at_the_end(capsys: pytest.C
     assert capsys.readouterr().out.splitlines()[1:] == ["For a hint: ./lockstep hint train_ddp"]
 
 
+@pytest.mark.slow
 def test_a_check_says_that_it_goes_on_and_leaves_no_trace_of_it(tmp_path: Path, home: dict[str, str]) -> None:
     """At a terminal a line counts the checks; in a pipe, even a colored one, there is none."""
     course = make_course(tmp_path)
@@ -273,6 +274,7 @@ def test_the_marks_of_a_traceback_go_with_the_line_that_they_mark() -> None:
 # Color ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_there_is_no_color_in_a_pipe_nor_with_no_color(hanging: Path, piped: str) -> None:
     assert "HANG after" in piped and "\x1b" not in piped
     assert "\x1b" not in at_terminal(80, "run", "-n", "3", "train.py", cwd=hanging, NO_COLOR="1")

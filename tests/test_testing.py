@@ -49,10 +49,10 @@ def ran(output: str) -> list[str]:
 def test_quick_leaves_out_slow_tests_and_most_of_the_bank(course: Path, spread: tuple[str, ...]) -> None:
     output = call(course, "--quick", *spread)
     names = ran(output)
-    assert len([name for name in names if "wrong" in name]) == 30
+    assert len([name for name in names if "wrong" in name]) == 20
     assert len([name for name in names if "stub" in name]) == 3
     assert "test_other.py::test_usual" in names and "test_other.py::test_slow" not in names
-    assert "Not run: 1 slow tests, 30 submissions of the bank, and the chapters. `./lockstep test --all`" in output
+    assert "Not run: 1 slow tests, 40 submissions of the bank, and the chapters. `./lockstep test --all`" in output
 
 
 def test_a_file_stays_in_one_process_and_the_bank_is_dealt_out(course: Path) -> None:

@@ -229,6 +229,7 @@ def test_workers_live_through_all_epochs_and_signals(tmp_path: Path) -> None:
     assert told[-2:] == ["asked to stop: saved after step 37 of 64", "1 worker"] and other == ["1 worker"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_does_not_wait_for_its_workers(tmp_path: Path) -> None:
     """They ignore the SIGTERM by which multiprocessing asks them to end, and it would wait for them without end."""
     script = tmp_path / "script.py"

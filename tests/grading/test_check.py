@@ -210,6 +210,7 @@ def test_our_own_fault_is_exit_3(lockstep: CommandLine, course: Course, tmp_path
     assert ours["outcome"] == "not run" and ours["diagnosis"] is None and "ours" in ours["reason"]
 
 
+@pytest.mark.slow
 def test_checks_that_cannot_be_read_are_our_fault(lockstep: CommandLine, course: Course, tmp_path: Path) -> None:
     """A check file that cannot be imported is exit 3 with its reason, not taken for an interrupt."""
     copy = tmp_path / "course"
@@ -340,6 +341,7 @@ def test_not_run_is_not_passed(worker: Worker, course: Course, tmp_path: Path) -
     assert result.score == 0 and not result.passed
 
 
+@pytest.mark.slow
 def test_whoever_reads_may_stop_reading(course: Course) -> None:
     """`lockstep check … | head -1`: the grading goes on, and its status is the grade's."""
     command = [sys.executable, "-m", "lockstep", "check", "device_report", "--submission", str(course.solutions)]

@@ -221,6 +221,7 @@ def test_no_report_tells_the_next_seed(grade: Grade, tmp_path: Path) -> None:
     assert first.digest != second.digest and first.seed != second.seed
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar(tiny: Course, tmp_path: Path) -> None:
     """With how many of how many, and what was refused; no line for each learner."""
     source = moodle(tmp_path / "all.zip", {name: CLASS[name] for name in ("Ada Lovelace", "Nobody")})
@@ -379,6 +380,7 @@ def test_a_file_that_is_torn_or_does_not_fit_is_graded_again(grade: Grade, tmp_p
 # Again ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_who_handed_in_something_new_is_graded_again(grade: Grade, tmp_path: Path) -> None:
     out = tmp_path / "graded"
     grade(moodle(tmp_path / "all.zip", CLASS), out)
@@ -390,6 +392,7 @@ def test_only_who_handed_in_something_new_is_graded_again(grade: Grade, tmp_path
     assert [name for name in before if before[name] != after[name]] == ["hank-1003.json", "grades.csv"]
 
 
+@pytest.mark.slow
 def test_one_learner_again_gives_the_same_bytes(tiny: Course, grade: Grade, tmp_path: Path) -> None:
     source, out = moodle(tmp_path / "all.zip", CLASS), tmp_path / "graded"
     grade(source, out)
@@ -441,6 +444,7 @@ def test_a_download_that_is_not_there_begins_nothing(grade: Grade, tmp_path: Pat
     assert graded.seed == 7
 
 
+@pytest.mark.slow
 def test_files_set_aside_are_told_to_the_teacher(tiny: Course, tmp_path: Path) -> None:
     """In the remarks, and in a line of the command."""
     two = {"Ada": {"add.py": RIGHT["add"], "add (1).py": "raise ValueError\n", "notes.py": "x = 1\n"}}
@@ -463,6 +467,7 @@ def test_a_policy_shows_in_every_file(tiny: Course, tmp_path: Path) -> None:
     assert "Mind: the policy has an accommodation for 'nobody'" in said
 
 
+@pytest.mark.slow
 def test_folders_that_are_not_for_it_are_refused(grade: Grade, tiny: Course, traps: Path, tmp_path: Path) -> None:
     source, out = moodle(tmp_path / "all.zip", TWO), tmp_path / "graded"
     (tmp_path / "full").mkdir()

@@ -60,6 +60,7 @@ def test_same_report_and_the_checks_in_order(tiny: Course, handed_in: Path) -> N
         worker.stop()
 
 
+@pytest.mark.slow
 def test_a_fault_of_ours_is_one_exercises(tiny: Course, handed_in: Path) -> None:
     (handed_in / "times.py").write_text("# trap: dies\n" + RIGHT["times"])
     report = grade_side_by_side(tiny, GradeRequest(("add", "times"), handed_in, seed=5))
@@ -92,6 +93,7 @@ def test_a_later_exercise_waits_for_its_turn() -> None:
     assert told == ["a1", "b1", "b2", "c1"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="not run: looks at /proc")
 def test_ctrl_c_ends_all_of_it(tmp_path: Path) -> None:
     """The command says so by its status, and none of its processes is left."""

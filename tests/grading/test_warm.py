@@ -65,6 +65,7 @@ def test_usage_errors_come_back(lockstep: CommandLine, home: dict[str, str], tmp
     assert waiting(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_grading(course: Course, home: dict[str, str], tmp_path: Path) -> None:
     """An interrupted command leaves no grading and no rank behind."""
     endless = tmp_path / "setup_ddp.py"

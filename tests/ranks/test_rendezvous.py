@@ -46,7 +46,13 @@ def test_a_rank_never_comes() -> None:
     assert result.cause.headline == "rank 1 finished without init_process_group; rank 0 waits there."
 
 
-@pytest.mark.parametrize("what", ["time.sleep(8)", "end = time.monotonic() + 8\nwhile time.monotonic() < end: pass"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "time.sleep(8)",
+        pytest.param("end = time.monotonic() + 8\nwhile time.monotonic() < end: pass", marks=pytest.mark.slow),
+    ],
+)
 def test_a_late_rank_is_no_hang(what: str) -> None:
     """Whoever still computes or sleeps may come yet."""
     late = "if rank == 1:\n" + "\n".join(f"    {line}" for line in what.splitlines())
