@@ -70,6 +70,39 @@ print(same, (huge() - before) // huge_pages.HUGE)
 """
 
 
+BOMB = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        orphan = os.fork()
+        if orphan:
+            print(orphan, flush=True)
+            os._exit(0)
+    time.sleep(300)
+time.sleep(300)
+"""
+
+
+def test_of_many_an_orphan_ends_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent has died, so it descends from nobody that is looked at; its session is still one of theirs."""
+    monkeypatch.setattr(processes, "CROWD", 0)
+    with subprocess.Popen([sys.executable, "-c", BOMB], stdout=subprocess.PIPE, text=True) as root:
+        assert root.stdout is not None
+        orphan = int(root.stdout.readline())
+        until = time.monotonic() + 60
+        while orphan in processes.descendants(root.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(processes.descendants(root.pid)) == 1 and Path(f"/proc/{orphan}").exists()
+        assert processes.end_all(root.pid, patience=30) == []
+        while Path(f"/proc/{orphan}/exe").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        left = Path(f"/proc/{orphan}/exe").exists()
+        root.kill()
+        processes.kill([orphan])
+    assert not left
+
+
 @pytest.mark.skipif(not processes.LINUX or kernel() < (6, 1), reason="not run: needs Linux 6.1 (MADV_COLLAPSE)")
 def test_memory_goes_into_huge_pages_and_keeps_what_it_holds() -> None:
     done = subprocess.run([sys.executable, "-c", IN_HUGE_PAGES], capture_output=True, text=True, timeout=60)

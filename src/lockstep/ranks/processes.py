@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
@@ -120,16 +121,24 @@ def call_helper() -> None:
 
 def parents() -> dict[int, int]:
     """The parent of every living process: {pid: parent's pid}. Empty where /proc is missing."""
-    return {pid: parent for pid, (parent, _) in _living().items()}
+    return {pid: one.parent for pid, one in _living().items()}
 
 
-def _living() -> dict[int, tuple[int, int]]:
-    """Parent and process group of every living process.
+class _Process(NamedTuple):
+    """The numbers of its parent, its process group and its session."""
+
+    parent: int
+    group: int
+    session: int
+
+
+def _living() -> dict[int, _Process]:
+    """Every living process.
 
     A process lives as long as one of its threads does. Its first one may have ended: while a killed process is dying, or
     because it wanted to look dead; its children are still its own then.
     """
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, _Process] = {}
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
             if not entry.name.isdigit():
@@ -138,7 +147,7 @@ def _living() -> dict[int, tuple[int, int]]:
                 fields = _stat(int(entry.name))
                 threads = int(fields[17])  # num_threads in proc(5)
                 if fields[0] != "Z" or threads > 1:
-                    found[int(entry.name)] = int(fields[1]), int(fields[2])
+                    found[int(entry.name)] = _Process(*map(int, fields[1:4]))
     return found
 
 
@@ -262,7 +271,7 @@ def end_all(root: int, statuses: dict[int, int] | None = None, patience: float =
         if statuses is not None:
             reap(statuses)
         living = _living()
-        known_parents = {pid: parent for pid, (parent, _) in living.items()}
+        known_parents = {pid: one.parent for pid, one in living.items()}
         # In the first, one whose parent has died meanwhile may be missing.
         left = descendants(root, known_parents) or descendants(root)
         now = time.monotonic()
@@ -274,17 +283,22 @@ def end_all(root: int, statuses: dict[int, int] | None = None, patience: float =
             return left
         known.update(left)
         if len(left) > CROWD:
-            _kill_groups(left, living)
+            _kill_groups(left, living, root)
         hurry = len(left) > CROWD or now - began > patience / 3
         kill(pid for pid in left if hurry or not is_janitor(pid))
         time.sleep(0.002)
 
 
-def _kill_groups(pids: Iterable[int], living: dict[int, tuple[int, int]]) -> None:
-    """SIGKILL each process group that consists of these processes alone."""
+def _kill_groups(pids: Iterable[int], living: dict[int, _Process], root: int) -> None:
+    """SIGKILL the process groups of these descendants of `root`, each at once.
+
+    A session that was made below `root` has nobody else in it, also where one's parent has died while we looked. In
+    root's own session, only groups that consist of these processes alone are killed.
+    """
     members = set(pids)
-    groups = {living[pid][1] for pid in members if pid in living} - {os.getpgrp()}
-    groups -= {group for pid, (_, group) in living.items() if pid not in members}
+    groups = {living[pid].group for pid in members if pid in living} - {os.getpgrp()}
+    outer = living[root].session if root in living else None
+    groups -= {one.group for pid, one in living.items() if pid not in members and outer in (None, one.session)}
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
