@@ -98,7 +98,7 @@ def test_what_is_called(course: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "claims.toml is missing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("option", "minutes"), [([], "10 to 16 minutes"), (["--all"], "about 50 minutes")])
+@pytest.mark.parametrize(("option", "minutes"), [([], "10 to 15 minutes"), (["--all"], "about 60 minutes")])
 def test_how_long_it_takes_is_said_first(
     option: list[str], minutes: str, course: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
