@@ -29,6 +29,8 @@ class StepTable:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, float]] = {}
+        self.peak = 0.0
+        """Operations in a second: the most that a rank has measured. All rows are compared with the same one."""
 
     def add(self, name: str, run: Run | None) -> StepTable:
         """Add what `measure` reported on rank 0. `None`, from a machine without a slow link, adds nothing."""
@@ -40,7 +42,7 @@ class StepTable:
         sent = sum(call.nbytes for call in _calls(run))
         self.rows[name] = {
             "tokens/s": ranks * seen["tokens"] / seen["step"],
-            "MFU": 6 * seen["parameters"] * seen["tokens"] / seen["step"] / seen["peak"],
+            "operations/s": 6 * seen["parameters"] * seen["tokens"] / seen["step"],
             "memory": seen["memory"] / 1e6,
             "sent": sent / 1e6,
             "step": seen["step"] * 1e3,
@@ -49,6 +51,9 @@ class StepTable:
             "calls": len(_calls(run)),
             "tokens": seen["tokens"],
         }
+        self.peak = max(self.peak, *(one["peak"] for one in run.observed("measured")))
+        for row in self.rows.values():
+            row["MFU"] = row["operations/s"] / self.peak
         return self
 
     def __repr__(self) -> str:

@@ -60,6 +60,16 @@ def test_its_text_has_counts_and_its_picture_has_times(table: ModuleType) -> Non
     assert 'data-measured=""' in slow._repr_html_()
 
 
+def test_all_rows_are_compared_with_one_peak(table: ModuleType) -> None:
+    """A busy moment makes a measured peak lower, and a row with half the tokens would look as efficient."""
+    busy = run(0.25)
+    (seen, _) = busy.observed("measured")
+    busy.observed = lambda name: [seen | {"peak": 5e8}, seen | {"peak": 4e8}]
+    rows = table.StepTable().add("busy", busy).add("fast", run(0.125)).rows
+    assert rows["fast"]["MFU"] == pytest.approx(2 * rows["busy"]["MFU"])
+    assert rows["fast"]["MFU"] == pytest.approx(6 * 1000 * 256 / 0.125 / 1e9)
+
+
 def test_a_machine_without_a_link_adds_no_row(table: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.StepTable().add("defaults", None).rows == {}
     assert "not measured" in capsys.readouterr().out
