@@ -20,8 +20,8 @@ from lockstep.ranks import Run
 from lockstep.ranks.cards import said
 from lockstep.ranks.report import RankReport
 
-COLUMNS = ("tokens/s", "MFU", "memory", "sent", "step", "exposed")
-UNITS = ("", "", "MB", "MB", "ms", "ms")
+COLUMNS = ("tokens/s", "step", "exposed", "MFU", "sent", "memory")
+UNITS = ("", "ms", "ms", "", "MB", "MB")
 
 
 class StepTable:

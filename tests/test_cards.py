@@ -88,7 +88,7 @@ def test_the_code_of_a_card_has_the_branch_and_what_it_does(hang: Run) -> None:
     gone = Waiting(1, "finished after all_reduce #5", differs=True, waits=False)
     hang.cause = replace(hang.cause, rows=(there, gone), frame=there.frame, branch=2)
     code = [" ".join(line.get_text(" ").split()) for line in shown(run_card(hang)).select(".ls-code > div")]
-    assert code == ["2 if step == batches: the ranks part here", "3 break", "24 dist.all_reduce(t) ← rank 0"]
+    assert code == ["2 if step == batches: the ranks part here", "3 break", "…", "24 dist.all_reduce(t) ← rank 0"]
 
 
 def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(hang: Run, tmp_path: Path) -> None:
@@ -379,6 +379,7 @@ def test_the_code_where_a_check_hung_is_in_its_card() -> None:
     code = (
         CodeLine(6, "    if rank == 0:", "the ranks part here", branch=True),
         CodeLine(7, f"        reduce({HOSTILE})", "← rank 0", differs=True),
+        CodeLine(9, "    barrier()", "← rank 1"),
     )
     rows = (Row("0", "barrier", at="add.py:7", code="reduce()", differs=True), Row("1", "finished"))
     hung = Diagnosis(
@@ -387,7 +388,8 @@ def test_the_code_where_a_check_hung_is_in_its_card() -> None:
     report = Report(0, (ExerciseResult("add", (check("adds", CheckOutcome.FAILED, hung),), 1.0),))
     page = shown(report_card(report))
     drawn = [[cell.get_text() for cell in line.select("span")] for line in page.select(".ls-code > div")]
-    assert drawn == [[str(line.number), line.source[4:], line.note] for line in code], "without the common indent"
+    lines = [[str(line.number), line.source[4:], line.note] for line in code]
+    assert drawn == [*lines[:2], ["…", "", ""], lines[2]], "without the common indent, a gap marked"
     assert [line.get_text()[:1] for line in page.select(".ls-code .ls-branch")] == ["6"]
     assert [cell.get_text() for cell in page.select(".ls-code .ls-red")] == ["← rank 0"]
     assert page.get_text().count("reduce()") == 0 and not page.select("pre, b")

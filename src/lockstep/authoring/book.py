@@ -55,7 +55,7 @@ TINTS = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
     for pattern, replacement in (
         (r"^\[rank (\d+)\]", lambda found: f'<span class="rank r{int(found[1]) % 4}">{found[0]}</span>'),
-        (VERDICT, r'<span class="headline">\g<0></span>'),
+        (VERDICT, lambda found: re.sub(".+", r'<span class="headline">\g<0></span>', found[0])),
         (r"^( *)✓", r'\1<span class="good">✓</span>'),
         (r"^( *)✗", r'\1<span class="bad">✗</span>'),
     )

@@ -100,10 +100,14 @@ def _class(kinds: Sequence[str] | None) -> str:
 def frame(lines: Sequence[text.CodeLine]) -> str:
     """The code where the ranks stand, without the indent that all lines have, and with the line marked where they part."""
     indent = min((len(line.source) - len(line.source.lstrip()) for line in lines if line.source.strip()), default=0)
-    shown = [
-        f'<div{" class=ls-branch" if line.branch else ""}><span class="ls-no">{line.number}</span>'
-        f"<span>{escape(line.source[indent:])}</span>"
-        f'<span class="{"ls-red" if line.differs else "ls-soft"}">{escape(line.note)}</span></div>'
-        for line in lines
-    ]
+    shown, last = [], 0
+    for line in lines:
+        if 0 < last < line.number - 1:
+            shown.append('<div><span class="ls-no">…</span><span></span><span></span></div>')
+        last = line.number
+        shown.append(
+            f'<div{" class=ls-branch" if line.branch else ""}><span class="ls-no">{line.number}</span>'
+            f"<span>{escape(line.source[indent:])}</span>"
+            f'<span class="{"ls-red" if line.differs else "ls-soft"}">{escape(line.note)}</span></div>'
+        )
     return f'<div class="ls-code">{"".join(shown)}</div>' if shown else ""
