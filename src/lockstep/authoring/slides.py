@@ -322,12 +322,8 @@ def _height(block: Markup) -> float:
     height = 0.0
     for one in [drawn.extract() for drawn in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
         rows = [line for part in one.select("p, tr, pre, li, .ls-code > div") for line in part.get_text().split("\n")]
-        drawn = one.find("svg", viewbox=True, recursive=False)
         if one.find(class_="lockstep-timeline"):
             height += 25
-        elif isinstance(drawn, Tag):
-            wide, high = map(float, str(drawn["viewbox"]).split()[2:])
-            height += 1 + min(19, 60 * high / wide)
         else:
             height += 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
     for pre in [pre.extract() for pre in soup("pre")]:
@@ -379,7 +375,7 @@ def _code(cell: Tag, room: float = TIGHT * ROOM - 3) -> list[Markup]:
 
 
 def _joints(plain: list[str], pieces: int) -> list[int]:
-    """Where so many pieces of about the same length begin and end: at blank lines, or where the indent is least."""
+    """Where `pieces` of about the same length begin and end: at blank lines, or where the indent is least."""
     ends = [0]
     for left in range(pieces, 1, -1):
         start, share = ends[-1], (len(plain) - ends[-1]) / left

@@ -322,18 +322,21 @@ class Grader:
         else:
             line = at.line if at is not None and at.file == str(self.submission.file) else None
         proof = Evidence(text=evidence) if isinstance(evidence, str) else evidence
+        proof = replace(proof, code=file.own(proof.code)).mapped(
+            lambda text: file.reported(text, MAX_EVIDENCE), lambda cell: file.reported(cell, MAX_LINE)
+        )
         return Diagnosis(
             id,
             file.reported(message, MAX_MESSAGE),
-            file.reported(proof.text, MAX_EVIDENCE),
+            proof.text,
             tuple(sorted(of)),
             file.shown,
             line,
             entry.read,
             entry.why,
             file.source_line(line),
-            tuple(row.mapped(lambda cell: file.reported(cell, MAX_LINE)) for row in proof.rows),
-            tuple(replace(line, source=file.reported(line.source, MAX_LINE)) for line in file.own(proof.code)),
+            proof.rows,
+            proof.code,
         )
 
     def line(self, patterns: str) -> int | None:

@@ -13,7 +13,6 @@ import ast
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,7 +77,7 @@ class Submission:
         """That line, without its indentation; empty when there is no such line."""
         return self._lines[number - 1].strip() if number and number <= len(self._lines) else ""
 
-    def own(self, code: Sequence[CodeLine]) -> Sequence[CodeLine]:
+    def own(self, code: tuple[CodeLine, ...]) -> tuple[CodeLine, ...]:
         """The code, if it is of this file: what ranks stand in may be a check's own."""
         lines = dict(enumerate(self._lines, 1))
         return code if all(lines.get(one.number, "").rstrip() == one.source for one in code) else ()

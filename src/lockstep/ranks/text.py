@@ -84,6 +84,11 @@ class Evidence:
     text: str = ""
     code: tuple[CodeLine, ...] = ()
 
+    def mapped(self, text: Callable[[str], str], cell: Callable[[str], str]) -> Evidence:
+        """The same with its text as `text` has it, and each cell and line of code as `cell` has it."""
+        code = tuple(replace(line, source=cell(line.source)) for line in self.code)
+        return Evidence(tuple(row.mapped(cell) for row in self.rows), text(self.text), code)
+
     def shown(self, width: int | None = None) -> str:
         """As text. With a `width`, no line is longer, and a table that does not fit becomes a few lines for each rank."""
         return "\n\n".join(filter(None, (table(self.rows, width), fit(self.text, width))))

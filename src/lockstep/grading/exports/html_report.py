@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
@@ -125,11 +124,7 @@ def _shown(learner: Learner, found: Evidence) -> Evidence:
     def shown(text: str, keep: str = "") -> str:
         return visible(_own(learner, cut(text)), keep)
 
-    return Evidence(
-        tuple(row.mapped(shown) for row in found.rows),
-        shown(found.text, keep="\n\t"),
-        tuple(replace(line, source=shown(line.source)) for line in found.code),
-    )
+    return found.mapped(lambda text: shown(text, keep="\n\t"), shown)
 
 
 def _file(path: str, exercise: str) -> str:
