@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: exhausting
-# verdict: too-many-processes or broke-the-run
+# verdict: too-many-processes
 # without: stub
 # protection: judge
 # why: processes that make processes, which make processes: whoever ends them one by one is too slow

@@ -1,6 +1,6 @@
 # exercise: average_gradients
 # family: exhausting
-# verdict: too-many-processes or broke-the-run
+# verdict: too-many-processes
 # without: stub
 # protection: judge
 # why: the same, each in a session of its own, so that they are no group
