@@ -5,6 +5,7 @@ told more.
 from pathlib import Path
 
 from lockstep import ranks
+from lockstep.ranks import Kind
 
 DRAWS = """
 import re
@@ -51,6 +52,30 @@ while not all(os.path.exists(f"{other}.pt") for other in range(world)):
 assert sum(torch.load(f"{other}.pt").sum() for other in range(world)) == 60_000 * world
 """
 
+UNNAMED = """
+import threading, time, _thread
+import torch, torch.distributed as dist, torch.distributed.distributed_c10d as c10d
+from lockstep.ranks import observe
+backend = []
+
+def look_around():
+    backend.append(threading.get_native_id())
+    while True:
+        time.sleep(0.01)
+
+class Unnamed(c10d.ProcessGroupGloo):
+    def __init__(self, *args, **kwargs):
+        _thread.start_new_thread(look_around, ())
+        super().__init__(*args, **kwargs)
+
+c10d.ProcessGroupGloo = Unnamed
+dist.init_process_group("gloo")
+observe("names", [open(f"/proc/self/task/{one}/comm").read().strip() for one in (backend[0], threading.get_native_id())])
+if dist.get_rank() == 0:
+    dist.barrier()
+dist.all_reduce(torch.ones(1))
+"""
+
 
 def test_a_rank_is_told_its_numbers_one_by_one(tmp_path: Path) -> None:
     """Each after what it has shown, in order, and no rank has the secret that they come from."""
@@ -85,3 +110,11 @@ def test_the_kernel_counts_what_crosses() -> None:
     assert run.ok, run.cause
     assert run.wire is not None and max(map(sum, run.wire)) < 4096, run.wire
     assert ranks.run(ranks.Source("pass"), 2).wire is None, "not asked"
+
+
+def test_a_backend_s_thread_that_has_no_name_may_look_around_on_a_clock() -> None:
+    """Before torch 2.13 gloo's didn't say who it is. It wakes for nothing, and the hang must be seen all the same."""
+    run = ranks.run(ranks.Source(UNNAMED), 2, deadline=20)
+    assert run.cause.kind is Kind.HANG, run.cause
+    backend, own = run.observed("names")[0]
+    assert (backend, own != backend) == ("gloo_tcp_loop", True)

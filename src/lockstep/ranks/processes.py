@@ -22,6 +22,7 @@ from typing import NamedTuple
 LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_GET_NAME = 16
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_DUMPABLE = 4
 HELPER_NAME = "lockstep-helper"
@@ -36,7 +37,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _prctl(option: int, value: int | bytes) -> None:
+def _prctl(option: int, value: int | bytes | ctypes.Array[ctypes.c_char]) -> None:
     if LINUX:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
@@ -306,7 +307,19 @@ def _kill_groups(pids: Iterable[int], living: dict[int, _Process], root: int) ->
 
 POLLERS = (b"gloo_tcp_loop",)
 """Threads that look for network events on a clock. They wake for nothing, so their turns say nothing; what they do for
-somebody shows in the bytes that their process has read and written."""
+somebody shows in the bytes that their process has read and written. Torch 2.13 names gloo's so, 2.11 didn't."""
+
+
+@contextlib.contextmanager
+def threads_named(name: bytes) -> Iterator[None]:
+    """Give this thread another name for a while: a new thread has its maker's, unless it takes one of its own."""
+    before = ctypes.create_string_buffer(16)
+    _prctl(_PR_GET_NAME, before)
+    _prctl(_PR_SET_NAME, name)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_NAME, before.value)
 
 
 @dataclass(frozen=True)

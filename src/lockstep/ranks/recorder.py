@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from . import messages
+from . import messages, processes
 from .calls import CALLS, around, inside_of, library_of
 from .channel import Channel, ChannelError, encode
 from .messages import read
@@ -595,7 +595,8 @@ def _keep_groups(recorder: Recorder) -> None:
             members, name = given["global_ranks_in_group"], str(given["group_name"])
             place = recorder.caller()[0]
             recorder.send(messages.MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
-        made = make(*args, **kwargs)
+        with processes.threads_named(processes.POLLERS[0]):
+            made = make(*args, **kwargs)
         recorder.groups.append(made)
         return made
 
