@@ -85,9 +85,9 @@ def hint(exercise: Name) -> None:
     from .terminal import show_markdown
 
     course = find()
-    number, of, text = hints.next_hint(course, *course.require([exercise]))
-    more = f"`./lockstep hint {exercise}` shows the next hint." if number < of else "That was the last hint."
-    show_markdown(f"**Hint {number} of {of}**\n\n{text}\n\n{more}")
+    taken, of = hints.take_hint(course, *course.require([exercise]))
+    more = f"`./lockstep hint {exercise}` shows the next hint." if len(taken) < of else "That was the last hint."
+    show_markdown(f"**Hint {len(taken)} of {of}**\n\n{taken[-1]}\n\n{more}")
 
 
 @commands.command()

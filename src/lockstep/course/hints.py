@@ -22,15 +22,15 @@ def hints(course: Course, name: str) -> list[str]:
     return [part.strip() for part in file.read_text(encoding="utf-8").split("\n---\n") if part.strip()]
 
 
-def next_hint(course: Course, name: str) -> tuple[int, int, str]:
-    """One more hint each time: (its number, how many there are, its text). After the last, that one again."""
+def take_hint(course: Course, name: str) -> tuple[list[str], int]:
+    """One more hint each time: (all taken so far, how many there are). After the last, the same again."""
     every = hints(course, name)
     with progress.change_exercise(course, name) as known:
         known.hints = taken = min(known.hints + 1, len(every))
-    return taken, len(every), titled(every[taken - 1])
+    return [_titled(one) for one in every[:taken]], len(every)
 
 
-def titled(hint: str) -> str:
+def _titled(hint: str) -> str:
     """The hint with its title as a line in bold: a heading would be larger than the chapter's."""
     return re.sub(r"^#+ +(.+)$", r"**\1**", hint, flags=re.MULTILINE)
 

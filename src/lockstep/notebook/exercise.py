@@ -48,9 +48,7 @@ class ExerciseMagics(Magics):
     def hint(self, line: str) -> None:
         """Show the next hint: `%hint train_ddp`."""
         course, names = _asked(line, "%hint")
-        number, of, text = hints.next_hint(course, names[0])
-        earlier = [hints.titled(one) for one in hints.hints(course, names[0])[: number - 1]]
-        display(hint_card(names[0], [*earlier, text], of))
+        display(hint_card(names[0], *hints.take_hint(course, names[0])))
 
     @line_magic
     def course(self, line: str) -> Any:
