@@ -118,3 +118,10 @@ def test_a_backend_s_thread_that_has_no_name_may_look_around_on_a_clock() -> Non
     assert run.cause.kind is Kind.HANG, run.cause
     backend, own = run.observed("names")[0]
     assert (backend, own != backend) == ("gloo_tcp_loop", True)
+
+
+def test_what_gloo_prints_is_not_the_rank_s_word() -> None:
+    """Torch 2.8 tells on every rank's stdout that gloo is connected. Whoever asks what a rank printed means its code."""
+    gloo = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    run = ranks.run(ranks.Source(f"print({gloo!r})\nprint('mine')\nprint({gloo!r})"), 1)
+    assert run.ranks[0].stdout == "mine\n"

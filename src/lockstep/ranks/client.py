@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import linecache
 import os
+import re
 import selectors
 import signal
 import socket
@@ -34,6 +35,7 @@ KILL_SECONDS = 3.0
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # What torchrun, too, passes on to its ranks, besides SIGINT
 SILENT_SECONDS = 30.0  # Without a word from a supervisor that speaks every second: one of its ranks has seen to that
 STOPPED_SECONDS = 3.0  # ... or that is seen to be held by a signal.
+GLOO_SAYS = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)  # ... on stdout, in torch 2.8
 OnOutput = Callable[[int, str, str], None]
 OnNotice = Callable[[str], None]
 
@@ -454,6 +456,7 @@ class _Listener:
         )  # fmt: skip
         if member.role is Role.RANK:
             report.stdout, report.stderr = ("".join(self.output.get((rank, one), [])) for one in ("stdout", "stderr"))
+            report.stdout = GLOO_SAYS.sub("", report.stdout)
         if member.error is not None:
             report.error = _error(member.error)
         elif member.frames:

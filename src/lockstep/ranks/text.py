@@ -6,7 +6,7 @@ import linecache
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .hangs import groups_apart
@@ -49,9 +49,8 @@ class Row:
     node: str = ""
     at: str = ""
     code: str = ""
-    _: KW_ONLY
-    waits: bool = True
-    differs: bool = False
+    waits: bool = field(default=True, kw_only=True)
+    differs: bool = field(default=False, kw_only=True)
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -69,9 +68,8 @@ class CodeLine:
     number: int
     source: str
     note: str = ""
-    _: KW_ONLY
-    branch: bool = False
-    differs: bool = False
+    branch: bool = field(default=False, kw_only=True)
+    differs: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
