@@ -55,7 +55,7 @@ def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
     """Of a run that went wrong. None if all ranks made the same calls as far as each came."""
     met = first_mismatch(members)
     found = [Divergence(met, _odd(met, members, signature))] if met is not None else []
-    for sequences in _groups(members):
+    for sequences in groups(members):
         for key in (_site, _chain):
             if (moved := _moved(sequences, key)) is not None:
                 found.append(Divergence(moved, _odd(moved, members, key), by_callers=key is _chain))
@@ -120,7 +120,7 @@ def _odd(met: dict[int, Collective], members: Sequence[RankReport], key: Callabl
     return [rank for rank in sorted(met) if key(met[rank]) != usual] if 2 * count > sum(seen.values()) else []
 
 
-def _groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
+def groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
     """The collectives of each group, for each rank by their number."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
     for report in members:

@@ -123,7 +123,8 @@ def _root(call: Collective) -> int | None:
 def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
     """What each rank passed; `differs` are those to point at."""
     return tuple(
-        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs) for rank, one in sorted(found.items())
+        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs, waits=False)
+        for rank, one in sorted(found.items())
     )
 
 
