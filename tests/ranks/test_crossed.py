@@ -59,6 +59,15 @@ else:
     reduce_loss()
     reduce_count()
 """,
+    "of one line": """
+model = {"loss": loss, "count": count}
+for name in sorted(model, reverse=rank != 1):
+    dist.all_reduce(model[name])
+""",
+    "of the pairs of a dictionary": """
+for name, value in {0: {"loss": loss, "count": count}, 1: {"count": count, "loss": loss}}[rank % 2].items():
+    dist.all_reduce(value)
+""",
     "on several lines each": """
 if rank == 1:
     dist.all_reduce(
@@ -119,6 +128,17 @@ else:
     evaluate(other)
     evaluate(one)
 """,
+    "files in another order": """
+for name in sorted(["one", "other"], reverse=rank == 1):
+    total = torch.ones(1) * len(name)
+    dist.all_reduce(total)
+""",
+    "a ring's parts": """
+parts = [torch.ones(1) for _ in range(size)]
+for step in range(size):
+    for part in [(rank + step) % size]:
+        dist.all_reduce(parts[part])
+""",
     "recursion": """
 def tree(depth):
     if depth:
@@ -165,7 +185,7 @@ def test_calls_in_opposite_order_are_told(name: str, size: int) -> None:
     said = text.silent_mismatch(run)
     assert said.startswith("MIXED UP at cell line ") and "in the opposite order" in " ".join(said.split()), said
     headline = " ".join(said.partition("\n\n")[0].split())
-    assert "loss" in headline.partition("` before `")[0] and "count" in headline.partition("` before `")[2], said
+    assert "loss" in headline.partition(" before ")[0] and "count" in headline.partition(" before ")[2], said
     assert max(map(len, text.silent_mismatch(run, 70).splitlines())) <= 70
 
 
@@ -183,3 +203,37 @@ def test_nothing_is_said_of_lines_that_may_differ(name: str, size: int) -> None:
     run = ranks.run(ranks.Source(PRELUDE + HELPERS + HEALTHY[name]), size)
     assert run.ok, run.cause
     assert text.silent_mismatch(run) == ""
+
+
+def test_tensors_of_a_loop_that_do_not_fit_have_their_turn() -> None:
+    source = """
+model = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
+for name in sorted(model, reverse=rank == 1):
+    dist.all_reduce(model[name])
+"""
+    cause = ranks.run(ranks.Source(PRELUDE + source), 2).cause
+    assert cause is not None
+    assert "At this call `name` was 'bias' on rank 0 and 'weight' on rank 1." in cause.notes
+
+
+def test_a_number_from_calls_that_do_not_belong_together_is_called_wrong() -> None:
+    """Rank 1 skips a reduction: its next one meets it, and gloo hands rank 0 a sum."""
+    source = """
+def mean_loss(seen):
+    if seen > 0:
+        dist.all_reduce(loss)
+    return loss / size
+
+weights = torch.ones(4)
+seen = 3 if rank != 1 else 0
+dist.all_reduce(weights)
+print(mean_loss(seen))
+dist.all_reduce(weights)
+dist.all_reduce(weights)
+"""
+    cause = ranks.run(ranks.Source(PRELUDE + source), 2).cause
+    assert cause is not None and cause.kind == "hang"
+    said = " ".join(cause.notes)
+    assert "1 × float32 of rank 0 met 4 × float32 of rank 1 without an error. What rank 0 got from it is wrong" in said
+    assert "`seen` is 3 on rank 0 and 0 on rank 1" in said
+    assert said.count("without an error") == 1 and " ".join(cause.own).count("without an error") == 1

@@ -533,5 +533,5 @@ def _collective(rank: int, begin: messages.Begin, at: float) -> Collective:
     return Collective(
         rank, begin.number, begin.kind, begin.group, begin.group_number, begin.nbytes, tuple(begin.shape), begin.dtype,
         start=at, frame=Frame.of(begin.frame), inside=begin.inside, reduce_op=begin.reduce_op, peer=begin.peer,
-        members=tuple(begin.members), of_kind=begin.of_kind,
+        members=tuple(begin.members), of_kind=begin.of_kind, turn=begin.turn,
     )  # fmt: skip

@@ -156,6 +156,7 @@ class Collective:
     `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline. `members` are
     the ranks of the group, as the default group numbers them. `of_kind` counts the group's calls of this kind from 1.
     `callers` called `frame`'s function, the nearest first; `via` is what lies between `frame` and the call, folded.
+    `turn` is the variable of the loop around the call, and what it was, if that is a number or a text.
     """
 
     rank: int
@@ -176,6 +177,7 @@ class Collective:
     of_kind: int = 0
     callers: tuple[Frame, ...] = ()
     via: str = ""
+    turn: tuple[str, str] | None = None
 
     @property
     def is_point_to_point(self) -> bool:

@@ -166,7 +166,7 @@ def ended_well(run: Run, whole: float | None = None) -> str:
     said = f"{'The rank' if count == 1 else f'All {count} ranks'} ended well"
     if whole is None:
         return f"{said}, {ran:.1f} s after the start of the script."
-    return f"{said} after {whole:.1f} s: {max(0.0, whole - ran):.1f} s to import torch and start, {ran:.1f} s in the script."
+    return f"{said} after {whole:.1f} s: {max(0.0, whole - ran):.1f} s to load torch, {ran:.1f} s in the script."
 
 
 def headline(run: Run) -> str:
