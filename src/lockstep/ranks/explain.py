@@ -482,7 +482,7 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
         tuple(elsewhere) or (first.rank,),
         first.error.frame,
         rows(members, elsewhere),
-        (SAME_ORDER, f"{first.error.type}: {first_line(first.error.message)}"),
+        (SAME_ORDER, *([] if first.error.traceback else [f"{first.error.type}: {first_line(first.error.message)}"])),
         topic=Topic.HANGS,
         error=first.error,
     )
