@@ -359,7 +359,7 @@ def _rows(lines: Iterable[str], width: int) -> int:
 
 
 def _height(block: Markup, zoom: float = 1.0) -> float:
-    """About how high a block is, in rem, when it is made larger. Pictures and cards need a slide almost for themselves."""
+    """About how high a block is, in rem, also made larger. Pictures and cards need a slide almost for themselves."""
     text_width, code_width = int(TEXT_WIDTH / zoom), int(CODE_WIDTH / zoom)
     soup = BeautifulSoup(block, "html.parser")
     height = 0.0

@@ -83,9 +83,21 @@ def reached(calls: Mapping[int, Collective]) -> list[str]:
         sides.setdefault(", ".join(filter(None, (came, via))) or "directly", []).append(rank)
     if {*sides} <= {"directly"}:
         return []
+    if "directly" in sides and all(how == "directly" or how.startswith("via ") for how in sides):
+        made = [
+            f"on {names(ranks)}, {how.partition(' of ')[2]} made it"
+            for how, ranks in sides.items()
+            if how != "directly"
+        ]
+        return [f"On {names(sides['directly'])}, your code made the call; {'; '.join(made)}."]
     first, *others = [f"{names(ranks)} {how}" for how, ranks in sides.items()]
     head = names(next(iter(sides.values())))
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
+
+
+def called_from(calls: Mapping[int, Collective]) -> tuple[Frame, ...]:
+    """The places that `reached` names."""
+    return tuple(frame for frames in _parting(calls).values() for frame in frames[1:])
 
 
 def parted_at(calls: Mapping[int, Collective]) -> dict[int, list[Frame]]:

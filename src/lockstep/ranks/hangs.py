@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .branches import branch, stands
-from .divergence import Divergence, first_divergence, parted_at, reached, say
+from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .job import Job
 from .mismatch import OTHER_ORDER, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
@@ -76,7 +76,7 @@ def hang(run: Run, job: Job) -> Cause:
     frame = frame or next((one for one in frames.values() if one), None)
     return Cause(
         Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
-        own=tuple(own),
+        own=tuple(own), cited=called_from(calls) if came else (),
     )  # fmt: skip
 
 

@@ -320,7 +320,7 @@ class Cause:
 
     `ranks` are those at fault; `echoes` those that only failed because of them. `branch` is the line of the statement
     that some ranks are inside of and others are not. `own` are the notes that are about this run, without the rules that
-    hold for all.
+    hold for all; `cited` are places that the notes name.
     """
 
     kind: Kind
@@ -334,6 +334,7 @@ class Cause:
     error: Error | None = None
     branch: int | None = None
     own: tuple[str, ...] = ()
+    cited: tuple[Frame, ...] = ()
 
     @property
     def parted(self) -> Frame | None:

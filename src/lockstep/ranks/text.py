@@ -138,7 +138,10 @@ def code_around(cause: Cause) -> tuple[CodeLine, ...]:
     for row, frame in frames:
         at.setdefault(frame.line, []).append(row.rank)
     odd = {frame.line for row, frame in frames if row.differs}
-    known = sorted({*at, *((cause.branch, cause.branch + 1) if cause.branch else ())})  # a branch and what it does
+    cited = {frame.line for frame in cause.cited if frame.file == file}
+    known = sorted(
+        {*at, *cited, *((cause.branch, cause.branch + 1) if cause.branch else ())}
+    )  # a branch and what it does
     first, last = max(1, known[0] - 1), known[-1] + 1
     # too far apart: only the lines themselves, with a gap between them
     wanted: Sequence[int] = range(first, last + 1) if last - first < MOST_LINES else known
