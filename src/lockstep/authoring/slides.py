@@ -36,7 +36,8 @@ EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
 ALONE = re.compile(r'data-alone|class="highlight printed alone"')  # what has a slide of its own
 SHORT = 3  # lines of a cell that stays with what it printed
-LEADS_ON = re.compile(r"<strong>|.*\?$|.*\b[Bb]elow\b|.*\bnext cell\b", re.DOTALL)  # a sentence about what comes next
+BELOW = re.compile(r"\b[Bb]elow,|\bnext cell\b")
+LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
 TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = 76, 82, 97  # characters on a line at 16:9; there are more lines at 4:3
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
@@ -229,9 +230,14 @@ class _Deck:
                     outputs = [one for cell in shown for one in _outputs(cell)]
                     yield from _packed("answer", _asking(asked), _joined(outputs, self.taken(rest)), _asking(asked))
                 else:
+                    held = Markup()
                     for cell in shown:
-                        yield from self.run(cell, self.last(lead), rest if cell is cells[-1] else [])
-                        lead = None
+                        before, lead = held + self.last(lead), None
+                        if cell is not shown[-1] and _is_short(cell) and not cell.select(".output > *"):
+                            held = before + _code(cell)[0]  # on the next one's slide
+                        else:
+                            yield from self.run(cell, before, rest if cell is cells[-1] else [])
+                            held = Markup()
                 lead, asked = None, Markup()
             elif asked:
                 asked += Markup(node.decode())
@@ -251,7 +257,7 @@ class _Deck:
             code = _code(cell, TIGHT * ROOM - _height(lead + beside))
             code[-1] += beside
             made = _joined(outputs, taken)
-            if made and source.count("\n") < SHORT and len(code) == 1:
+            if made and _is_short(cell) and len(code) == 1:
                 yield Block("code", lead + code[0] + made[0])
                 yield from _packed("code", Markup(), made[1:])
             else:
@@ -274,7 +280,8 @@ class _Deck:
     def first(self, nodes: list[Tag], letters: int) -> list[str]:
         """The first sentences of the first paragraph; a question to predict has a slide of its own."""
         text = next((node for node in nodes if node.name == "p" and not node.img), None)
-        return [] if text is None or _predicts(text) else self.fitting(_sentences(text), letters)
+        here = [one for one in _sentences(text) if not BELOW.search(_plain(one))] if text else []
+        return [] if text is None or _predicts(text) else self.fitting(here, letters)
 
     def last(self, lead: Tag | None) -> Markup:
         """The last sentences before a cell or picture that no slide has yet; a last question in any case."""
@@ -328,10 +335,15 @@ def _marked(sentence: str) -> str:
     return ("<strong>" if sentence.startswith("<strong>") else "") + _plain(sentence)
 
 
+def _is_short(cell: Tag) -> bool:
+    return _source(cell).count("\n") < SHORT
+
+
 def _ran(cell: Tag) -> Markup:
     """Who has printed what stands on a slide without its cell."""
     runs = str(cell.select(".input")[0].get("data-runs", "")).partition(" · meant to end")[0]
-    return Markup(f'<p class="runs">What the cell before printed ({html.escape(runs)})</p>' if runs else "")
+    by = f" ({html.escape(runs)})" if runs else ""
+    return Markup(f'<p class="runs">What the cell before printed{by}</p>')
 
 
 def _asking(asked: Markup) -> Markup:
@@ -482,11 +494,10 @@ def _card_apart(output: Tag) -> list[Markup]:
     first, more = (BeautifulSoup(output.decode(), "html.parser") for _ in range(2))
     for gone in first.select(".ls-card > p:not(.ls-red), .ls-card > pre, .ls-code > div:not(.ls-branch)"):
         gone.decompose()
-    for gone in more.select(".ls-card > .ls-red, .ls-card table"):
+    for gone in [*more.select(".ls-card > .ls-red, .ls-card table"), *first.select(".ls-code:empty")]:
         gone.decompose()
-    for empty in first.select(".ls-code:empty"):
-        empty.decompose()
-    more.div["data-alone"] = ""
+    for whole in more.find_all(True, recursive=False):
+        whole["data-alone"] = ""
     return [Markup(first.decode()), Markup(more.decode())]
 
 

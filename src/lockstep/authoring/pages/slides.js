@@ -22,7 +22,7 @@ function fit() {
     const room = inner.parentElement;
     let zoom = Number(inner.dataset.grow || 1);
     inner.style.zoom = zoom;
-    const full = () => inner.getBoundingClientRect().height > room.clientHeight + 1 || (zoom > 1 && inner.scrollWidth > inner.clientWidth + 1);
+    const full = () => inner.getBoundingClientRect().height > room.clientHeight + 1 || (zoom > 1 && [inner, ...inner.querySelectorAll(".wide")].some((one) => one.scrollWidth > one.clientWidth + 1));
     while (zoom > 0.5 && full()) inner.style.zoom = zoom -= 0.04;
     inner.dataset.zoom = zoom.toFixed(2);
     const drawn = [...inner.querySelectorAll(".tl-box svg")].map((svg) => svg.getScreenCTM().a);
