@@ -86,7 +86,7 @@ def hint(exercise: Name) -> None:
 
     course = find()
     number, of, text = hints.next_hint(course, *course.require([exercise]))
-    more = f"`./lockstep hint {exercise}` shows the next hint." if number < of else "That was the last hint."
+    more = hints.to_come(number, of, f"`./lockstep hint {exercise}` shows the next hint")
     show_markdown(f"**Hint {number} of {of}**\n\n{text}\n\n{more}")
 
 
