@@ -226,7 +226,7 @@ def test_where_to_read_on_is_a_link_to_the_teachers_book() -> None:
     )
     assert linked('chapter 3, "<i>"') == "chapter 3, &#34;&lt;i&gt;&#34;" and linked("") == ""
     assert in_the_book("", ["01_a"])('chapter 1, "A"') == 'chapter 1, "A"'
-    check = replace(failed("x", "y"), diagnosis=Diagnosis("hang", "m", "w", (), "a.py", 1, "", "", 'chapter 1, "A b"'))
+    check = replace(failed("x", "y"), diagnosis=Diagnosis("hang", "m", read='chapter 1, "A b"'))
     one = learner("Ada", check)
     alone = ClassResult(1, tuple(result.name for result in one.exercises), (one,))
     page = Tree(html_report(one, apply(Policy(), alone)[one.id], in_the_book("https://x.org", ["01_a"])))

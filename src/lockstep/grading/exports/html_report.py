@@ -61,7 +61,7 @@ def html_report(learner: Learner, grade: Grade, linked: Callable[[str], str] = s
 
 
 def in_the_book(address: str, chapters: Sequence[str]) -> Callable[[str], str]:
-    """Makes links to a book of `chapter 3, "Hangs"`; without an address, text. `chapters` are the names of its pages."""
+    """Makes a link to a book of `chapter 3, "Hangs"`; without an address, text. `chapters` are its pages' names."""
 
     def linked(said: str) -> Markup:
         shown, end = Markup(), 0
