@@ -336,7 +336,7 @@ def _marked(sentence: str) -> str:
 
 
 def _is_short(cell: Tag) -> bool:
-    return _source(cell).count("\n") < SHORT
+    return sum(bool(line.strip()) and not line.startswith("%%") for line in _source(cell).split("\n")) <= SHORT
 
 
 def _ran(cell: Tag) -> Markup:

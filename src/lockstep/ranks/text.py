@@ -21,7 +21,7 @@ WIDTH = 96
 CODE_WIDTH = 40
 RANKS_WIDTH = 30
 COLUMNS = ("rank", "waits in", "tensor", "for", "node", "at", "")  # What is above the cells of a `Row`
-CALLED = "call"  # ... of ranks of which none waits
+CALLED, ENDED = "call", "ended"  # ... of ranks of which none waits
 GAP = "   "
 ODD = " ←"  # Behind the number of a rank that differs from the others
 TITLES = {kind: kind.value.upper() for kind in Kind} | {
@@ -320,8 +320,10 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
 
 def heads(rows: Sequence[Row]) -> tuple[str, ...]:
     """What is above the cells of these rows."""
-    waits = any(row.waits for row in rows)
-    return COLUMNS if waits else (COLUMNS[0], CALLED, *COLUMNS[2:])
+    if any(row.waits for row in rows):
+        return COLUMNS
+    calls = all("#" in row.what and " after " not in row.what for row in rows)
+    return COLUMNS[0], CALLED if calls else ENDED, *COLUMNS[2:]
 
 
 def fit(text: str, width: int | None) -> str:
