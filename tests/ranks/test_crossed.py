@@ -100,6 +100,22 @@ for step in range(4):
 for step in range(4):
     (reduce_loss if (step + rank) % 2 else reduce_count)()
 """,
+    "a source that has the others' names the other way round": """
+if rank == 0:
+    dist.broadcast(loss, 0)
+    dist.broadcast(count, 0)
+else:
+    dist.broadcast(count, 0)
+    dist.broadcast(loss, 0)
+""",
+    "a rank without data": """
+if rank == 0:
+    dist.all_reduce(torch.zeros(1))
+    dist.all_reduce(torch.zeros(1))
+else:
+    dist.all_reduce(loss)
+    dist.all_reduce(count)
+""",
     "two ranks that give each other a tensor": """
 if size == 2:
     mine, theirs = loss, count

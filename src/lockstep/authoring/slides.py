@@ -70,8 +70,10 @@ class Slide:
         if "lockstep-timeline" in self.body:
             return 1.0
         shown = [(pre, pre.get_text()) for pre in BeautifulSoup(self.body, "html.parser")("pre")]
-        whole = [said for pre, said in shown if COLUMNS.search(said) or pre.find_parent(class_="input")]
-        code = [line.partition("  # ")[0] for said in whole for line in said.split("\n")]  # a comment may be broken
+        cells = [said for pre, said in shown if pre.find_parent(class_="input")]
+        tables = [said for pre, said in shown if COLUMNS.search(said) and not pre.find_parent(class_="input")]
+        code = [line.partition("  # ")[0] for said in cells for line in said.split("\n")]  # a comment may be broken
+        code += [line for said in tables for line in said.split("\n")]
         room = CODE_WIDTH / max(1, 1, *map(len, code))
         fitting = (one for one in LARGER if one <= room and _height(self.body, one) <= ROOM)
         return next(fitting, 1.0)
@@ -228,7 +230,12 @@ class _Deck:
                     code = [one for cell in told for one in _code(cell)]
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    yield from _packed("answer", _asking(asked), _joined(outputs, self.taken(rest)), _asking(asked))
+                    yield from _packed(
+                        "answer",
+                        _asking(asked),
+                        _joined(outputs, self.taken(rest, outputs)),
+                        _asking(asked),
+                    )
                 else:
                     held = Markup()
                     for cell in shown:
@@ -252,7 +259,7 @@ class _Deck:
         if SHOWN_FILE.match(source):
             yield Block("code", lead + outputs[0] + self.taken(rest))
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
-            taken = self.taken(rest)
+            taken = self.taken(rest, outputs)
             beside = Markup() if outputs else taken
             code = _code(cell, TIGHT * ROOM - _height(lead + beside))
             code[-1] += beside
@@ -264,12 +271,16 @@ class _Deck:
                 again = self.asked_by(lead) or _ran(cell)
                 yield from _packed("code", lead, [*code, *made], again)
 
-    def taken(self, rest: list[Tag]) -> Markup:
-        """What the text says first about an output: the sentence or two after it, up to one that leads on."""
+    def taken(self, rest: list[Tag], outputs: Iterable[Markup] = ()) -> Markup:
+        """What the text says first about an output: the sentence or two after it, up to one that leads on.
+
+        A timeline among the `outputs` has one in any case.
+        """
         if not rest or rest[0].name != "p" or rest[0].img or _predicts(rest[0]):
             return Markup()
         about = [*takewhile(lambda one: not LEADS_ON.match(_marked(one)), _sentences(rest[0]))]
-        return self.paragraph(self.fitting(about, 190), "taken")
+        drawn = any("lockstep-timeline" in one for one in outputs)
+        return self.paragraph(self.fitting(about or _sentences(rest[0])[:drawn], 190), "taken")
 
     def asked_by(self, lead: Markup) -> Markup:
         """The question above a cell again, above what it printed: the text after it answers."""
