@@ -31,6 +31,7 @@ ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
+TOGETHER = 1.4  # ... or this much, with a short cell and what it printed
 LARGER = (1.6, 1.5, 1.4, 1.3, 1.2, 1.1)  # by so much one with little on it may grow
 EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
@@ -264,8 +265,9 @@ class _Deck:
             code = _code(cell, TIGHT * ROOM - _height(lead + beside))
             code[-1] += beside
             made = _joined(outputs, taken)
-            if made and _is_short(cell) and len(code) == 1:
-                yield Block("code", lead + code[0] + made[0])
+            together = lead + Markup().join([*code, *made[:1]])
+            if made and _is_short(cell) and _height(together) <= TOGETHER * ROOM:
+                yield Block("code", together)
                 yield from _packed("code", Markup(), made[1:])
             else:
                 again = self.asked_by(lead) or _ran(cell)
