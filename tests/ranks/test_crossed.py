@@ -109,7 +109,7 @@ else:
     dist.broadcast(loss, 0)
 """,
     "a rank without data": """
-if rank == 0:
+if rank == 1:
     dist.all_reduce(torch.zeros(1))
     dist.all_reduce(torch.zeros(1))
 else:
