@@ -228,7 +228,7 @@ def test_the_lines_are_of_a_length_that_reads_well(book: Path, browser: Any) -> 
 def test_on_a_phone_sentences_wrap_small_pictures_fit_and_what_goes_on_fades(book: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     wider = "(one) => one.scrollWidth - one.clientWidth"
-    large = page.locator("main p:has(> img[src$='/hang.svg'])")
+    large = page.locator("main p:has(> img[src$='/drift.svg'])")
     page.goto(f"file://{book}/01_internals.html")
     loaded = "(one) => one.complete && one.naturalWidth"
     for name in ("broadcast", "reduce", "sum_everywhere", "all_gather", "reduce_scatter"):

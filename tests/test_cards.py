@@ -367,7 +367,9 @@ def test_a_hint_names_the_command_for_the_next(tmp_path: Path, monkeypatch: pyte
     for _ in range(2):
         exercise.ExerciseMagics().hint("add")
     first, last = map(repr, told)
-    assert first.startswith("Hint 1 of 2\n\n**One**\n\nFirst.") and first.endswith("in any other cell: `%hint add`")
+    assert first.startswith("Hint 1 of 2\n\n**One**\n\nFirst.") and first.endswith(
+        "in any other cell, `%hint add`. It is the last and gives away almost the whole answer."
+    )
     assert last == "Hint 2 of 2\n\nSecond.\n\nThat was the last hint."
     folded = [shown(one).select("details") for one in told]
     assert [[one.get_text() for one in each] for each in folded] == [[], ["Hint 1OneFirst."]]

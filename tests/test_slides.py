@@ -34,6 +34,10 @@ CUT_OFF = """() => [...document.querySelectorAll(".slide")].flatMap((slide) => {
 SMALLEST = """() => Math.min(...[...document.querySelectorAll(".fit pre.source, .fit > p:not(.cut, .runs, .keys)")].map((one) =>
   parseFloat(getComputedStyle(one).fontSize) * one.closest(".fit").dataset.zoom))"""
 
+# What was made larger than its slide has room for.
+GROWN = """() => [...document.querySelectorAll(".fit[data-grow] .wide, .fit[data-grow]")].filter((one) =>
+  one.closest(".fit").dataset.zoom > 1 && one.scrollWidth > one.clientWidth + 1).map((one) => one.closest(".slide").id)"""
+
 # The smallest word in a drawing, in pixels.
 LABELS = """() => Math.min(99, ...[...document.querySelectorAll(".fit svg text")].map((one) =>
   parseFloat(getComputedStyle(one).fontSize) * one.ownerSVGElement.getScreenCTM().a))"""
@@ -308,6 +312,38 @@ def test_code_is_whole_but_for_imports_and_a_long_output_says_how_much_is_left_o
     assert cut < 8
 
 
+@each_chapter
+def test_a_note_speaks_of_what_is_on_its_slide(book: Path, name: str) -> None:
+    """Neither what comes below, nor the question of the next slide; a title's slide has nothing below it."""
+    for one in slides(book, name):
+        said = " ".join(note.get_text() for note in one.select(".taken"))
+        assert "?" not in said and not re.search(r"\b[Bb]elow,|next cell", said), (one["id"], said)
+        if "section" in one["class"]:
+            assert not re.search(r"\b[Bb]elow,", one.get_text()), one["id"]
+
+
+def test_a_hangs_card_is_two_slides(book: Path) -> None:
+    """Its headline, the ranks and the line that parted them; then the code and the notes. Nothing is on both."""
+    shown, cards = slides(book, "03_debugging"), 0
+    for at, one in enumerate(shown):
+        for card in one.select(".ls-card:has(table)"):
+            assert card.select_one(":scope > .ls-red") and not card.select(":scope > p:not(.ls-red), pre"), one["id"]
+            assert all("ls-branch" in line["class"] for line in card.select(".ls-code > div"))
+            (more,) = shown[at + 1].select(".ls-card")
+            assert more.select(".ls-code") and not more.select(".ls-red:not(span), table") and more.select("p")
+            assert "RuntimeError" not in "".join(p.get_text() for p in more.select("p")) or not more.pre
+            cards += 1
+    assert cards > 6
+
+
+@each_chapter
+def test_what_a_cell_printed_has_the_cell_or_a_word_above_it(book: Path, name: str) -> None:
+    for one in slides(book, name):
+        first = one.select_one(".fit > *")
+        if "code" in one["class"] and first is not None and "printed" in (first.get("class") or ()):
+            assert "alone" in first["class"], (one["id"], words(one)[:80])
+
+
 # The slides in a browser ----------------------------------------------------------------------------------------------
 
 
@@ -323,6 +359,7 @@ def test_nothing_is_cut_and_all_can_be_read_from_the_back(
     page.goto(f"file://{book}/slides/{name}.html")
     assert page.evaluate(CUT_OFF) == []
     assert page.evaluate(SMALLEST) >= 0.021 * height
+    assert page.evaluate(GROWN) == []
     assert page.evaluate(LABELS) >= 0.0165 * height, "12 pixels of 720"
     assert page.evaluate(CONTRASTS) == {}
     assert page.evaluate("document.documentElement.scrollWidth") == width

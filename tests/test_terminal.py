@@ -111,10 +111,27 @@ def test_a_hang_is_as_wide_as_the_terminal(columns: int, hanging: Path, piped: s
     assert "\x1b[1;31mHANG after" in shown and re.search(r"\x1b\[33m *(rank )?2 ←", shown), "what matters is colored"
 
 
+@pytest.mark.parametrize("columns", ["60", "120", ""])
+def test_a_pipe_is_as_wide_as_columns_asks(columns: str, hanging: Path, piped: str) -> None:
+    said = call("run", "-n", "3", "train.py", cwd=hanging, COLUMNS=columns).stderr.partition("\n\n")[2]
+    assert "HANG after" in said
+    if columns == "60":
+        assert widest(said) <= 60 and "rank 2 ←  waits in barrier #1" in said
+    else:
+        assert widest(said) == widest(piped.partition("\n\n")[2]), "a pipe has room"
+
+
 def test_a_run_that_ends_well_says_so_to_a_person_only(tmp_path: Path) -> None:
     (tmp_path / "fine.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
     shown = screen(at_terminal(80, "run", "-n", "2", "fine.py", cwd=tmp_path))
-    assert re.search(r"^All 2 ranks ended well after \d+\.\d s\.$", shown, re.MULTILINE)
+    found = re.search(
+        r"^All 2 ranks ended well after ([\d.]+) s: ([\d.]+) s to load torch, ([\d.]+) s in the script\.$",
+        shown,
+        re.MULTILINE,
+    )
+    assert found is not None, shown
+    whole, start, script = (round(10 * float(one)) for one in found.groups())
+    assert abs(whole - start - script) <= 1, "in tenths, each rounded"
     piped = call("run", "-n", "2", "fine.py", cwd=tmp_path)
     assert piped.returncode == 0 and "ended well" not in piped.stdout + piped.stderr
     (tmp_path / "mixed.py").write_text(

@@ -275,8 +275,15 @@ def test_the_file_that_we_ship_can_be_used_with_each_of_its_comments_taken_off()
     assert known.late.deadline == datetime(2026, 11, 30, 22, 59, tzinfo=timezone.utc)
     assert known.classroom50 == Classroom50("cs101-fall", "lockstep")
     assert known.canvas_assignment == "Homework 4 (123)"
+    assert known.book == "https://example.org/lockstep"
     assert known.learners["ada-lovelace-4711"].exempt == {"mini_ddp"}
     assert "Learners never see this file" in head
+
+
+@pytest.mark.parametrize("address", ['"javascript:alert(1)"', '"https://a b"', "1"])
+def test_the_books_address_is_one(address: str) -> None:
+    with pytest.raises(PolicyError, match=r"book.*address"):
+        policy(f"[book]\naddress = {address}\n")
 
 
 def test_no_learner_is_given_the_policy() -> None:

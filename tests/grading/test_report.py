@@ -19,7 +19,7 @@ from lockstep.authoring.bank import find
 from lockstep.course import Course
 from lockstep.grading.classroom import NOT_HANDED_IN, ClassResult, Learner
 from lockstep.grading.exports.class_page import class_page
-from lockstep.grading.exports.html_report import html_report
+from lockstep.grading.exports.html_report import html_report, in_the_book
 from lockstep.grading.exports.pages import MOST_CHARACTERS, cut
 from lockstep.grading.intake import Handed
 from lockstep.grading.policy import Policy, apply
@@ -215,6 +215,22 @@ def test_faults_of_ours_are_called_ours_and_give_no_points() -> None:
     assert (
         "There was nothing to grade" in nothing and nothing.count("no file was found") >= 2 and "points" not in nothing
     )
+
+
+def test_where_to_read_on_is_a_link_to_the_teachers_book() -> None:
+    """Quotes of an address cannot end the attribute, and a chapter that there isn't is text."""
+    linked = in_the_book('https://x.org/a?"<b', ["01_a", "02_b"])
+    assert linked('chapter 2, "Uneven numbers of batches"') == (
+        '<a href="https://x.org/a?&#34;&lt;b/02_b.html#uneven-numbers-of-batches">'
+        "chapter 2, &#34;Uneven numbers of batches&#34;</a>"
+    )
+    assert linked('chapter 3, "<i>"') == "chapter 3, &#34;&lt;i&gt;&#34;" and linked("") == ""
+    assert in_the_book("", ["01_a"])('chapter 1, "A"') == 'chapter 1, "A"'
+    check = replace(failed("x", "y"), diagnosis=Diagnosis("hang", "m", read='chapter 1, "A b"'))
+    one = learner("Ada", check)
+    alone = ClassResult(1, tuple(result.name for result in one.exercises), (one,))
+    page = Tree(html_report(one, apply(Policy(), alone)[one.id], in_the_book("https://x.org", ["01_a"])))
+    assert ("a", "href", "https://x.org/01_a.html#a-b") in page.attributes
 
 
 def test_what_is_taken_off_is_explained() -> None:

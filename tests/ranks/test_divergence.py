@@ -91,4 +91,4 @@ def test_the_frames_of_a_library_are_folded_into_a_line() -> None:
     assert reached(calls) == ["Ranks 0 and 1 reached the call via 9 frames of accelerate."]
     assert reached({rank: replace(one, via="") for rank, one in calls.items()}) == []
     calls[1] = replace(calls[1], via="")
-    assert reached(calls) == ["Rank 0 reached the call via 9 frames of accelerate; rank 1 directly."]
+    assert reached(calls) == ["On rank 1, your code made the call; on rank 0, accelerate made it."]

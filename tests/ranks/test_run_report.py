@@ -37,7 +37,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_json_is_all_that_stdout_holds(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_all_that_stdout_holds(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert run.main(["-n", "2", "--json", str(script)]) == 1
     said = capsys.readouterr()
     found = only(said.out)

@@ -348,6 +348,8 @@ def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str
         for found in REFERENCE.finditer(str(text)):
             name, headings = anchors.get(int(found[1]), ("", {}))
             anchor = headings.get(" ".join(found[3].split()).replace("`", ""))
+            if anchor and _is_here(text, anchor):
+                continue
             if anchor:
                 made.append(NavigableString(text[end : found.start()]))
                 link = made.new_tag("a", href=f"{name}.html#{anchor}")
@@ -356,6 +358,17 @@ def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str
                 end = found.end()
         made.append(NavigableString(text[end:]))
         text.replace_with(made)
+    for line in body.select(".ls-card > p"):
+        if line.get_text().startswith("Read: ") and not line.a:
+            line.decompose()
+
+
+def _is_here(text: NavigableString, anchor: str) -> bool:
+    """Whether the section that a card in it names is its own: then there is nothing to follow."""
+    if text.find_parent(class_="ls-card") is None:
+        return False
+    here = text.find_previous("h2")
+    return isinstance(here, Tag) and here.get("id") == anchor
 
 
 # The pages around them ------------------------------------------------------------------------------------------------

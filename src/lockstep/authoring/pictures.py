@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTH = 700
+PHONE = 366  # as wide as a phone's page: shown as large as drawn
 LIGHT = (
     "text { font: 13px sans-serif; fill: #1b1f24 } .n { text-anchor: middle } .e { text-anchor: end }"
     " .b { font-weight: 600 } .q { fill: #57606a } .bg { fill: #fff } .no { fill: #eef1f4 } .r0 { fill: #d6e6f8 }"
@@ -131,20 +132,20 @@ def set_epoch() -> str:
 
 def hang() -> str:
     """One rank takes another branch: two wait in one call, one in another, and nobody moves."""
-    drawing = Drawing(196, "Ranks 0 and 1 wait in all_reduce for rank 2, which waits in barrier for them")
-    drawing.text(208, 24, "if best > 0.8", "b n")
-    drawing.line("M208 32V150", "l dash")
+    drawing = Drawing(216, "Ranks 0 and 1 wait in all_reduce for rank 2, which waits in barrier for them", PHONE)
+    drawing.text(138, 22, "if best > 0.8", "b n")
+    drawing.line("M138 30V148", "l dash")
     for rank, (best, call, whom) in enumerate(
-        (("0.7", "all_reduce", "rank 2"), ("0.7", "all_reduce", "rank 2"), ("0.9", "barrier", "ranks 0 and 1"))
+        (("0.7", "all_reduce", "rank 2"), ("0.7", "all_reduce", "rank 2"), ("0.9", "barrier", "0 and 1"))
     ):
-        y = 40 + 38 * rank
-        drawing.text(14, y + 18, f"rank {rank}", "q")
-        drawing.box(66, y, 128, "no", f"best = {best}")
-        drawing.box(222, y, 92, "r1" if call == "barrier" else "r0", call)
-        drawing.box(318, y, 312, "wait", f"waits for {whom}")
-        drawing.line(f"M634 {y + 13}H690", "l dash red", arrow=True)
-    drawing.line("M66 164H690", arrow=True)
-    drawing.text(66, 186, "time: nobody prints anything until the timeout, 30 minutes with gloo", "q")
+        y = 38 + 38 * rank
+        drawing.text(8, y + 18, f"rank {rank}", "q")
+        drawing.box(54, y, 76, "no", f"best = {best}")
+        drawing.box(146, y, 82, "r1" if call == "barrier" else "r0", call)
+        drawing.box(232, y, 126, "wait", f"waits for {whom}")
+    drawing.line("M54 162H358", arrow=True)
+    drawing.text(54, 184, "time: no rank prints anything until")
+    drawing.text(54, 202, "the timeout, 30 minutes with gloo")
     return drawing.svg()
 
 
@@ -181,25 +182,26 @@ def drift() -> str:
 
 
 def uneven() -> str:
-    """Four batches on rank 0, three on rank 1: the hang, and the three ways out."""
+    """Four batches on rank 0, three on rank 1: the hang, the three ways out, and what each costs."""
     drawing = Drawing(
-        262, "Rank 0 has four batches and rank 1 three: rank 0 waits; padding, dropping and join end that", 494
+        328, "Rank 0 has four batches and rank 1 three: rank 0 waits; padding, dropping and join end that", PHONE
     )
     ways = (
-        ("as it is", ["1", "2", "3", "4: waits for rank 1"], ["1", "2", "3", "finished"], "hang"),
-        ("pad", ["1", "2", "3", "4"], ["1", "2", "3", "1 again"], "4 steps"),
-        ("drop", ["1", "2", "3", "–"], ["1", "2", "3", "–"], "3 steps"),
-        ("join", ["1", "2", "3", "4"], ["1", "2", "3", "sends zeros"], "4 steps"),
+        ("as it is", "hangs in step 4", ("4: waits for rank 1", "bad"), ("", "")),
+        ("pad", "4 steps, batch 1 counts twice", ("4", "r0"), ("1 again", "r1")),
+        ("drop", "3 steps, batch 4 is not used", ("4: not used", "l dash"), ("", "")),
+        ("join", "4 steps, other collectives don't match", ("4", "r0"), ("sends zeros", "no")),
     )
-    for number, (name, *ranks, result) in enumerate(ways):
-        y = 14 + 62 * number
-        drawing.text(14, y + 32, name, "b")
-        drawing.text(436, y + 32, result, "says b" if result == "hang" else "")
-        for rank, batches in enumerate(ranks):
-            drawing.text(84, y + 18 + 28 * rank, f"rank {rank}", "q")
-            for place, batch in enumerate(batches):
-                kind = f"r{rank}" if batch.isdigit() else "bad" if "waits" in batch else "no"
-                drawing.box(134 + 48 * place, y + 28 * rank, 144 if place == 3 else 44, kind, batch, 24)
+    for number, (name, price, *last) in enumerate(ways):
+        y = 8 + 80 * number
+        drawing.text(8, y + 14, name, "b")
+        drawing.text(64, y + 14, price, "says" if price.startswith("hangs") else "")
+        for rank, (said, kind) in enumerate(last):
+            drawing.text(8, y + 40 + 28 * rank, f"rank {rank}", "q")
+            for batch in (1, 2, 3):
+                drawing.box(16 + 48 * batch, y + 22 + 28 * rank, 44, f"r{rank}", batch, 24)
+            if kind:
+                drawing.box(208, y + 22 + 28 * rank, 150, kind, said, 24)
     return drawing.svg()
 
 
@@ -215,9 +217,9 @@ def sent(ready: list[float], takes: float) -> list[tuple[float, float]]:
 def exposed() -> str:
     """A step whose four buckets leave at the end, during backward, and over a link that is too slow."""
     drawing = Drawing(
-        300, "A step without overlap, with it, and over a slower link: what backward hides, and what it cannot"
+        336, "A step without overlap, with it, and over a slower link: what backward hides, and what it cannot", PHONE
     )
-    scale, forward, backward = 50, 2.0, 4.0
+    scale, forward, backward = 25, 2.0, 4.0
     done = forward + backward
     late, early = [done] * 4, [forward + backward * n / 4 for n in (1, 2, 3, 4)]
     ways = [
@@ -226,11 +228,11 @@ def exposed() -> str:
         ("With overlap, over a link half as fast", early, 1.6),
     ]
     for number, (title, ready, takes) in enumerate(ways):
-        y, at = 14 + 92 * number, lambda t: 84 + scale * t
+        y, at = 14 + 92 * number, lambda t: 74 + scale * t
         end = sent(ready, takes)[-1][1]
-        drawing.text(84, y + 10, title, "b")
-        drawing.text(14, y + 34, "computes", "q")
-        drawing.text(14, y + 62, "sends", "q")
+        drawing.text(74, y + 10, title, "b")
+        drawing.text(8, y + 34, "computes", "q")
+        drawing.text(8, y + 62, "sends", "q")
         drawing.box(at(0), y + 18, scale * forward - 2, "r0", "forward", 24)
         drawing.box(at(forward), y + 18, scale * backward, "r1", "backward", 24)
         for bucket, (start, stop) in enumerate(sent(ready, takes)):
@@ -241,9 +243,11 @@ def exposed() -> str:
                 drawing.box(at(max(start, done)), y + 46, scale * (stop - max(start, done)) - 1, "bad", "", 24)
             drawing.text(at((start + stop) / 2), y + 63, bucket, "n")
         drawing.line(f"M{at(done)} {y + 16}V{y + 72}", "l dash")
-        drawing.text(at(end) + 8, y + 63, f"+{(end - done) / done:.0%}", "says")
-    key = "Green: hidden behind backward. Red: exposed, which makes the step longer. The numbers are buckets."
-    drawing.text(14, 292, key, "q")
+        drawing.text(at(end) + 5, y + 63, f"+{(end - done) / done:.0%}", "says")
+    for number, said in enumerate(
+        ("Green: hidden behind backward.", "Red: exposed, which makes the step longer.", "The numbers are buckets.")
+    ):
+        drawing.text(8, 292 + 18 * number, said, "q")
     return drawing.svg()
 
 

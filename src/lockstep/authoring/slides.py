@@ -31,6 +31,14 @@ ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
 TIGHT = 1.2  # a slide may be this much too full, and is made smaller
+TOGETHER = 1.4  # ... or this much, with a short cell and what it printed
+LARGER = (1.6, 1.5, 1.4, 1.3, 1.2, 1.1)  # by so much one with little on it may grow
+EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
+MOST_EXPLAINED = 8  # lines of an explanation on one slide
+ALONE = re.compile(r'data-alone|class="highlight printed alone"')  # what has a slide of its own
+SHORT = 3  # lines of a cell that stays with what it printed
+BELOW = re.compile(r"\b[Bb]elow,|\bnext cell\b")
+LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
 TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = 76, 82, 97  # characters on a line at 16:9; there are more lines at 4:3
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
@@ -56,6 +64,20 @@ class Slide:
     kind: str = ""
     above: str = ""
     part: str = ""
+
+    @property
+    def grow(self) -> float:
+        """By how much a slide with little on it is made larger, so that no line of code has to be broken for it."""
+        if "lockstep-timeline" in self.body:
+            return 1.0
+        shown = [(pre, pre.get_text()) for pre in BeautifulSoup(self.body, "html.parser")("pre")]
+        cells = [said for pre, said in shown if pre.find_parent(class_="input")]
+        tables = [said for pre, said in shown if COLUMNS.search(said) and not pre.find_parent(class_="input")]
+        code = [line.partition("  # ")[0] for said in cells for line in said.split("\n")]  # a comment may be broken
+        code += [line for said in tables for line in said.split("\n")]
+        room = CODE_WIDTH / max(1, 1, *map(len, code))
+        fitting = (one for one in LARGER if one <= room and _height(self.body, one) <= ROOM)
+        return next(fitting, 1.0)
 
 
 class Block(NamedTuple):
@@ -209,11 +231,21 @@ class _Deck:
                     code = [one for cell in told for one in _code(cell)]
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    yield from _packed("answer", Markup(), _joined(outputs, self.taken(rest)))
+                    yield from _packed(
+                        "answer",
+                        _asking(asked),
+                        _joined(outputs, self.taken(rest, outputs)),
+                        _asking(asked),
+                    )
                 else:
+                    held = Markup()
                     for cell in shown:
-                        yield from self.run(cell, self.last(lead), rest if cell is cells[-1] else [])
-                        lead = None
+                        before, lead = held + self.last(lead), None
+                        if cell is not shown[-1] and _is_short(cell) and not cell.select(".output > *"):
+                            held = before + _code(cell)[0]  # on the next one's slide
+                        else:
+                            yield from self.run(cell, before, rest if cell is cells[-1] else [])
+                            held = Markup()
                 lead, asked = None, Markup()
             elif asked:
                 asked += Markup(node.decode())
@@ -228,22 +260,41 @@ class _Deck:
         if SHOWN_FILE.match(source):
             yield Block("code", lead + outputs[0] + self.taken(rest))
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
-            taken = self.taken(rest)
+            taken = self.taken(rest, outputs)
             beside = Markup() if outputs else taken
             code = _code(cell, TIGHT * ROOM - _height(lead + beside))
             code[-1] += beside
-            yield from _packed("code", lead, [*code, *_joined(outputs, taken)])
+            made = _joined(outputs, taken)
+            together = lead + Markup().join([*code, *made[:1]])
+            if made and _is_short(cell) and _height(together) <= TOGETHER * ROOM:
+                yield Block("code", together)
+                yield from _packed("code", Markup(), made[1:])
+            else:
+                again = self.asked_by(lead) or _ran(cell)
+                yield from _packed("code", lead, [*code, *made], again)
 
-    def taken(self, rest: list[Tag]) -> Markup:
-        """What the text says first about an output: the sentence or two after it."""
+    def taken(self, rest: list[Tag], outputs: Iterable[Markup] = ()) -> Markup:
+        """What the text says first about an output: the sentence or two after it, up to one that leads on.
+
+        A timeline among the `outputs` has one in any case.
+        """
         if not rest or rest[0].name != "p" or rest[0].img or _predicts(rest[0]):
             return Markup()
-        return self.paragraph(self.fitting(_sentences(rest[0]), 190), "taken")
+        about = [*takewhile(lambda one: not LEADS_ON.match(_marked(one)), _sentences(rest[0]))]
+        drawn = any("lockstep-timeline" in one for one in outputs)
+        return self.paragraph(self.fitting(about or _sentences(rest[0])[:drawn], 190), "taken")
+
+    def asked_by(self, lead: Markup) -> Markup:
+        """The question above a cell again, above what it printed: the text after it answers."""
+        text = BeautifulSoup(lead, "html.parser").p
+        found = [one for one in _sentences(text) if one.endswith("?")] if text else []
+        return self.paragraph(found, "lead")
 
     def first(self, nodes: list[Tag], letters: int) -> list[str]:
         """The first sentences of the first paragraph; a question to predict has a slide of its own."""
         text = next((node for node in nodes if node.name == "p" and not node.img), None)
-        return [] if text is None or _predicts(text) else self.fitting(_sentences(text), letters)
+        here = [one for one in _sentences(text) if not BELOW.search(_plain(one))] if text else []
+        return [] if text is None or _predicts(text) else self.fitting(here, letters)
 
     def last(self, lead: Tag | None) -> Markup:
         """The last sentences before a cell or picture that no slide has yet; a last question in any case."""
@@ -292,6 +343,22 @@ def _unanswered(title: str) -> str:
     return title.partition(":")[0]
 
 
+def _marked(sentence: str) -> str:
+    """A sentence without its HTML, but for a `<strong>` at its start, which names a topic."""
+    return ("<strong>" if sentence.startswith("<strong>") else "") + _plain(sentence)
+
+
+def _is_short(cell: Tag) -> bool:
+    return sum(bool(line.strip()) and not line.startswith("%%") for line in _source(cell).split("\n")) <= SHORT
+
+
+def _ran(cell: Tag) -> Markup:
+    """Who has printed what stands on a slide without its cell."""
+    runs = str(cell.select(".input")[0].get("data-runs", "")).partition(" · meant to end")[0]
+    by = f" ({html.escape(runs)})" if runs else ""
+    return Markup(f'<p class="runs">What the cell before printed{by}</p>')
+
+
 def _asking(asked: Markup) -> Markup:
     """Of a paragraph that asks, the sentences that do: a second slide of its code repeats them."""
     text = BeautifulSoup(asked, "html.parser").p
@@ -316,8 +383,9 @@ def _rows(lines: Iterable[str], width: int) -> int:
     return sum(max(1, -(-len(line) // width)) for line in lines)
 
 
-def _height(block: Markup) -> float:
-    """About how high a block is, in rem. Pictures and cards need a slide almost for themselves."""
+def _height(block: Markup, zoom: float = 1.0) -> float:
+    """About how high a block is, in rem, also made larger. Pictures and cards need a slide almost for themselves."""
+    text_width, code_width = int(TEXT_WIDTH / zoom), int(CODE_WIDTH / zoom)
     soup = BeautifulSoup(block, "html.parser")
     height = 0.0
     for one in [drawn.extract() for drawn in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
@@ -325,11 +393,12 @@ def _height(block: Markup) -> float:
         if one.find(class_="lockstep-timeline"):
             height += 25
         else:
-            height += 3 + 1.7 * _rows(rows, TEXT_WIDTH) if rows else 13
+            height += 3 + 1.7 * _rows(rows, text_width) if rows else 13
     for pre in [pre.extract() for pre in soup("pre")]:
-        width = TABLE_WIDTH if _is("table", pre) else CODE_WIDTH
+        width = int(TABLE_WIDTH / zoom) if _is("table", pre) else code_width
         height += 1 + CODE * _rows(pre.get_text().rstrip().split("\n"), width)
-    return height + sum(0.6 + TEXT * _rows([text.get_text()], TEXT_WIDTH) for text in soup(["p", "li", "tr"]))
+    texts = [text.get_text() for text in soup(["p", "li", "tr"])]
+    return zoom * (height + sum(0.6 + TEXT * _rows([text], text_width) for text in texts))
 
 
 def _source(cell: Tag) -> str:
@@ -399,10 +468,11 @@ def _packed(kind: str, slide: Markup, parts: list[Markup], again: str = "") -> I
     """The parts on as few slides as have room for them. From the second slide on, `again` is above them."""
     height, made = _height(slide), []
     for part in parts:
-        more = _height(part)
-        if slide and height + more > TIGHT * ROOM:
+        more, carded = _height(part), "ls-card" in part
+        if slide and (height + more > (ROOM if carded else TIGHT * ROOM) or ALONE.search(part)):
             made.append(slide)
-            slide = Markup(again)
+            goes_on = kind == "code" and ('class="highlight input"' in part or ALONE.search(part))
+            slide = Markup("" if goes_on else again)
             height = _height(slide)
         slide, height = slide + part, height + more
     made += [slide] if slide else []
@@ -417,14 +487,39 @@ def _outputs(cell: Tag) -> list[Markup]:
     made = []
     for output in cell.select(".output > *"):
         if output.name == "img" or _is("html", output):
-            made += [] if output.iframe else _runs_apart(output)  # what moves is in the book
+            made += [] if output.iframe else _card_apart(output) or _runs_apart(output)  # what moves is in the book
             continue
         lines = _lines(output.pre or output)
         if all(WRITTEN.fullmatch(_plain(line)) for line in lines):
             continue
-        end = _fitting(lines, ROOM - 6)
-        made.append(_shown(lines[:end], "printed") + _remark(len(lines) - end, "more lines"))
+        for number, part in enumerate(_explained_apart(lines)):
+            end = _fitting(part, ROOM - 6)
+            shown = _shown(part[:end], "printed" if not number else "printed alone")
+            made.append(shown + _remark(len(part) - end, "more lines"))
     return made
+
+
+def _card_apart(output: Tag) -> list[Markup]:
+    """A card of a hang as two: its headline, the ranks and the line that parted them; then the code and all else."""
+    card = output.select_one(".ls-card")
+    if card is None or not (card.table and card.select_one(".ls-code")):
+        return []
+    first, more = (BeautifulSoup(output.decode(), "html.parser") for _ in range(2))
+    for gone in first.select(".ls-card > p:not(.ls-red), .ls-card > pre, .ls-code > div:not(.ls-branch)"):
+        gone.decompose()
+    for gone in [*more.select(".ls-card > .ls-red, .ls-card table"), *first.select(".ls-code:empty")]:
+        gone.decompose()
+    for whole in more.find_all(True, recursive=False):
+        whole["data-alone"] = ""
+    return [Markup(first.decode()), Markup(more.decode())]
+
+
+def _explained_apart(lines: list[str]) -> list[list[str]]:
+    """An explanation as text, as a card: its headline and table, and then its notes."""
+    plain = [_plain(line) for line in lines]
+    blank = [number for number, line in enumerate(plain) if not line.strip()]
+    long = any(EXPLAINED.match(line) for line in plain) and len(plain) > MOST_EXPLAINED and len(blank) > 1
+    return [lines[: blank[-1]], lines[blank[-1] + 1 :]] if long else [lines]
 
 
 def _runs_apart(output: Tag) -> list[Markup]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..outside import attach, jobs, machines
 from ..outside.attach import Explained
 from ..outside.stacks import NoSampler, NotPermitted
-from .console import console, show_text, width
+from .console import room, show_text
 
 NOT_RUN = 4
 
@@ -34,9 +34,8 @@ def main(pids: Sequence[int], seconds: float, as_json: bool, slurm: str = "", ho
     if as_json:
         print(json.dumps([attach.to_json(one) for one in found]))
     else:
-        room = width() if console().is_terminal else None
         for number, one in enumerate(found):
-            said = attach.describe(one, room)
+            said = attach.describe(one, room())
             if len(found) > 1:
                 said = f"Job {number + 1} of {len(found)}, {one.job.world_size} ranks\n{said}"
             show_text(("\n" if number else "") + said)

@@ -17,7 +17,7 @@ NARROWEST = 40
 PAINTED = (
     (re.compile(r"(?<![\w/.])[\w./-]+\.(?:py|sbatch|sh):\d+"), "cyan"),
     (re.compile(r"(?:Read: .*|[.]/lockstep [a-z]+ [\w/]+)$", re.MULTILINE), "cyan"),
-    (re.compile(r"^ *rank +waits in\b.*", re.MULTILINE), "dim"),
+    (re.compile(r"^ *rank +(?:waits in|call|ended) .*", re.MULTILINE), "dim"),
     (re.compile(rf"^ *(?:ranks? )?\d+(?:[\d, to]*\d| ranks)?{ODD}.*", re.MULTILINE), "yellow"),
     (
         re.compile(rf"^(?:{'|'.join([*TITLES.values(), 'DRIFT', 'SAME WORK'])})\b(?:.|\n(?!\n))*", re.MULTILINE),
@@ -48,10 +48,18 @@ def console(stderr: bool = False) -> Console:
     )
 
 
-def width(stderr: bool = False) -> int:
-    """How wide the terminal is; the usual width in a pipe."""
+def room(stderr: bool = False) -> int | None:
+    """How wide the terminal is; in a pipe, what COLUMNS asks for if that is less than usual, and else no limit."""
     there = console(stderr)
-    return max(NARROWEST, there.width) if there.is_terminal else WIDTH
+    if there.is_terminal:
+        return max(NARROWEST, there.width)
+    asked = os.environ.get("COLUMNS", "")
+    return max(NARROWEST, int(asked)) if asked.isdecimal() and int(asked) < WIDTH else None
+
+
+def width(stderr: bool = False) -> int:
+    """The same, or the usual width."""
+    return room(stderr) or WIDTH
 
 
 def show_text(text: str, stderr: bool = False) -> None:

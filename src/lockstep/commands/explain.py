@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..outside import explain, leftovers
 from ..ranks.words import names
-from .console import console, show_text, width
+from .console import room, show_text
 
 
 def main(paths: Sequence[Path], as_json: bool) -> int:
@@ -24,7 +24,7 @@ def main(paths: Sequence[Path], as_json: bool) -> int:
     if as_json:
         print(json.dumps(explain.to_json(causes, found)))
     elif causes:
-        show_text(explain.describe(causes, width() if console().is_terminal else None))
+        show_text(explain.describe(causes, room()))
     elif found.dumps:
         print(f"NO HANG: {names(found.dumps)} made the same calls, and all of these have ended.")
     elif found.stacks:

@@ -86,7 +86,7 @@ def hint(exercise: Name) -> None:
 
     course = find()
     taken, of = hints.take_hint(course, *course.require([exercise]))
-    more = f"`./lockstep hint {exercise}` shows the next hint." if len(taken) < of else "That was the last hint."
+    more = hints.to_come(len(taken), of, f"`./lockstep hint {exercise}` shows the next hint")
     show_markdown(f"**Hint {len(taken)} of {of}**\n\n{taken[-1]}\n\n{more}")
 
 

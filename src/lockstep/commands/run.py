@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from typing import TextIO
 from .. import cluster, ranks
 from ..ranks import text, timeline, timeline_picture
 from . import run_report, run_slurm
-from .console import console, show_text, width
+from .console import console, room, show_text, width
 from .run_options import Nodes, are_elsewhere, filtered, meeting_of, nodes_of, parser, refusal, remarks
 
 NOT_RUN = 4
@@ -80,10 +81,11 @@ def main(arguments: Sequence[str], read_on: text.ReadOn = text.NOWHERE, program:
 def _runs(options: argparse.Namespace, once: Callable[[int], ranks.Run], read_on: text.ReadOn) -> tuple[ranks.Run, int]:
     """Run, once or until it ends well or has been started again as often as it may be; the last run and the exit status."""
     for restart in range(options.max_restarts + 1):
+        began = time.monotonic()
         result = once(restart)
         if options.timeline:
             print(_draw(result, Path(options.timeline), options.script), file=sys.stderr)
-        mixed = "" if result.cause or result.node else text.silent_mismatch(result)
+        mixed = "" if result.cause or result.node else text.silent_mismatch(result, room(stderr=True))
         if mixed:
             show_text("\n" + mixed, stderr=True)
         if result.node:
@@ -91,14 +93,13 @@ def _runs(options: argparse.Namespace, once: Callable[[int], ranks.Run], read_on
         sys.stdout.flush()
         if options.watch_replicas and not result.node:
             show_text("\n" + text.replicas(result, min(width(stderr=True), text.WIDTH)), stderr=True)
-        at_terminal = console(stderr=True).is_terminal
         if result.cause is None:
             differ = bool(result.replicas and (result.replicas.drift or result.replicas.blowup))
-            if at_terminal and not (mixed or differ or result.node):
-                show_text("\n" + text.ended_well(result), stderr=True)
+            if console(stderr=True).is_terminal and not (mixed or differ or result.node):
+                whole = time.monotonic() - began
+                show_text("\n" + text.fit(text.ended_well(result, whole), room(stderr=True)), stderr=True)
             return result, int(differ)
-        room = width(stderr=True) if at_terminal else None
-        show_text("\n" + text.describe(result, read_on, room), stderr=True)
+        show_text("\n" + text.describe(result, read_on, room(stderr=True)), stderr=True)
         if result.cause.kind is ranks.Kind.INTERRUPTED:
             return result, 128 + (result.signal or signal.SIGINT)
         if restart < options.max_restarts:

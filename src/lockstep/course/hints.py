@@ -30,6 +30,14 @@ def take_hint(course: Course, name: str) -> tuple[list[str], int]:
     return [_titled(one) for one in every[:taken]], len(every)
 
 
+def to_come(number: int, of: int, how: str) -> str:
+    """What to do for the next hint, and how much the last one tells; `how` is what to do, as a sentence's beginning."""
+    if number == of:
+        return "That was the last hint."
+    last = "It is the last and gives" if number + 1 == of else f"Hint {of}, the last, gives"
+    return f"{how}. {last} away almost the whole answer."
+
+
 def _titled(hint: str) -> str:
     """The hint with its title as a line in bold: a heading would be larger than the chapter's."""
     return re.sub(r"^#+ +(.+)$", r"**\1**", hint, flags=re.MULTILINE)

@@ -117,6 +117,7 @@ class Policy:
     classroom50: Classroom50 = Classroom50()
     canvas_assignment: str = "Lockstep"
     teams: Mapping[str, Team] = field(default_factory=dict)
+    book: str = ""  # where learners find what `lockstep book` wrote
 
 
 @dataclass(frozen=True)

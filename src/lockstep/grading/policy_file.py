@@ -49,7 +49,7 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
     except RecursionError:
         raise PolicyError(f"{name}: has tables or lists too deep in each other") from None
     reader = _Reader(text, tuple(exercises), name)
-    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "group", "classroom50", "canvas"))
+    reader.only((), raw, ("points", "partial", "late", "rounding", "learner", "group", "classroom50", "canvas", "book"))
     points = {
         key: reader.number(("points", key), value, "0 or more points")
         for key, value in reader.table(raw, "points").items()
@@ -67,6 +67,7 @@ def parse(text: str, exercises: Sequence[str], name: str = FILE) -> Policy:
         reader.classroom50(raw),
         reader.canvas(raw),
         reader.teams(raw),
+        reader.book(raw),
     )
     return Policy(points, partial, default, *rest)
 
@@ -173,6 +174,14 @@ class _Reader:
             wanted = "copy the column's heading from Canvas's gradebook export, as in \"Homework 4 (123)\""
             raise self.wrong(("canvas", "assignment"), f"is {_shown(title)}: {wanted}")
         return title.strip()
+
+    def book(self, raw: dict[str, Any]) -> str:
+        table = self.table(raw, "book")
+        self.only(("book",), table, ("address",))
+        address = table.get("address", Policy.book)
+        fits = isinstance(address, str) and (not address or re.fullmatch(r"https?://[^\s\"<>]+", address))
+        self.must(bool(fits), ("book", "address"), address, 'write where it is, as in "https://example.org/lockstep"')
+        return str(address).rstrip("/")
 
     def teams(self, raw: dict[str, Any]) -> dict[str, Team]:
         found: dict[str, Team] = {}

@@ -21,7 +21,7 @@ from .exports.classroom50 import scores
 from .exports.csv_grades import grades_csv
 from .exports.gradebooks import canvas_csv, canvas_feedback, moodle_csv, moodle_feedback
 from .exports.gradescope import class_results
-from .exports.html_report import html_report
+from .exports.html_report import html_report, in_the_book
 from .exports.items import checks_csv, items_csv
 from .exports.junit import junit
 from .exports.summary_md import class_md
@@ -88,10 +88,10 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
     """`index.html` for the teacher, and `reports/ID.html`, a page for each learner."""
     graded = marked.graded
     reports = _emptied(folder / "reports")
-    for one in graded.learners:
-        write(reports / f"{one.id}.html", html_report(one, marked.grades[one.id]).encode())
+    for id, page in _pages(marked).items():
+        write(reports / f"{id}.html", page)
     alike = similar.in_class(marked.once, marked.course)
-    page = class_page(
+    class_wide = class_page(
         graded,
         marked.grades,
         similar=alike.pairs,
@@ -99,7 +99,13 @@ def write_pages(marked: Marked, folder: Path) -> list[Path]:
         solved=alike.solved,
         titles={id: entry.title for id, entry in marked.course.catalogue.items()},
     )
-    return [*_written(folder / "index.html", page.encode()), reports]
+    return [*_written(folder / "index.html", class_wide.encode()), reports]
+
+
+def _pages(marked: Marked) -> dict[str, bytes]:
+    """Each learner's report."""
+    linked = in_the_book(marked.policy.book, [chapter.name for chapter in marked.course.chapters])
+    return {one.id: html_report(one, marked.grades[one.id], linked).encode() for one in marked.graded.learners}
 
 
 def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
@@ -109,7 +115,7 @@ def write_gradebooks(marked: Marked, folder: Path) -> list[Path]:
     write(folder / "items.csv", items_csv(graded).encode("utf-8-sig", "backslashreplace"))
     systems = {one.handed.account.partition(" ")[0] for one in graded.learners} - {""}
     lms = _emptied(folder / "lms")
-    pages = {one.id: html_report(one, grades[one.id]).encode() for one in graded.learners} if systems else {}
+    pages = _pages(marked) if systems else {}
     if "moodle" in systems:
         write(lms / "moodle_grades.csv", moodle_csv(graded, grades, rounding).encode("utf-8", "backslashreplace"))
         write(lms / "moodle_feedback.zip", moodle_feedback(graded, pages))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..course import CourseError, find
 from ..course.course import leaf
+from ..course.hints import to_come
 from ..course.runs import READ_ON
 from ..grading.exports.markdown import rendered
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
@@ -139,8 +140,7 @@ def hint_card(exercise: str, taken: Sequence[str], of: int) -> Card:
     """The last hint taken, with those before it folded below; `of` is how many there are."""
     *earlier, text = taken
     title = f"Hint {len(taken)} of {of}"
-    again = f"For the next hint, run this cell again or, in any other cell: `{HINT} {exercise}`"
-    more = again if len(taken) < of else "That was the last hint."
+    more = to_come(len(taken), of, f"For the next hint, run this cell again or, in any other cell, `{HINT} {exercise}`")
     folded = "".join(
         f"<details><summary>Hint {number}</summary>{rendered(one)}</details>" for number, one in enumerate(earlier, 1)
     )

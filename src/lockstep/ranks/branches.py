@@ -85,12 +85,12 @@ def _found(
     homes = [source.around(chain[0].line)[:1] for chain in chains.values()]
     if any(home != homes[0] for home in homes):  # one may have been called from within the block that another stands in
         return None
-    scopes = _scopes(source, [*callers[::-1], next(iter(chains.values()))[0]], size)
+    seen = scopes(source, [*callers[::-1], next(iter(chains.values()))[0]], size)
     lines = {rank: chain[0].line for rank, chain in chains.items()}
-    around = _innermost(scopes[-1], lines)
-    levels = [(scopes[-1], lines)]  # The function where they stand, and if that's one line, those that have called it
+    around = _innermost(seen[-1], lines)
+    levels = [(seen[-1], lines)]  # The function where they stand, and if that's one line, those that have called it
     if finished and len({*lines.values()}) == 1:
-        called = zip(scopes[-2::-1], callers, strict=False)
+        called = zip(seen[-2::-1], callers, strict=False)
         levels += [(scope, dict.fromkeys(lines, frame.line)) for scope, frame in called]
     might = [one for scope, there in levels for one in _partings(scope, there, finished)]
     fits = [one for one in might if one.odds == FITS]
@@ -117,7 +117,7 @@ def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
         others = [rank for rank in chains if rank not in side]
         if not others or not all(_may_be_past(home, chain[0].line, chains[rank][0].line) for rank in others):
             continue
-        for scope, frame in list(zip(_scopes(source, chain, size), chain, strict=True))[1:]:
+        for scope, frame in list(zip(scopes(source, chain, size), chain, strict=True))[1:]:
             lines = dict.fromkeys(side, frame.line)
             might = [one for one in _partings(scope, lines, others) if one.odds == FITS]
             around = _innermost(scope, lines, others)
@@ -132,7 +132,7 @@ def _may_be_past(home: Function | ast.Module, call: int, line: int) -> bool:
     )
 
 
-def _scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
+def scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
     """The names as each function of a chain of calls sees them, the innermost last."""
     found: list[Scope] = []
     line = 0

@@ -80,7 +80,8 @@ def table(rows: Sequence[text.Row], code_below: bool = False) -> str:
         return ""
     shown = [dict(zip(text.COLUMNS, map(escape, row.cells), strict=True)) for row in rows]
     used = [name for name in text.COLUMNS[:-1] if any(cells[name] for cells in shown)]
-    head = "".join(f'<th scope="col">{name}</th>' for name in used)
+    named = dict(zip(text.COLUMNS, text.heads(rows), strict=True))
+    head = "".join(f'<th scope="col">{named[name]}</th>' for name in used)
     lines = []
     for row, cells in zip(rows, shown, strict=True):
         cells["at"] += f" <code>{escape(row.code)}</code>" if row.code and not code_below else ""

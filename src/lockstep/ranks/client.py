@@ -36,6 +36,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # What torchrun, too, 
 SILENT_SECONDS = 30.0  # Without a word from a supervisor that speaks every second: one of its ranks has seen to that
 STOPPED_SECONDS = 3.0  # ... or that is seen to be held by a signal.
 GLOO_SAYS = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)  # ... on stdout, in torch 2.8
+MOST_OF_A_TURN = 60  # characters that a rank may say of its loop
 OnOutput = Callable[[int, str, str], None]
 OnNotice = Callable[[str], None]
 
@@ -533,8 +534,9 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
 
 
 def _collective(rank: int, begin: messages.Begin, at: float) -> Collective:
+    turn = (begin.turn[0][:MOST_OF_A_TURN], begin.turn[1][:MOST_OF_A_TURN]) if begin.turn else None
     return Collective(
         rank, begin.number, begin.kind, begin.group, begin.group_number, begin.nbytes, tuple(begin.shape), begin.dtype,
         start=at, frame=Frame.of(begin.frame), inside=begin.inside, reduce_op=begin.reduce_op, peer=begin.peer,
-        members=tuple(begin.members), of_kind=begin.of_kind,
+        members=tuple(begin.members), of_kind=begin.of_kind, turn=turn,
     )  # fmt: skip

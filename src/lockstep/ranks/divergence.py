@@ -55,7 +55,7 @@ def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
     """Of a run that went wrong. None if all ranks made the same calls as far as each came."""
     met = first_mismatch(members)
     found = [Divergence(met, _odd(met, members, signature))] if met is not None else []
-    for sequences in _groups(members):
+    for sequences in groups(members):
         for key in (_site, _chain):
             if (moved := _moved(sequences, key)) is not None:
                 found.append(Divergence(moved, _odd(moved, members, key), by_callers=key is _chain))
@@ -83,9 +83,21 @@ def reached(calls: Mapping[int, Collective]) -> list[str]:
         sides.setdefault(", ".join(filter(None, (came, via))) or "directly", []).append(rank)
     if {*sides} <= {"directly"}:
         return []
+    if "directly" in sides and all(how == "directly" or how.startswith("via ") for how in sides):
+        made = [
+            f"on {names(ranks)}, {how.partition(' of ')[2]} made it"
+            for how, ranks in sides.items()
+            if how != "directly"
+        ]
+        return [f"On {names(sides['directly'])}, your code made the call; {'; '.join(made)}."]
     first, *others = [f"{names(ranks)} {how}" for how, ranks in sides.items()]
     head = names(next(iter(sides.values())))
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
+
+
+def called_from(calls: Mapping[int, Collective]) -> tuple[Frame, ...]:
+    """The places that `reached` names."""
+    return tuple(frame for frames in _parting(calls).values() for frame in frames[1:])
 
 
 def parted_at(calls: Mapping[int, Collective]) -> dict[int, list[Frame]]:
@@ -120,7 +132,7 @@ def _odd(met: dict[int, Collective], members: Sequence[RankReport], key: Callabl
     return [rank for rank in sorted(met) if key(met[rank]) != usual] if 2 * count > sum(seen.values()) else []
 
 
-def _groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
+def groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
     """The collectives of each group, for each rank by their number."""
     groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
     for report in members:

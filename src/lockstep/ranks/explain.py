@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .branches import branch, stands
-from .divergence import Divergence, first_divergence, parted_at, reached, say
+from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
 from .mismatch import SAME_ROOT, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
@@ -112,7 +112,8 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
                 notes = tuple(f"{note} {named[0]}" if note == SAME_TENSORS else note for note in found.notes)
                 found = replace(found, notes=notes, branch=named[1], own=(named[0],))
             came = tuple(reached(parted.calls))
-            return replace(found, notes=(*found.notes, *came), own=found.own or came)
+            cited = called_from(parted.calls) if came else ()
+            return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=cited)
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)
@@ -482,7 +483,7 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
         tuple(elsewhere) or (first.rank,),
         first.error.frame,
         rows(members, elsewhere),
-        (SAME_ORDER, f"{first.error.type}: {first_line(first.error.message)}"),
+        (SAME_ORDER, *([] if first.error.traceback else [f"{first.error.type}: {first_line(first.error.message)}"])),
         topic=Topic.HANGS,
         error=first.error,
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .branches import branch, stands
-from .divergence import Divergence, first_divergence, parted_at, reached, say
+from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .job import Job
 from .mismatch import OTHER_ORDER, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
@@ -76,7 +76,7 @@ def hang(run: Run, job: Job) -> Cause:
     frame = frame or next((one for one in frames.values() if one), None)
     return Cause(
         Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
-        own=tuple(own),
+        own=tuple(own), cited=called_from(calls) if came else (),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
     finished = [report for report in members if report.outcome is not Outcome.HUNG]
     apart = parted if parted is not None and not _is_one_call(parted) else None
     if apart is not None and any(operations.get(rank) != one for rank, one in apart.calls.items()):
-        return _parted(apart)
+        return _parted(apart, [one for rank, one in apart.calls.items() if operations.get(rank) != one])
     mismatch = first_mismatch(members)
     earlier: list[str] = []
     if mismatch is not None and len(kinds_of(mismatch)) == 1:
@@ -160,9 +160,26 @@ def _is_one_call(parted: Divergence) -> bool:
     return len(kinds_of(parted.calls)) == 1 and len(parted.first_side) == len(parted.calls)
 
 
-def _parted(parted: Divergence) -> Finding:
-    """They went on for a while after they had parted, or some of them did."""
-    return Finding(say(parted), parted.odd or sorted(parted.calls), [SAME_ORDER], parted.places, parted.calls)
+def _parted(parted: Divergence, passed: Sequence[Collective] = ()) -> Finding:
+    """They went on for a while after they had parted, or those did that have `passed` their calls there."""
+    notes = [SAME_ORDER, *_came_out(parted.calls, passed)]
+    return Finding(say(parted), parted.odd or sorted(parted.calls), notes, parted.places, parted.calls)
+
+
+def _came_out(met: Mapping[int, Collective], passed: Sequence[Collective]) -> list[str]:
+    """What the ranks that went on have from a call in which different tensors met."""
+    tensors = {rank: one.tensor for rank, one in met.items()}
+    if not passed or "" in tensors.values() or len({*tensors.values()}) == 1:
+        return []
+    brought = (
+        f"{tensor} of {names(rank for rank in tensors if tensors[rank] == tensor)}"
+        for tensor in dict.fromkeys(tensors.values())
+    )
+    who = names(one.rank for one in passed)
+    return [
+        f"In that call, {' met '.join(brought)} without an error. What {who} got from it is wrong, and so is every number that "
+        f"{one_or_more(passed, 'it has', 'they have')} printed from it."
+    ]
 
 
 def _collectives(

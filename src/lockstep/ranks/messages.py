@@ -62,6 +62,7 @@ class Begin(msgspec.Struct, tag_field="event", tag="begin"):
     site: int = 0
     callers: list[Place] = []
     via: str = ""
+    turn: tuple[str, str] | None = None
 
 
 class End(msgspec.Struct, tag_field="event", tag="end"):

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from .places import said_of
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
+from .words import names
 
 FREE_SIZES = (
     "scatter", "gather", "all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "send",
@@ -105,13 +106,25 @@ def rules(found: dict[int, Collective]) -> list[str]:
     if mine.frame is None or theirs.frame is None:
         return said
     if mine.frame.short == theirs.frame.short and mine.tensor != theirs.tensor and not other_root:
-        said.append(OTHER_ORDER)
+        said += [*turns(found), OTHER_ORDER]
     elif mine.frame.short != theirs.frame.short:
         said.append(
             "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped "
             "one before, or made one too many."
         )
     return said
+
+
+def turns(found: Mapping[int, Collective]) -> list[str]:
+    """If the ranks were in different turns of the loop around the call: what its variable was on each."""
+    was: dict[str, list[int]] = {}
+    variables = {call.turn[0] if call.turn else "" for call in found.values()}
+    for rank, call in sorted(found.items()):
+        was.setdefault(call.turn[1] if call.turn else "", []).append(rank)
+    if len(variables) > 1 or "" in variables or len(was) == 1:
+        return []
+    each = [f"{value} on {names(ranks)}" for value, ranks in was.items()]
+    return [f"At this call `{variables.pop()}` was {', '.join(each[:-1])} and {each[-1]}."]
 
 
 def _root(call: Collective) -> int | None:
@@ -123,7 +136,8 @@ def _root(call: Collective) -> int | None:
 def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
     """What each rank passed; `differs` are those to point at."""
     return tuple(
-        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs) for rank, one in sorted(found.items())
+        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs, waits=False)
+        for rank, one in sorted(found.items())
     )
 
 

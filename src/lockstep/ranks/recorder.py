@@ -13,6 +13,7 @@ inside a collective, since that wait releases the interpreter lock.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
 import inspect
@@ -24,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -74,9 +75,36 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 
 UNTOLD_SECONDS = 2.0
 CALLERS = 6
+MOST_OF_A_VALUE = 40  # characters
 SITES_AGAIN = 10_000  # So often a call says again where it comes from: of a long run the first ones are forgotten
 
 _current: Recorder | None = None
+
+
+@functools.lru_cache(1000)
+def _turns(code: CodeType, at: int) -> tuple[str, ...]:
+    """The variables of the innermost loop around this instruction; `for name, value in …` has two."""
+    inner: list[dis.Instruction] = []
+    every = list(dis.get_instructions(code))
+    for number, one in enumerate(every):
+        if one.opname == "FOR_ITER" and one.offset < at < one.argval:
+            inner = every[number + 1 : number + 4]
+    stores = [one for one in inner if one.opname.startswith(("STORE_", "UNPACK_"))]
+    if inner[:1] != stores[:1] or not stores:
+        return ()
+    if not stores[0].opname.startswith("UNPACK_"):
+        stores = stores[:1]
+    named = [one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in stores]
+    return tuple(name for some in named for name in some if isinstance(name, str))
+
+
+def _turn(frame: FrameType) -> tuple[str, str] | None:
+    """Which turn of its loop this function is in: the first variable that is a number or a text, and its value."""
+    for name in _turns(frame.f_code, frame.f_lasti):
+        value = frame.f_locals.get(name)
+        if isinstance(value, (int, str)):
+            return name, repr(value)[:MOST_OF_A_VALUE]
+    return None
 
 
 class Recorder:
@@ -120,7 +148,7 @@ class Recorder:
         tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
         group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
-        frame, callers, via, inside, reduce_op = self.caller()
+        frame, callers, via, inside, reduce_op, turn = self.caller()
         if self.reduced is not None and inside == "backward":
             self.reduced(tensors)
         with self._lock:
@@ -149,6 +177,7 @@ class Recorder:
                 time=now, inside=inside, reduce_op=reduce_op,
                 peer=int(peer) if isinstance(peer, int) else None, frame=frame,
                 site=site, callers=callers if site == known else [], via=via if site == known else "",
+                turn=turn,
             ))  # fmt: skip
         return number
 
@@ -261,16 +290,20 @@ class Recorder:
         """True for code that is neither Python's, nor an installed library's, nor ours."""
         return _is_users(filename, self._hidden)
 
-    def caller(self) -> tuple[messages.Place, list[messages.Place], str, str, str]:
-        """The user's frame below this call, its callers, the libraries' frames in between, the part of DDP, and the reduction."""
+    def caller(self) -> tuple[messages.Place, list[messages.Place], str, str, str, tuple[str, str] | None]:
+        """The user's frame below this call, its callers, the libraries' frames in between, the part of DDP, the reduction, and
+        the turn of the loop.
+        """
         frame: FrameType | None = sys._getframe(2)
         users: list[messages.Place] = []
         libraries: list[str] = []
         folded = 0
         inside = reduce_op = ""
+        turn = None
         while frame is not None and len(users) <= CALLERS:
             file, name = frame.f_code.co_filename, frame.f_code.co_name
             if self.is_users(file):
+                turn = turn if users else _turn(frame)
                 users.append((file, frame.f_lineno, name))
             elif not users:
                 if not reduce_op and file.endswith("distributed_c10d.py") and "op" in frame.f_code.co_varnames:
@@ -281,7 +314,7 @@ class Recorder:
                     libraries.append(library)
             frame = frame.f_back
         via = f"{folded} frames of {' and '.join(dict.fromkeys(libraries[::-1]))}" if libraries else ""
-        return (users or [None])[0], users[1:], via, inside, reduce_op
+        return (users or [None])[0], users[1:], via, inside, reduce_op, turn
 
     def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""

@@ -156,6 +156,7 @@ class Collective:
     `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline. `members` are
     the ranks of the group, as the default group numbers them. `of_kind` counts the group's calls of this kind from 1.
     `callers` called `frame`'s function, the nearest first; `via` is what lies between `frame` and the call, folded.
+    `turn` is the variable of the loop around the call, and what it was, if that is a number or a text.
     """
 
     rank: int
@@ -176,6 +177,7 @@ class Collective:
     of_kind: int = 0
     callers: tuple[Frame, ...] = ()
     via: str = ""
+    turn: tuple[str, str] | None = None
 
     @property
     def is_point_to_point(self) -> bool:
@@ -318,7 +320,7 @@ class Cause:
 
     `ranks` are those at fault; `echoes` those that only failed because of them. `branch` is the line of the statement
     that some ranks are inside of and others are not. `own` are the notes that are about this run, without the rules that
-    hold for all.
+    hold for all; `cited` are places that the notes name.
     """
 
     kind: Kind
@@ -332,6 +334,7 @@ class Cause:
     error: Error | None = None
     branch: int | None = None
     own: tuple[str, ...] = ()
+    cited: tuple[Frame, ...] = ()
 
     @property
     def parted(self) -> Frame | None:

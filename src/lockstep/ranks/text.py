@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .hangs import groups_apart
+from .crossed import first_crossed
+from .hangs import SAME_ORDER, groups_apart
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rules, say_mismatch, two_sides
 from .report import Blowup, Cause, Frame, Kind, Topic, Waiting
 from .result import Run
@@ -20,6 +21,7 @@ WIDTH = 96
 CODE_WIDTH = 40
 RANKS_WIDTH = 30
 COLUMNS = ("rank", "waits in", "tensor", "for", "node", "at", "")  # What is above the cells of a `Row`
+CALLED, ENDED = "call", "ended"  # ... of ranks of which none waits
 GAP = "   "
 ODD = " ←"  # Behind the number of a rank that differs from the others
 TITLES = {kind: kind.value.upper() for kind in Kind} | {
@@ -134,7 +136,10 @@ def code_around(cause: Cause) -> tuple[CodeLine, ...]:
     for row, frame in frames:
         at.setdefault(frame.line, []).append(row.rank)
     odd = {frame.line for row, frame in frames if row.differs}
-    known = sorted({*at, *((cause.branch, cause.branch + 1) if cause.branch else ())})  # a branch and what it does
+    cited = {frame.line for frame in cause.cited if frame.file == file}
+    known = sorted(
+        {*at, *cited, *((cause.branch, cause.branch + 1) if cause.branch else ())}
+    )  # a branch and what it does
     first, last = max(1, known[0] - 1), known[-1] + 1
     # too far apart: only the lines themselves, with a gap between them
     wanted: Sequence[int] = range(first, last + 1) if last - first < MOST_LINES else known
@@ -154,10 +159,15 @@ def explained(headline: str, waiting: Sequence[Waiting], more: Iterable[str], wi
     return "\n\n".join(filter(None, (fit(headline, width), found.shown(width))))
 
 
-def ended_well(run: Run) -> str:
-    """`All 4 ranks ended well after 1.2 s.`"""
-    count = len(run.members)
-    return f"{'The rank' if count == 1 else f'All {count} ranks'} ended well after {run.seconds:.1f} s."
+def ended_well(run: Run, whole: float | None = None) -> str:
+    """`All 4 ranks ended well.`, and how long they ran; of `whole` seconds from the command on, also how long they took to
+    start.
+    """
+    count, ran = len(run.members), run.seconds
+    said = f"{'The rank' if count == 1 else f'All {count} ranks'} ended well"
+    if whole is None:
+        return f"{said}, {ran:.1f} s after the start of the script."
+    return f"{said} after {whole:.1f} s: {max(0.0, whole - ran):.1f} s to load torch, {ran:.1f} s in the script."
 
 
 def headline(run: Run) -> str:
@@ -171,20 +181,40 @@ def headline(run: Run) -> str:
     return f"{TITLES[cause.kind]}{after}: {cause.headline}"
 
 
-def silent_mismatch(run: Run) -> str:
-    """Of a run that ended well, though ranks met in one collective with different things; mostly nothing."""
+def silent_mismatch(run: Run, width: int | None = None) -> str:
+    """Of a run that ended well, though ranks met in one collective with different things; mostly nothing.
+
+    `width` is as for `Evidence.shown`.
+    """
     met, apart = run.silent_mismatch, groups_apart(run.ranks)
     if apart is not None:
         frame = next((frame for frame in apart.where.values() if frame), None)
-        return "\n\n".join(
-            [_wrapped(f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck.", WIDTH), *apart.notes]
-        )
-    if not met or (run.device != "cpu" and kinds_of(met) <= UNEVEN):
+        said = f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck."
+        return _mixed(said, [], apart.notes, width)
+    if not met:
+        return _crossed(run, width)
+    if run.device != "cpu" and kinds_of(met) <= UNEVEN:
         return ""
     said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
-    return explained(
-        _wrapped(said, WIDTH), mismatch_rows(met, odd_ones(met)), [_wrapped(one, WIDTH) for one in rules(met)]
-    )
+    return _mixed(said, mismatch_rows(met, odd_ones(met)), ["\n".join(rules(met))], width)
+
+
+def _mixed(said: str, table: Sequence[Waiting], notes: Iterable[str], width: int | None) -> str:
+    sentences = min(width or WIDTH, WIDTH)
+    return explained(_wrapped(said, sentences), table, [_wrapped(one, sentences) for one in notes], width)
+
+
+def _crossed(run: Run, width: int | None) -> str:
+    """Of a run in which ranks made two calls that look alike in opposite order."""
+    found = first_crossed(run.members)
+    if found is None:
+        return ""
+    first, then = (call.title for call in found.calls[min(found.calls)])
+    frame = found.places[min(found.places)]
+    said = f"MIXED UP{at(frame)}: {found.say()}. No rank failed, but {first} and {then} each combined both, so their results are wrong."
+    more = f"{SAME_ORDER} {found.why(run.world_size)}".rstrip()
+    table = [replace(row, frame=found.places[row.rank]) for row in mismatch_rows(found.met, [])]
+    return _mixed(said, table, [more], width)
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:
@@ -277,13 +307,21 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
     """
     if not rows:
         return ""
-    cells = [COLUMNS, *((row.ranks + ODD * row.differs, *row.cells[1:]) for row in rows)]
+    cells = [heads(rows), *((row.ranks + ODD * row.differs, *row.cells[1:]) for row in rows)]
     columns = [column for n, column in enumerate(zip(*cells, strict=True)) if n < 2 or any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = ["  " + GAP.join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
     if width and max(map(len, lines)) > width:
         lines = [line for row in _alike(rows) for line in _stacked(row, width)]
     return "\n".join(lines)
+
+
+def heads(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What is above the cells of these rows."""
+    if any(row.waits for row in rows):
+        return COLUMNS
+    calls = all("#" in row.what and " after " not in row.what for row in rows)
+    return COLUMNS[0], CALLED if calls else ENDED, *COLUMNS[2:]
 
 
 def fit(text: str, width: int | None) -> str:

@@ -15,14 +15,15 @@ function section(way) {
   go(number);
 }
 
-// What is still too high becomes smaller. Pixels in stored pictures grow with the window.
+// What has little on it is larger, and what is too high then becomes smaller. Pixels in stored pictures grow with the window.
 function fit() {
   root.style.setProperty("--root", parseFloat(getComputedStyle(root).fontSize));
   for (const inner of document.querySelectorAll(".fit")) {
     const room = inner.parentElement;
-    let zoom = 1;
+    let zoom = Number(inner.dataset.grow || 1);
     inner.style.zoom = zoom;
-    while (zoom > 0.5 && inner.getBoundingClientRect().height > room.clientHeight + 1) inner.style.zoom = zoom -= 0.04;
+    const full = () => inner.getBoundingClientRect().height > room.clientHeight + 1 || (zoom > 1 && [inner, ...inner.querySelectorAll(".wide")].some((one) => one.scrollWidth > one.clientWidth + 1));
+    while (zoom > 0.5 && full()) inner.style.zoom = zoom -= 0.04;
     inner.dataset.zoom = zoom.toFixed(2);
     const drawn = [...inner.querySelectorAll(".tl-box svg")].map((svg) => svg.getScreenCTM().a);
     room.parentElement.classList.toggle("small", Math.min(zoom * 1.4, ...drawn) < 1);

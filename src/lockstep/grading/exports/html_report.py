@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ...ranks.cards import proof
 from ...ranks.text import Evidence
@@ -22,11 +24,17 @@ STATES = {CheckOutcome.PASSED: "passed", CheckOutcome.FAILED: "failed", CheckOut
 MOST_MESSAGE = 4_000  # characters
 
 
-def html_report(learner: Learner, grade: Grade) -> str:
-    """The page. Texts are shown without the grader's folder of the submission: a learner knows only their own file."""
+REFERENCE = re.compile(r'chapter (\d+), "([^"]+)"')
+
+
+def html_report(learner: Learner, grade: Grade, linked: Callable[[str], str] = str) -> str:
+    """The page. Texts are shown without the grader's folder of the submission: a learner knows only their own file.
+
+    `linked` makes HTML of where to read on.
+    """
     report = learner.report
     fault, nothing = learner.outcome is GradingOutcome.FAULT, learner.outcome is GradingOutcome.NOTHING
-    exercises = [_exercise(learner, one, n, grade) for n, one in enumerate(learner.exercises, 1)]
+    exercises = [_exercise(learner, one, n, grade, linked) for n, one in enumerate(learner.exercises, 1)]
     checks = [check for one in learner.exercises for check in one.checks]
     graded = [one.name for one in learner.exercises if was_handed_in(one)]
     return render(
@@ -52,7 +60,25 @@ def html_report(learner: Learner, grade: Grade) -> str:
     )
 
 
-def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grade) -> dict[str, Any]:
+def in_the_book(address: str, chapters: Sequence[str]) -> Callable[[str], str]:
+    """Makes a link to a book of `chapter 3, "Hangs"`; without an address, text. `chapters` are its pages' names."""
+
+    def linked(said: str) -> Markup:
+        shown, end = Markup(), 0
+        for found in REFERENCE.finditer(said):
+            number, anchor = int(found[1]) - 1, re.sub(r"[^\w.-]+", "-", found[2]).strip("-").lower()
+            if 0 <= number < len(chapters):
+                shown += escape(said[end : found.start()])
+                shown += Markup('<a href="{}/{}.html#{}">{}</a>').format(address, chapters[number], anchor, found[0])
+                end = found.end()
+        return shown + escape(said[end:])
+
+    return linked if address else str
+
+
+def _exercise(
+    learner: Learner, result: ExerciseResult, number: int, grade: Grade, linked: Callable[[str], str]
+) -> dict[str, Any]:
     worth = Worth()
     written = [check for check in result.checks if worth(check) and not is_unwritten(check)]
     own = grade.of(result.name)
@@ -65,7 +91,7 @@ def _exercise(learner: Learner, result: ExerciseResult, number: int, grade: Grad
         "seconds": f"{result.seconds:.1f}",
         "marks": [(KINDS[check.outcome], MARKS[check.outcome]) for check in result.checks],
         "stubs": _stubs(learner, result),
-        "checks": [_check(learner, result.name, check) for check in written],
+        "checks": [_check(learner, result.name, check, linked) for check in written],
         "not_run": [f"{len(names)} not run: {why}" for why, names in not_run(written).items() if why],
     }
 
@@ -91,7 +117,7 @@ def _stubs(learner: Learner, result: ExerciseResult) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any]:
+def _check(learner: Learner, exercise: str, check: CheckResult, linked: Callable[[str], str]) -> dict[str, Any]:
     found = check.diagnosis
     shown: dict[str, Any] = {
         "name": cut(check.name, 2 * MOST_NAME),
@@ -115,7 +141,7 @@ def _check(learner: Learner, exercise: str, check: CheckResult) -> dict[str, Any
             "source": "" if found.code else cut(found.source, MOST_MESSAGE),
             "proof": Markup(proof(_shown(learner, found.proof))),
             "why": found.why,
-            "read": found.read,
+            "read": linked(found.read) if found.read else "",
         }
     return shown
 

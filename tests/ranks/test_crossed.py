@@ -1,0 +1,255 @@
+"""Two collectives in opposite order on one rank: nothing fails. It is told if it is sure, and no healthy job is accused."""
+
+import pytest
+
+from lockstep import ranks
+from lockstep.ranks import text
+
+PRELUDE = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+loss, count = torch.ones(1) * rank, torch.ones(1)
+"""
+HELPERS = """
+def mean(value):
+    dist.all_reduce(value)
+    return value / size
+
+def reduce_loss():
+    dist.all_reduce(loss)
+
+def reduce_count():
+    dist.all_reduce(count)
+
+def evaluate(data):
+    correct = data.sum()
+    dist.all_reduce(correct)
+"""
+CROSSED = {
+    "in two arms": """
+if rank == 1:
+    dist.all_reduce(count)
+    dist.all_reduce(loss)
+else:
+    dist.all_reduce(loss)
+    dist.all_reduce(count)
+""",
+    "around a call that all make": """
+for step in range(3):
+    dist.all_reduce(torch.ones(1))
+    if rank != 1:
+        dist.all_reduce(loss)
+    dist.all_reduce(count)
+    if rank == 1:
+        dist.all_reduce(loss)
+""",
+    "of a helper": """
+if rank == 1:
+    count = mean(count)
+loss = mean(loss)
+if rank != 1:
+    count = mean(count)
+""",
+    "of two helpers": """
+if rank == 1:
+    reduce_count()
+    reduce_loss()
+else:
+    reduce_loss()
+    reduce_count()
+""",
+    "of one line": """
+model = {"loss": loss, "count": count}
+for name in sorted(model, reverse=rank != 1):
+    dist.all_reduce(model[name])
+""",
+    "of the pairs of a dictionary": """
+for name, value in {0: {"loss": loss, "count": count}, 1: {"count": count, "loss": loss}}[rank % 2].items():
+    dist.all_reduce(value)
+""",
+    "on several lines each": """
+if rank == 1:
+    dist.all_reduce(
+        count,
+    )
+    dist.all_reduce(loss)
+else:
+    dist.all_reduce(loss)
+    dist.all_reduce(
+        count,
+    )
+""",
+}
+HEALTHY = {
+    "a source and its receivers": """
+for source in range(size):
+    if rank == source:
+        dist.broadcast(loss, source)
+    else:
+        dist.broadcast(count, source)
+""",
+    "zeros without a batch": """
+for step in range(4):
+    if (step + rank) % 2:
+        dist.all_reduce(loss)
+    else:
+        dist.all_reduce(count)
+""",
+    "the same by function": """
+for step in range(4):
+    (reduce_loss if (step + rank) % 2 else reduce_count)()
+""",
+    "a source that has the others' names the other way round": """
+if rank == 0:
+    dist.broadcast(loss, 0)
+    dist.broadcast(count, 0)
+else:
+    dist.broadcast(count, 0)
+    dist.broadcast(loss, 0)
+""",
+    "a rank without data": """
+if rank == 1:
+    dist.all_reduce(torch.zeros(1))
+    dist.all_reduce(torch.zeros(1))
+else:
+    dist.all_reduce(loss)
+    dist.all_reduce(count)
+""",
+    "two ranks that give each other a tensor": """
+if size == 2:
+    mine, theirs = loss, count
+    if rank == 0:
+        dist.broadcast(mine, rank)
+        dist.broadcast(theirs, 1 - rank)
+    else:
+        dist.broadcast(theirs, 1 - rank)
+        dist.broadcast(mine, rank)
+""",
+    "names that mean another tensor on each rank": """
+mine, theirs = (loss, count) if rank == 0 else (count, loss)
+if rank == 0:
+    dist.all_reduce(mine)
+    dist.all_reduce(theirs)
+else:
+    dist.all_reduce(theirs)
+    dist.all_reduce(mine)
+""",
+    "the data in another order": """
+one, other = torch.ones(4), torch.ones(8)
+if rank == 0:
+    evaluate(one)
+    evaluate(other)
+else:
+    evaluate(other)
+    evaluate(one)
+""",
+    "files in another order": """
+for name in sorted(["one", "other"], reverse=rank == 1):
+    total = torch.ones(1) * len(name)
+    dist.all_reduce(total)
+""",
+    "a ring's parts": """
+parts = [torch.ones(1) for _ in range(size)]
+for step in range(size):
+    for part in [(rank + step) % size]:
+        dist.all_reduce(parts[part])
+""",
+    "recursion": """
+def tree(depth):
+    if depth:
+        if (depth + rank) % 2:
+            dist.all_reduce(loss)
+            tree(depth - 1)
+        else:
+            tree(depth - 1)
+            dist.all_reduce(loss)
+tree(4)
+""",
+    "stages of a pipeline": """
+pairs = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+for step in range(3):
+    if rank == 0:
+        dist.send(loss, 1)
+        dist.recv(count, 1)
+    elif rank == 1:
+        dist.recv(loss, 0)
+        dist.send(count, 0)
+    if rank < 2:
+        dist.all_reduce(loss, group=pairs[0])
+        dist.all_reduce(count, group=pairs[1])
+""",
+    "groups of their own": """
+pairs = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+if rank == 0:
+    first = dist.all_reduce(loss, group=pairs[0], async_op=True)
+    second = dist.all_reduce(count, group=pairs[1], async_op=True)
+elif rank == 1:
+    second = dist.all_reduce(count, group=pairs[1], async_op=True)
+    first = dist.all_reduce(loss, group=pairs[0], async_op=True)
+if rank < 2:
+    first.wait(), second.wait()
+""",
+}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", CROSSED)
+def test_calls_in_opposite_order_are_told(name: str, size: int) -> None:
+    run = ranks.run(ranks.Source(PRELUDE + HELPERS + CROSSED[name]), size)
+    assert run.ok, run.cause
+    said = text.silent_mismatch(run)
+    assert said.startswith("MIXED UP at cell line ") and "in the opposite order" in " ".join(said.split()), said
+    headline = " ".join(said.partition("\n\n")[0].split())
+    assert "loss" in headline.partition(" before ")[0] and "count" in headline.partition(" before ")[2], said
+    assert max(map(len, text.silent_mismatch(run, 70).splitlines())) <= 70
+
+
+def test_the_two_calls_are_named_by_the_numbers_that_met() -> None:
+    said = text.silent_mismatch(ranks.run(ranks.Source(PRELUDE + CROSSED["around a call that all make"]), 2))
+    told = " ".join(said.split())
+    assert "rank 0 called `dist.all_reduce(loss)` before `dist.all_reduce(count)`, rank 1 in the opposite" in told, told
+    assert "all_reduce #2 and all_reduce #3 each combined both" in told
+    assert "cell line 9 dist.all_reduce(loss)" in told and "cell line 10 dist.all_reduce(count)" in told
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_said_of_lines_that_may_differ(name: str, size: int) -> None:
+    run = ranks.run(ranks.Source(PRELUDE + HELPERS + HEALTHY[name]), size)
+    assert run.ok, run.cause
+    assert text.silent_mismatch(run) == ""
+
+
+def test_tensors_of_a_loop_that_do_not_fit_have_their_turn() -> None:
+    source = """
+model = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
+for name in sorted(model, reverse=rank == 1):
+    dist.all_reduce(model[name])
+"""
+    cause = ranks.run(ranks.Source(PRELUDE + source), 2).cause
+    assert cause is not None
+    assert "At this call `name` was 'bias' on rank 0 and 'weight' on rank 1." in cause.notes
+
+
+def test_a_number_from_calls_that_do_not_belong_together_is_called_wrong() -> None:
+    """Rank 1 skips a reduction: its next one meets it, and gloo hands rank 0 a sum."""
+    source = """
+def mean_loss(seen):
+    if seen > 0:
+        dist.all_reduce(loss)
+    return loss / size
+
+weights = torch.ones(4)
+seen = 3 if rank != 1 else 0
+dist.all_reduce(weights)
+print(mean_loss(seen))
+dist.all_reduce(weights)
+dist.all_reduce(weights)
+"""
+    cause = ranks.run(ranks.Source(PRELUDE + source), 2).cause
+    assert cause is not None and cause.kind == "hang"
+    said = " ".join(cause.notes)
+    assert "1 × float32 of rank 0 met 4 × float32 of rank 1 without an error. What rank 0 got from it is wrong" in said
+    assert "`seen` is 3 on rank 0 and 0 on rank 1" in said
+    assert said.count("without an error") == 1 and " ".join(cause.own).count("without an error") == 1
