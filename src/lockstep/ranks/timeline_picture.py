@@ -328,10 +328,10 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     items = [item for one in steps for item in one.collectives]
     sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
     keys = [(KINDS.get(name, "code"), words, "") for name, words in LABELS.items() if name in phases]
-    if waiting := {phase.name: phase for one in steps for phase in one.phases if phase.waits}:
-        (first, *more) = (name for name in LABELS if name in waiting)
-        words = "the rank waits" if more or first == "after backward" else f"{LABELS[first]} waits"
-        keys.append((f"waits {KINDS.get(first, 'code')}", words, ""))
+    if waiting := {phase.name for one in steps for phase in one.phases if phase.waits}:
+        shown = "backward" if "backward" in waiting else min(waiting)
+        words = f"{shown} waits" if waiting == {"backward"} else "the rank waits"
+        keys.append((f"waits {KINDS.get(shown, 'code')}", words, ""))
     kinds = {one.kind for one in others}
     other = kinds.pop() if len(kinds) == 1 else "other collective"
     for some, words, group in ((sums, "all-reduce", ""), (others, other, "tl-other")):
