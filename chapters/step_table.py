@@ -72,7 +72,8 @@ class StepTable:
             row = row | {CHANGE: row["tokens/s"] / next(iter(speeds.values())) - 1}
             shown = {column: _shown(column, row[column]) for column in columns if column != CHANGE or number}
             cells = "".join(
-                f'<td data-name="{column}">{shown[column]}</td>' if column in shown else "<td></td>" for column in columns
+                f'<td data-name="{column}">{shown[column]}</td>' if column in shown else "<td></td>"
+                for column in columns
             )
             best = len(speeds) > 1 and row["tokens/s"] == max(speeds.values())
             said_best = ' <b class="ls-green">fastest</b>' if best else ""

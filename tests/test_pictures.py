@@ -465,6 +465,7 @@ def test_stacked_bars_have_a_part_for_each_value_and_a_table_as_text() -> None:
         ["DDP", "2.0", "1.0", "MB"],
         ["half", "0.0", "0.5", "MB"],
     ]
+    assert repr(stacked({"DDP": {"a": 2.0}}, timed=True)) == "Stacked(DDP)"
     for wrong in ({}, {"x": {}}, {"x": {"a": -1.0}}, {"x": dict.fromkeys("abcdefg", 1.0)}):
         with pytest.raises(ValueError):
             stacked(wrong)

@@ -39,12 +39,14 @@ def _row(name: str, parts: Mapping[str, float], share: float, decimals: int, uni
     """`share` of the place for a bar, in percent, is what 1 takes. Several parts have their numbers in them."""
     inside = ""
     for (part, value), color in zip(parts.items(), COLOURS, strict=False):
-        number = f"{value:.{decimals}f}"
+        number = f"{value:,.{decimals}f}"
         said = f"<b{' class=ls-on' if color == LIGHT else ''}>{number}</b>" if part else ""
         title = f"{part}: {number} {unit}" if part else f"{number} {unit}"
         if value or not part:
-            inside += f'<i style="width: {value * share:.2f}%; background-color: {color}" title="{escape(title)}">{said}</i>'
-    shown = f"{sum(parts.values()):.{decimals}f} {escape(unit)}"
+            inside += (
+                f'<i style="width: {value * share:.2f}%; background-color: {color}" title="{escape(title)}">{said}</i>'
+            )
+    shown = f"{sum(parts.values()):,.{decimals}f} {escape(unit)}"
     return f"<li><span>{escape(name)}</span><span>{inside}</span><span>{shown}</span></li>"
 
 
@@ -74,14 +76,19 @@ def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
 
 
 class Stacked:
-    """A picture of horizontal bars, each of which consists of parts; as a text, the table of the same numbers."""
+    """A picture of horizontal bars, each of which consists of parts; as a text, the table of the same numbers.
 
-    def __init__(self, rows: Mapping[str, Mapping[str, float]], unit: str, title: str) -> None:
+    Times differ in every run, so a picture that is `timed` has only names as its text.
+    """
+
+    def __init__(self, rows: Mapping[str, Mapping[str, float]], unit: str, title: str, timed: bool) -> None:
         self.rows = {name: dict(parts) for name, parts in rows.items()}
         self.parts = list(dict.fromkeys(part for parts in self.rows.values() for part in parts))
-        self.unit, self.title = unit, title
+        self.unit, self.title, self.timed = unit, title, timed
 
     def __repr__(self) -> str:
+        if self.timed:
+            return f"Stacked({', '.join(self.rows)})"
         widths = [max(len(part), 6) for part in self.parts]
         lines = [
             f"{self.title:26}" + "".join(f"  {part:>{width}}" for part, width in zip(self.parts, widths, strict=True))
@@ -105,9 +112,9 @@ class Stacked:
         return _titled(self.title, f'<p class="ls-keys">{keys}</p>{_list(rows)}')
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "") -> Stacked:
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "", timed: bool = False) -> Stacked:
     """A picture of these rows and their parts. Raises ValueError when there is nothing to draw, or too many parts."""
-    picture = Stacked(rows, unit, title)
+    picture = Stacked(rows, unit, title, timed)
     if not picture.parts:
         raise ValueError("there is nothing to draw")
     if len(picture.parts) > len(COLOURS):
@@ -136,8 +143,8 @@ class Compared:
                 f'<u style="left: {predicted * share:.2f}%"></u>'
             )
             cells = {
-                "measured": f"{measured:.{decimals}f} {escape(self.unit)}",
-                "predicted": f"{predicted:.{decimals}f} {escape(self.unit)}",
+                "measured": f"{measured:,.{decimals}f} {escape(self.unit)}",
+                "predicted": f"{predicted:,.{decimals}f} {escape(self.unit)}",
                 "error": f"{measured / predicted - 1:+.0%}" if predicted else "–",
             }
             told = "".join(f'<td data-name="{key}">{value}</td>' for key, value in cells.items())

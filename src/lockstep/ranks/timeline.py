@@ -283,7 +283,9 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
         ready = before[-1] if before and of_ddp else None
         # Who has waited for it knows that it has ended, however late torch's thread was to say so.
         # Backward returns when DDP has waited for all its buckets.
-        returned = [one.end for one in phases if of_ddp and one.name == "backward" and one.begin <= call.start <= one.end]
+        returned = [
+            one.end for one in phases if of_ddp and one.name == "backward" and one.begin <= call.start <= one.end
+        ]
         end = report.ended if call.end is None else min(call.end, known.get(call.number, call.end), *returned)
         end = max(call.start, end)
         early = call.number < last

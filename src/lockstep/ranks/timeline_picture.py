@@ -236,9 +236,7 @@ def _panel(panel: Panel, scale: _Scale, top: float) -> tuple[list[str], float]:
     return [f'<path class="tl-grid" d="{grid}"/>', *parts], top
 
 
-def _rank(
-    panel: Panel, index: int, rows: int, row: float, scale: _Scale, top: float
-) -> tuple[list[str], float]:
+def _rank(panel: Panel, index: int, rows: int, row: float, scale: _Scale, top: float) -> tuple[list[str], float]:
     """A rank with its collectives in so many rows, each of this height."""
     start, steps = panel.span[0], [step[index] for step in panel.steps]
 
@@ -316,7 +314,9 @@ def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]
         told = f"exposed {_ms(item.exposed_seconds)}, hidden {_ms(item.hidden_seconds)}"
     head = f"{name} ({item.kind})" if name != item.kind else name
     parts = [("hidden", left, right), *(("exposed", a, max(b, a + 0.8)) for a, b in exposed)]
-    labels = ((name,) if item.done else (f"{name}, did not end", name)) + ((name.split()[-1],) if name != item.kind else ())
+    labels = ((name,) if item.done else (f"{name}, did not end", name)) + (
+        (name.split()[-1],) if name != item.kind else ()
+    )
     return _Bar(left, right, parts, [head, where, f"{_size(item.nbytes)}, {_ms(seconds)}", told], labels,
                 "" if item.is_all_reduce else "tl-other", mark)  # fmt: skip
 
