@@ -419,6 +419,10 @@ def test_pointing_and_focus_show_the_numbers_at_any_width(scheme: str, tmp_path:
             seen.keyboard.press("Tab")
             tip = seen.locator(".tl-tip:visible")
             assert tip.count() == 1 and "6.00 ms" in (tip.text_content() or "")
+            above = seen.locator(".lockstep-timeline").first.bounding_box()["y"]
+            for number in (1, 4, 2, 0):  # what is around the picture may cut what stands out
+                bars.nth(number).focus()
+                assert tip.bounding_box()["y"] >= above, (width, number)
             bars.nth(4).hover()
             assert "exposed 1.00 ms, hidden 2.00 ms" in (bars.nth(4).locator(".tl-tip:visible").text_content() or "")
             assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1086,8 +1086,8 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# A positive error is a step that took longer: the prediction leaves out latency, casting, and the processor's work while
-# it sends.
+# Steps take longer than predicted (the error is positive), because the prediction leaves out latency, casting, and the
+# processor's work while it sends.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
 # 56 ms.

@@ -285,7 +285,7 @@ def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, in
 def _phase(phase: Phase, where: str, x: Callable[[float], float]) -> _Bar:
     kind, left, right = KINDS.get(phase.name, "code"), x(phase.begin), x(phase.end)
     seconds = phase.end - phase.begin
-    said = [LABELS[phase.name], where, _ms(seconds)]
+    said = [f"{LABELS[phase.name]}, {where}", _ms(seconds)]
     if phase.waits:
         said.append(f"computes {_ms(seconds - phase.waits_seconds)}, waits {_ms(phase.waits_seconds)}")
     parts = [(kind, left, right), *(("waits", x(begin), x(end)) for begin, end in phase.waits)]
@@ -295,7 +295,7 @@ def _phase(phase: Phase, where: str, x: Callable[[float], float]) -> _Bar:
 def _own(begin: float, end: float, rank: int, x: Callable[[float], float]) -> _Bar:
     """What a rank does between two steps."""
     left, right = x(begin) + 2, x(end) - 2
-    return _Bar(left, right, [("own", left, right)], [OWN, f"rank {rank}", _ms(end - begin)], (OWN,), "tl-phase")
+    return _Bar(left, right, [("own", left, right)], [f"{OWN}, rank {rank}", _ms(end - begin)], (OWN,), "tl-phase")
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -317,7 +317,7 @@ def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]
     labels = ((name,) if item.done else (f"{name}, did not end", name)) + (
         (name.split()[-1],) if name != item.kind else ()
     )
-    return _Bar(left, right, parts, [head, where, f"{_size(item.nbytes)}, {_ms(seconds)}", told], labels,
+    return _Bar(left, right, parts, [f"{head}, {where}", f"{_size(item.nbytes)}, {_ms(seconds)}", told], labels,
                 "" if item.is_all_reduce else "tl-other", mark)  # fmt: skip
 
 
