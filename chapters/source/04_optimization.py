@@ -1086,7 +1086,7 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Steps take longer than predicted (the error is positive), because the prediction leaves out latency, casting, and the
+# Most steps take longer than predicted (a positive error), because the prediction leaves out latency, casting, and the
 # processor's work while it sends.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
