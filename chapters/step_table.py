@@ -20,8 +20,9 @@ from lockstep.ranks import Run
 from lockstep.ranks.cards import said
 from lockstep.ranks.report import RankReport
 
-COLUMNS = ("tokens/s", "step", "exposed", "MFU", "sent", "memory")
-UNITS = ("", "ms", "ms", "", "MB", "MB")
+CHANGE = "vs. first"
+UNITS = {"tokens/s": "", CHANGE: "", "step": "ms", "exposed": "ms", "MFU": "", "sent": "MB", "memory": "MB"}
+"""The columns, and what their numbers count."""
 
 
 class StepTable:
@@ -63,14 +64,24 @@ class StepTable:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "<td></td>" + "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
+        columns = [name for name in UNITS if name != CHANGE or len(self.rows) > 1]
+        head = "<td></td>" + "".join(f'<th scope="col">{column}</th>' for column in columns)
+        speeds = {name: row["tokens/s"] for name, row in self.rows.items()}
         lines = []
-        for name, row in self.rows.items():
-            shown = [_shown(column, row[column], unit) for column, unit in zip(COLUMNS, UNITS, strict=True)]
-            cells = "".join(f"<td>{one}</td>" for one in shown)
-            lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+        for number, (name, row) in enumerate(self.rows.items()):
+            row = row | {CHANGE: row["tokens/s"] / next(iter(speeds.values())) - 1}
+            shown = {column: _shown(column, row[column]) for column in columns if column != CHANGE or number}
+            cells = "".join(
+                f'<td data-name="{column}">{shown[column]}</td>' if column in shown else "<td></td>"
+                for column in columns
+            )
+            best = len(speeds) > 1 and row["tokens/s"] == max(speeds.values())
+            said_best = ' <b class="ls-green">fastest</b>' if best else ""
+            lines.append(
+                f'<tr{" class=ls-best" if best else ""}><th scope="row">{escape(name)}{said_best}</th>{cells}</tr>'
+            )
         table = f'<table class="ls-numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-        return said(f'<div class="ls-card ls-wide" data-measured="" tabindex="0">{table}</div>')
+        return said(f'<div class="ls-card" data-measured="">{table}</div>')
 
 
 def _calls(run: Run) -> list[Any]:
@@ -80,9 +91,10 @@ def _calls(run: Run) -> list[Any]:
     return [call for call in run.collectives[0] if call.inside == "backward" and call.number in between]
 
 
-def _shown(column: str, value: float, unit: str) -> str:
-    if column == "MFU":
-        return f"{value:.0%}"
+def _shown(column: str, value: float) -> str:
+    unit = UNITS[column]
+    if column in ("MFU", CHANGE):
+        return f"{value:{'+' if column == CHANGE else ''}.0%}"
     return f"{value:,.1f} {unit}" if unit == "MB" else f"{value:,.0f} {unit}"
 
 

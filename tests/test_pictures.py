@@ -439,6 +439,8 @@ def test_bars_are_as_long_as_their_values_and_take_no_markup() -> None:
     assert "<b>" not in html and "half &lt;b&gt;" in html and "a &amp; b" in html
     assert 'data-measured=""' in html  # what comparisons of outputs look past
     assert "nan" not in bars({"nothing": 0.0})._repr_html_()
+    shown = re.findall(r"<span>([\d.]+) ", bars({"a": 62.31, "b": 3.734, "c": 56.0}, unit="MB/s")._repr_html_())
+    assert shown == ["62.3", "3.7", "56.0"], "all with as many decimals"
     for wrong in ({}, {"x": -1.0}):
         with pytest.raises(ValueError):
             bars(wrong)
@@ -449,17 +451,37 @@ def test_stacked_bars_have_a_part_for_each_value_and_a_table_as_text() -> None:
 
     picture = stacked({"DDP": {"a <b>": 2.0, "c": 1.0}, "half": {"c": 0.5}}, unit="MB", title="each rank")
     html = picture._repr_html_()
-    parts = re.findall(r'<i style="width: ([\d.]+)%; background-color: (#\w+)" title="(.*?): ', html)
-    assert [(float(width), name) for width, _, name in parts] == [
-        (66.67, "a &lt;b&gt;"), (33.33, "c"), (0, "a &lt;b&gt;"), (16.67, "c"),
+    parts = re.findall(
+        r'<i style="width: ([\d.]+)%; background-color: (#\w+)" title="(.*?): .*?"><b.*?>(.*?)</b>', html
+    )
+    assert [(float(width), name, number) for width, _, name, number in parts] == [
+        (66.67, "a &lt;b&gt;", "2.00"), (33.33, "c", "1.00"), (16.67, "c", "0.50"),
     ]  # fmt: skip
+    assert parts[1][1] == parts[2][1], "a part has one color"
     keys = re.findall(r'<i style="background-color: (#\w+)"></i>(.*?)</span>', html)
-    assert keys == [(color, name) for _, color, name in parts[:2]] and keys[0][0] != keys[1][0]
-    assert "3.0 MB" in html and 'data-measured=""' in html
+    assert keys == [(color, name) for _, color, name, _ in parts[:2]] and keys[0][0] != keys[1][0]
+    assert "3.00 MB" in html and 'data-measured=""' in html
     assert [line.split() for line in repr(picture).splitlines()[1:]] == [
         ["DDP", "2.0", "1.0", "MB"],
         ["half", "0.0", "0.5", "MB"],
     ]
+    assert repr(stacked({"DDP": {"a": 2.0}}, timed=True)) == "Stacked(DDP)"
     for wrong in ({}, {"x": {}}, {"x": {"a": -1.0}}, {"x": dict.fromkeys("abcdefg", 1.0)}):
         with pytest.raises(ValueError):
             stacked(wrong)
+
+
+def test_what_was_predicted_is_a_tick_over_the_bar_of_what_was_measured() -> None:
+    from lockstep.notebook.bars import compared
+
+    html = compared({"one <b>": (80.0, 100.0), "two": (33.3, 30.0)}, unit="ms", title="a step")._repr_html_()
+    assert re.findall(r'<i style="width: ([\d.]+)%', html) == ["80.00", "33.30"]
+    assert re.findall(r'<u style="left: ([\d.]+)%', html) == ["100.00", "30.00"]
+    cells = re.findall(r'<td data-name="(\w+)">(.*?)</td>', html)
+    assert cells == [("measured", "80 ms"), ("predicted", "100 ms"), ("error", "-20%"),
+                     ("measured", "33 ms"), ("predicted", "30 ms"), ("error", "+11%")]  # fmt: skip
+    assert "<b>" not in html and 'data-measured=""' in html
+    assert "never" in compared({"never": (1.0, 0.0)})._repr_html_()
+    for wrong in ({}, {"x": (-1.0, 1.0)}):
+        with pytest.raises(ValueError):
+            compared(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -58,6 +59,15 @@ def test_its_text_has_counts_and_its_picture_has_times(table: ModuleType) -> Non
     assert "2.0 MB" in repr(slow) and repr(slow).endswith(" 1")
     assert "5.0 MB" in slow._repr_html_() and "250 ms" in slow._repr_html_() and "125 ms" in fast._repr_html_()
     assert 'data-measured=""' in slow._repr_html_()
+
+
+def test_the_fastest_row_is_marked_and_each_says_how_it_differs_from_the_first(table: ModuleType) -> None:
+    rows = table.StepTable().add("defaults", run(0.25))
+    assert "fastest" not in rows._repr_html_() and "vs. first" not in rows._repr_html_()
+    html = rows.add("twice", run(0.125)).add("slower", run(0.5))._repr_html_()
+    lines = re.findall(r"<tr.*?</tr>", html)
+    assert ["fastest" in line for line in lines] == ["ls-best" in line for line in lines] == [False, False, True, False]
+    assert re.findall(r'<td data-name="vs. first">(.*?)</td>', html) == ["+100%", "-50%"]
 
 
 def test_all_rows_are_compared_with_one_peak(table: ModuleType) -> None:

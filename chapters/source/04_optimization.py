@@ -33,7 +33,7 @@
 import subprocess, sys
 import torch
 from lockstep import cluster, ranks
-from lockstep.notebook.bars import bars
+from lockstep.notebook.bars import bars, compared, stacked
 from lockstep.notebook.contract import contract
 from lockstep.notebook.quiz import quiz
 from lockstep.notebook.timeline import timeline
@@ -202,7 +202,7 @@ def announce(model):
             mark(f"ready {name}")
         parameter.register_post_accumulate_grad_hook(ready)
 
-def traced(steps=3, **options):
+def traced(steps=8, **options):
     model, optimizer, batch = start(**options)
     announce(model)
     for _ in range(steps):
@@ -222,11 +222,15 @@ from gpt_trace import traced
 traced()
 
 # %% tags=["needs-bandwidth"]
-timeline(defaults, step=2) if defaults else None
+timeline(defaults, step=-1) if defaults else None
 
 # %% [markdown]
 # The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so part of it is hidden. The second
-# holds all other gradients. It leaves when backward is over, so its all-reduce is fully exposed.
+# holds all other gradients. It leaves after the last gradient, so it is fully exposed: backward has nothing left to
+# compute and waits for it (hatched).
+#
+# This step took longer than the table says: the picture shows a single step, slowed down by recording. The table has
+# the fastest of eight, without recording.
 #
 # `torch.profiler` records every operation, here of the third step:
 
@@ -421,15 +425,19 @@ for count in (8, 32, 128):
 # %% tags=["needs-bandwidth"]
 if table.rows:
     row = table.rows["DDP's defaults"]
+    sending = 2 * row["sent"] / 125 * 1e3
     times = {
-        "computing at this CPU's peak": row["MFU"] * row["step"],  # operations / peak
-        "computing, measured": row["alone"],
-        "sending": 2 * row["sent"] / 125 * 1e3, "the step, measured": row["step"]}
-    picture = bars(times, unit="ms", title="DDP's defaults")
+        "the step, measured": {"computing": row["alone"], "exposed communication": row["exposed"]},
+        "predicted without overlap": {"computing": row["alone"], "sending": sending},
+        "sending": {"sending": sending},
+        "computing, measured": {"computing": row["alone"]},
+        "computing at this CPU's peak": {"computing": row["MFU"] * row["step"]}}  # operations / peak
+    picture = stacked(times, unit="ms", title="DDP's defaults", timed=True)
 picture if table.rows else None
 
 # %% [markdown]
-# On a quiet machine, sending takes longer than two thirds of the measured computing, so overlap alone can't hide it.
+# The step takes longer than sending alone, and less than both together: overlap hides the difference. On a quiet
+# machine, sending takes longer than two thirds of the measured computing, so overlap alone can't hide all of it.
 
 # %%
 quiz("04_optimization/roofline")
@@ -458,7 +466,7 @@ traced(bucket_cap_mb=0.5)
 from measured import measured
 
 measured(small, guess)
-timeline(defaults, small, titles=("defaults", "buckets of 0.5 MiB"), step=2) if small else None
+timeline(defaults, small, titles=("defaults", "buckets of 0.5 MiB"), step=-1) if small else None
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -474,7 +482,8 @@ table.add("buckets of 0.5 MiB", run)
 # All buckets but the last now leave during backward. But backward fills them faster than the link sends them: gloo
 # sends two at a time, and the others queue.
 #
-# Each bucket also costs latency, so smaller isn't always better.
+# Each bucket also costs latency, so smaller isn't always better. (The column "vs. first" compares tokens/s with the
+# table's first row.)
 #
 # ### The default
 #
@@ -1072,14 +1081,13 @@ def predicted(row, micro_batches):
 if table.rows:
     both = {}
     for name, row in table.rows.items():
-        micro_batches = round(row["tokens"] / 256)
-        both[f"{name}, predicted"] = predicted(row, micro_batches)
-        both[f"{name}, measured"] = row["step"]
-    picture = bars(both, unit="ms", title="a step, predicted and measured")
+        both[name] = row["step"], predicted(row, micro_batches=round(row["tokens"] / 256))
+    picture = compared(both, unit="ms", title="a step, measured and predicted")
 picture if table.rows else None
 
 # %% [markdown]
-# Most steps take longer: the prediction leaves out latency, casting, and the processor's work while it sends.
+# Most steps take longer than predicted (a positive error), because the prediction leaves out latency, casting, and the
+# processor's work while it sends.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
 # 56 ms.

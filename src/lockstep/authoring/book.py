@@ -50,6 +50,7 @@ NARROW = ".narrow.svg"  # What a phone shows instead of a picture with a before 
 PHONE = 500  # A picture that is no wider can be read on a phone without scrolling
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
+WRITTEN = re.compile(r"(?:Over)?[Ww]riting \S+")  # what `%%writefile` prints: its first line says it
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*(?:\n.+)*"  # up to an empty line
 TINTS = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)
@@ -195,6 +196,9 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
         if len(code.get_text()) <= SHORT and not code.find_parent("pre") and not code.get("class"):
             code["class"] = "keep"
     for cell in soup.find_all(class_="cell", recursive=False):
+        for output in cell.find_all(class_="output"):
+            if WRITTEN.fullmatch(output.get_text().strip()):
+                output.decompose()
         lines = sum(len(pre.get_text().strip().split("\n")) for pre in cell("pre"))
         if lines <= WHOLE and not (cell.img or cell.find(class_="html")):
             cell["class"] = ["cell", "short"]  # type: ignore[assignment]

@@ -4,7 +4,8 @@ A step's parts are told by marks: those that the code made (`mark("forward")`, `
 `mark("ready NAME")` from a hook when a gradient is ready), else those of `steps`. `timeline_picture` draws it.
 
 A collective's time is **exposed** while the rank's code stands still for it: in a wait, in the backward of DDP after the
-last gradient, in DDP's constructor or before its forward. The rest is **hidden**: the rank computes meanwhile.
+last gradient, in DDP's constructor or before its forward. The rest is **hidden**: the rank computes meanwhile. A part of
+a step **waits** while one of its collectives is exposed.
 """
 
 from __future__ import annotations
@@ -36,11 +37,19 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class Phase:
-    """What the code did between two marks. Times in seconds since the run began."""
+    """What the code did between two marks. Times in seconds since the run began. `waits` are the parts of its time in which
+    the code stood still for communication.
+    """
 
     name: str
     begin: float
     end: float
+    waits: tuple[Span, ...] = ()
+
+    @property
+    def waits_seconds(self) -> float:
+        """For how long the code stood still."""
+        return sum(end - begin for begin, end in self.waits)
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,16 @@ class Panel:
         """From the first step's begin to the last one's end, over all ranks."""
         steps = [one for step in self.steps for one in step if one.phases or one.collectives]
         return min(one.begin for one in steps), max(one.finish for one in steps)
+
+    def apart(self) -> tuple[Panel, ...]:
+        """A panel for each step; of all steps, the first has the title."""
+        if not self.numbers:
+            return (self,)
+        before = [self.since, *(tuple(one.finish for one in step) for step in self.steps)]
+        return tuple(
+            Panel("" if place else self.title, (number,), (step,), self.of, since)
+            for place, (number, step, since) in enumerate(zip(self.numbers, self.steps, before, strict=False))
+        )
 
     def own(self, index: int) -> list[Span]:
         """When that rank was between two steps and waited for nothing: it loaded data, or did whatever else its code does."""
@@ -263,11 +282,18 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
         of_ddp = wrapped and call.inside == "backward" and call.kind.startswith("all_reduce")
         ready = before[-1] if before and of_ddp else None
         # Who has waited for it knows that it has ended, however late torch's thread was to say so.
-        end = report.ended if call.end is None else max(call.start, min(call.end, known.get(call.number, call.end)))
+        # Backward returns when DDP has waited for all its buckets.
+        returned = [
+            one.end for one in phases if of_ddp and one.name == "backward" and one.begin <= call.start <= one.end
+        ]
+        end = report.ended if call.end is None else min(call.end, known.get(call.number, call.end), *returned)
+        end = max(call.start, end)
         early = call.number < last
         exposed = tuple(_within(idle, call.start, end))
         done = call.end is not None
         collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, end, early, exposed, done, of_ddp))
+    stood = [span for one in collectives for span in one.exposed]
+    phases = [replace(one, waits=tuple(_within(stood, one.begin, one.end))) for one in phases]
     named = tuple((mark.name.removeprefix(READY), mark.at) for mark in gradients)
     return StepOfRank(report.rank, tuple(phases), named, tuple(collectives))
 
@@ -286,8 +312,9 @@ def _idle(report: RankReport, phases: list[Phase], gradients: list[Mark], calls:
             one.start for one in calls if one.inside.endswith("backward") and phase.begin <= one.start <= phase.end
         ]
         ready = [mark.at for mark in gradients if phase.begin <= mark.at <= phase.end]
-        if launched:  # DDP launches the last bucket when the last gradient is ready
-            spans.append((max(ready or launched), phase.end))
+        if launched:  # DDP launches the last bucket when the last gradient is ready, and computes until then
+            last = max(ready or launched)
+            spans.append((min((at for at in launched if at >= last), default=last), phase.end))
     return spans
 
 

@@ -1,5 +1,7 @@
 """The picture of a timeline: an SVG without scripts and links, as wide as its place.
 
+On a narrow screen there is another picture, with the steps below each other: nothing has to be scrolled.
+
 A bar shows its numbers when it is pointed at and when it has the keyboard's focus: its tip is drawn above it, over what
 has been drawn before, so everything is drawn from top to bottom.
 """
@@ -16,7 +18,7 @@ from . import cards
 from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
 STYLE = "timeline.css"
-WIDTH, WIDE = 720, 1240  # Of a picture, and of one that has a page for itself
+WIDTH, WIDE, NARROW = 720, 1240, 336  # Of a picture, of one that has a page for itself, and of one on a phone
 LEFT, RIGHT = 62, 14
 CHARACTER = 6.9
 LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), ("m", 0.833), ("w", 0.722))
@@ -24,7 +26,9 @@ LETTERS = (("ijl'", 0.222), ("ft ,.:-", 0.278), ("r", 0.333), ("ckvsxyz", 0.5), 
 TITLE, STRIP, ROW, TICKS, GAP, AXIS, LINE = 24, 20, 22, 9, 12, 26, 20
 TITLE_LINE, AXIS_LINE = 17, 14  # Where a panel's title and the axis's numbers stand, below their tops
 ABOVE = 60  # How far the highest tip may stand out above the picture
-THIN_FROM = 5
+THIN_FROM = 9
+HATCH = 5  # Between the lines over what waits
+TICK_WIDTH = 42  # What a number of the axis needs at least
 GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
 LABELS = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
 KINDS = {
@@ -33,7 +37,10 @@ KINDS = {
     "step": "optimizer",
 }  # How a phase is drawn; all others as "code"
 OWN = "own code"
-HINT = "Point at a bar, or go to it with Tab, for its bytes and milliseconds."
+HINT = (
+    '<span class="tl-mouse">Point at a bar, or go to it with Tab,</span><span class="tl-touch">Tap a bar</span> '
+    "for its bytes and milliseconds."
+)
 SHORT = 5e-6  # Seconds that nobody sees in a picture of milliseconds
 UNITS = [base * 10**power for power in range(-5, 4) for base in (1, 2, 5)]
 
@@ -54,12 +61,14 @@ def inline(timeline: Timeline, wide: bool = False) -> str:
     )
     plain = "<br>".join(map(escape, repr(timeline).splitlines()))
     boxes = f'<div class="tl-box" hidden>{_svg(timeline.panels)}</div>'
+    apart = tuple(one for panel in timeline.panels for one in panel.apart())
+    boxes += f'<div class="tl-narrow" hidden>{_svg(apart, NARROW)}</div>'
     if wide:
         boxes += f'<div class="tl-box tl-wide" hidden>{_svg(timeline.panels, WIDE)}</div>'
     return (
         f'<div class="lockstep-timeline{" tl-page" if wide else ""}"><style>{cards.style(STYLE)}</style><p class="tl-plain">{plain}<br>'
         f'The picture is not shown here.</p><div class="tl-keys" hidden>{keys}</div>'
-        f'<p class="tl-hint" hidden>{HINT} <span>Scroll sideways to see all of the picture.</span></p>{boxes}</div>'
+        f'<p class="tl-hint" hidden>{HINT}</p>{boxes}</div>'
     )
 
 
@@ -76,7 +85,8 @@ class _Bar:
     right: float
     parts: list[tuple[str, float, float]]
     said: list[str]
-    label: str = ""
+    labels: tuple[str, ...] = ()
+    """Of these, the first one that has room."""
     group: str = ""
     mark: float = math.inf  # The place of a line before the bar, which a label leaves free
 
@@ -106,13 +116,13 @@ class _Lane:
         return drawn + labels
 
     def _label(self, bar: _Bar, free: float, after: float) -> tuple[list[str], float]:
-        """A collective's label, or only its name, beside the bar or in a part of it, and where bar and label end."""
+        """A collective's label, beside the bar or in a part of it, and where bar and label end."""
         x, y = min(bar.left, bar.mark) - 4, self.top + self.height - 4
         after = min([after, *(line for line in self.lines if line > bar.right)])
         free = max([free, *(line for line in self.lines if line <= bar.left)])
         whole, *exposed = bar.parts
         edges = [whole[1], *(edge for part in exposed for edge in part[1:]), whole[2]]
-        for label in (bar.label, bar.label.partition(",")[0]):
+        for label in bar.labels:
             needed = CHARACTER * len(label) + 8
             if after - bar.right > needed:
                 text = f'<text class="tl-soft" x="{bar.right + 4:.1f}" y="{y:g}">{escape(label)}</text>'
@@ -129,18 +139,30 @@ class _Lane:
     def _draw(self, bar: _Bar, after: float) -> str:
         most = bar.right if bar.group == "tl-phase" else max(after - GUTTER, (bar.left + bar.right) / 2)
         shapes = [
-            _rect(kind, left, self.top, min(right, most) - left, self.height)
+            _waits(bar.parts[0][0], max(left, bar.left + 0.5), self.top, min(right, most - 0.5), self.height)
+            if kind == "waits"
+            else _rect(kind, left, self.top, min(right, most) - left, self.height)
             for kind, left, right in bar.parts
             if left < most
         ]
         wide = max(bar.right - bar.left, 8.0)
         shapes.append(_rect("hit", (bar.left + bar.right - wide) / 2, self.top, wide, self.height))
-        if bar.group == "tl-phase" and bar.right - bar.left > CHARACTER * len(bar.label) + 6:
-            soft = ' class="tl-soft"' if bar.label == OWN else ""
-            shapes.append(f'<text{soft} x="{bar.left + 4:.1f}" y="{self.top + 15:g}">{escape(bar.label)}</text>')
+        if bar.group == "tl-phase":
+            shapes += self._words(bar)
         label = escape(", ".join(bar.said))
         kind = f"tl-bar {bar.group}".strip()
         return f'<g class="{kind}" tabindex="0" role="img" aria-label="{label}">{"".join(shapes)}{self._tip(bar)}</g>'
+
+    def _words(self, bar: _Bar) -> list[str]:
+        """A phase's name, where it computes if there is room, else where it waits."""
+        (label,), (whole, *waits) = bar.labels, bar.parts
+        edges = [whole[1], *(edge for part in waits for edge in part[1:]), whole[2]]
+        free = [*zip(edges[::2], edges[1::2], strict=True)] if label != OWN else []
+        for kind, spans in (("", free), (' class="tl-soft"', [whole[1:]])):
+            for left, right in spans:
+                if right - left > CHARACTER * len(label) + 6:
+                    return [f'<text{kind} x="{left + 4:.1f}" y="{self.top + 15:g}">{escape(label)}</text>']
+        return []
 
     def _tip(self, bar: _Bar) -> str:
         wide, high = max(map(len, bar.said)) * CHARACTER + 14, 17 * len(bar.said) + 8
@@ -165,7 +187,8 @@ class _Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Places and numbers below the axis, at most eleven."""
-        unit = next((unit for unit in UNITS if self.longest / unit <= 10), self.longest or 1.0)
+        most = min(10, (self.wide - LEFT) / TICK_WIDTH)
+        unit = next((unit for unit in UNITS if self.longest / unit <= most), self.longest or 1.0)
         factor = 1 if self.longest >= 10 else 1000
         return [(self.place(n * unit), f"{n * unit * factor:g}") for n in range(int(self.longest / unit) + 1)]
 
@@ -196,7 +219,7 @@ def _svg(panels: tuple[Panel, ...], wide: int = WIDTH, legend: bool = False) -> 
 
 
 def _panel(panel: Panel, scale: _Scale, top: float) -> tuple[list[str], float]:
-    start, parts = panel.span[0], []
+    start, parts, count = panel.span[0], [], len(panel.steps[0])
     if panel.title:
         parts.append(f'<text class="tl-bold" x="8" y="{top + TITLE_LINE:g}">{escape(panel.title)}</text>')
         top += TITLE
@@ -205,14 +228,16 @@ def _panel(panel: Panel, scale: _Scale, top: float) -> tuple[list[str], float]:
         x = scale.place(step[0].begin - start)
         parts.append(f'<text class="tl-soft" x="{x:.1f}" y="{top + 14:g}">step {number}</text>')
     top += STRIP if panel.numbers else 4
-    for index in range(len(panel.steps[0])):
-        drawn, top = _rank(panel, index, scale, top)
+    rows = [max((lane for step in panel.lanes(index) for lane in step), default=-1) + 1 for index in range(count)]
+    for index in range(count):
+        drawn, top = _rank(panel, index, rows[index], 17 if max(rows) < THIN_FROM else 10, scale, top)
         parts += drawn
     grid = "".join(f"M{x:.1f} {first + STRIP:g}V{top - GAP / 2:g}" for x, _ in scale.ticks())
     return [f'<path class="tl-grid" d="{grid}"/>', *parts], top
 
 
-def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str], float]:
+def _rank(panel: Panel, index: int, rows: int, row: float, scale: _Scale, top: float) -> tuple[list[str], float]:
+    """A rank with its collectives in so many rows, each of this height."""
     start, steps = panel.span[0], [step[index] for step in panel.steps]
 
     def x(at: float) -> float:
@@ -221,15 +246,13 @@ def _rank(panel: Panel, index: int, scale: _Scale, top: float) -> tuple[list[str
     parts = [f'<text class="tl-soft" x="8" y="{top + 15:g}">rank {steps[0].rank}</text>']
     ticked = TICKS if any(one.gradients for one in steps) else 3
     placed = panel.lanes(index)
-    rows = max((lane for one in placed for lane in one), default=-1) + 1
-    row = 17 if rows < THIN_FROM else 10
     begins = [x(one.begin) for one in steps] if panel.numbers else []
     code = _Lane(top, ROW, scale.wide, begins)
     lanes = [_Lane(top + ROW + ticked + number * row, row - 3, scale.wide, begins) for number in range(rows)]
     below = top + ROW + ticked + rows * row
     for number, one, its_lanes in itertools.zip_longest(panel.numbers, steps, placed):
         where = f"rank {one.rank}" + (f", step {number}" if number is not None else "")
-        code.bars += [_phase(phase, where, x(phase.begin), x(phase.end)) for phase in one.phases]
+        code.bars += [_phase(phase, where, x) for phase in one.phases]
         if number is not None:
             parts.append(f'<path class="tl-step" d="M{x(one.begin):.1f} {top - 4:g}V{below:g}"/>')
         for name, at in one.gradients:
@@ -259,16 +282,20 @@ def _named(one: StepOfRank, lanes: tuple[int, ...]) -> Iterable[tuple[Bucket, in
         yield item, lane, f"bucket {number}" if item.of_ddp and one.phases else item.kind
 
 
-def _phase(phase: Phase, where: str, left: float, right: float) -> _Bar:
-    kind = KINDS.get(phase.name, "code")
-    said = [LABELS[phase.name], where, _ms(phase.end - phase.begin)]
-    return _Bar(left, right, [(kind, left, right)], said, LABELS[phase.name], "tl-phase")
+def _phase(phase: Phase, where: str, x: Callable[[float], float]) -> _Bar:
+    kind, left, right = KINDS.get(phase.name, "code"), x(phase.begin), x(phase.end)
+    seconds = phase.end - phase.begin
+    said = [f"{LABELS[phase.name]}, {where}", _ms(seconds)]
+    if phase.waits:
+        said.append(f"computes {_ms(seconds - phase.waits_seconds)}, waits {_ms(phase.waits_seconds)}")
+    parts = [(kind, left, right), *(("waits", x(begin), x(end)) for begin, end in phase.waits)]
+    return _Bar(left, right, parts, said, (LABELS[phase.name],), "tl-phase")
 
 
 def _own(begin: float, end: float, rank: int, x: Callable[[float], float]) -> _Bar:
     """What a rank does between two steps."""
     left, right = x(begin) + 2, x(end) - 2
-    return _Bar(left, right, [("own", left, right)], [OWN, f"rank {rank}", _ms(end - begin)], OWN, "tl-phase")
+    return _Bar(left, right, [("own", left, right)], [f"{OWN}, rank {rank}", _ms(end - begin)], (OWN,), "tl-phase")
 
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
@@ -287,8 +314,10 @@ def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]
         told = f"exposed {_ms(item.exposed_seconds)}, hidden {_ms(item.hidden_seconds)}"
     head = f"{name} ({item.kind})" if name != item.kind else name
     parts = [("hidden", left, right), *(("exposed", a, max(b, a + 0.8)) for a, b in exposed)]
-    label = f"{name}, {_size(item.nbytes)}" + ("" if item.done else ", did not end")
-    return _Bar(left, right, parts, [head, where, f"{_size(item.nbytes)}, {_ms(seconds)}", told], label,
+    labels = ((name,) if item.done else (f"{name}, did not end", name)) + (
+        (name.split()[-1],) if name != item.kind else ()
+    )
+    return _Bar(left, right, parts, [f"{head}, {where}", f"{_size(item.nbytes)}, {_ms(seconds)}", told], labels,
                 "" if item.is_all_reduce else "tl-other", mark)  # fmt: skip
 
 
@@ -299,7 +328,13 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
     items = [item for one in steps for item in one.collectives]
     sums, others = [one for one in items if one.is_all_reduce], [one for one in items if not one.is_all_reduce]
     keys = [(KINDS.get(name, "code"), words, "") for name, words in LABELS.items() if name in phases]
-    for some, words, group in ((sums, "all-reduce", ""), (others, "other collective", "tl-other")):
+    if waiting := {phase.name for one in steps for phase in one.phases if phase.waits}:
+        shown = "backward" if "backward" in waiting else min(waiting)
+        words = f"{shown} waits" if waiting == {"backward"} else "the rank waits"
+        keys.append((f"waits {KINDS.get(shown, 'code')}", words, ""))
+    kinds = {one.kind for one in others}
+    other = kinds.pop() if len(kinds) == 1 else "other collective"
+    for some, words, group in ((sums, "all-reduce", ""), (others, other, "tl-other")):
         if any(one.hidden_seconds > SHORT for one in some):
             keys.append(("hidden", f"{words}, hidden: the rank computes", group))
         if any(one.exposed for one in some):
@@ -320,6 +355,8 @@ def _key(key: tuple[str, str, str], x: float, y: float) -> str:
     kind, words, group = key
     if kind in ("tick", "ready", "step"):
         shape = f'<path class="tl-{kind}" d="M{x + 9:g} {y + 3:g}V{y + 17:g}"/>'
+    elif kind.startswith("waits "):
+        shape = _waits(kind.split()[1], x + 1, y + 4, x + 19, 12, framed=True)
     else:
         shape = _rect(kind, x + 1, y + 4, 18, 12)
     text = f'<text x="{x + 24:g}" y="{y + 15:g}">{escape(words)}</text>'
@@ -345,6 +382,19 @@ def _legend(panels: tuple[Panel, ...]) -> tuple[list[str], float]:
 
 def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
     return f'<rect class="tl-{kind}" x="{x:.1f}" y="{y:g}" width="{max(width, 0.5):.1f}" height="{height:g}"/>'
+
+
+def _waits(kind: str, left: float, top: float, right: float, height: float, framed: bool = False) -> str:
+    """A part that waits, hatched in the colors of its bar: lines that rise to the right, cut at its edges."""
+    lines = [f"M{left:.1f} {top:g}H{right:.1f}V{top + height:g}H{left:.1f}Z"] if framed else []
+    at = math.ceil((left - height) / HATCH) * HATCH  # the same for all parts of a bar
+    while at < right:
+        a, b = max(at, left), min(at + height, right)
+        if b > a:
+            lines.append(f"M{a:.1f} {top + height - a + at:.1f}L{b:.1f} {top + height - b + at:.1f}")
+        at += HATCH
+    ground = _rect("waits", left, top + 0.5, right - left, height - 1)
+    return f'{ground}<path class="tl-hatch tl-{kind}" d="{"".join(lines)}"/>'
 
 
 def _ms(seconds: float) -> str:

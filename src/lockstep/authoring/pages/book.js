@@ -222,7 +222,7 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => folded.forEach((one) => { one.open = false }));
 // What is wider than its place can be scrolled, also with the keyboard, and fades where it goes on.
-for (const one of document.querySelectorAll("pre, .wide, main p:has(> img), .tl-box")) {
+for (const one of document.querySelectorAll("pre, .wide, main p:has(> img)")) {
   const more = () => {
     one.classList.toggle("more", one.scrollLeft + one.clientWidth < one.scrollWidth - 1);
     if (one.scrollWidth > one.clientWidth && !one.querySelector("[tabindex]")) one.tabIndex = 0;
