@@ -105,6 +105,41 @@ ranks.observe("kept", sum(not one.expired() for one in known))
     assert run.observed("kept") == [0, 0]
 
 
+LOOKED = """
+import weakref
+from lockstep.ranks import observe
+
+class Large:
+    pass
+
+def train():
+    dropped = []
+    for name in ("first", "second"):
+        large = Large()
+        known = weakref.ref(large)
+        dist.all_reduce(t)
+        del large
+        dropped.append(known() is None)
+    return dropped
+
+def config():
+    kept = locals()
+    before = sorted(kept)
+    for name in ("first", "second"):
+        dist.all_reduce(t)
+    return before == sorted(kept)
+
+observe("seen", [train(), config()])
+"""
+
+
+def test_who_asks_for_the_turn_of_a_loop_leaves_the_code_s_locals_alone() -> None:
+    """Python keeps the dictionary of a function's locals, and with it all tensors that it has, if somebody asks for it."""
+    run = recorded(LOOKED)
+    assert run.observed("seen") == [[[True, True], True]] * 2
+    assert [call.turn for call in run.collectives[0]] == [("name", "'first'"), ("name", "'second'"), None, None]
+
+
 def test_numbers_and_groups() -> None:
     run = recorded(
         """

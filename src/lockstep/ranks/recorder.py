@@ -76,6 +76,7 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 UNTOLD_SECONDS = 2.0
 CALLERS = 6
 MOST_OF_A_VALUE = 40  # characters
+_ASKS = {"locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace"}
 SITES_AGAIN = 10_000  # So often a call says again where it comes from: of a long run the first ones are forgotten
 
 _current: Recorder | None = None
@@ -101,10 +102,27 @@ def _turns(code: CodeType, at: int) -> tuple[str, ...]:
 def _turn(frame: FrameType) -> tuple[str, str] | None:
     """Which turn of its loop this function is in: the first variable that is a number or a text, and its value."""
     for name in _turns(frame.f_code, frame.f_lasti):
-        value = frame.f_locals.get(name)
-        if isinstance(value, (int, str)):
+        value = _value(frame, name)
+        if type(value) in (bool, int, str):
             return name, repr(value)[:MOST_OF_A_VALUE]
     return None
+
+
+def _value(frame: FrameType, name: str) -> Any:
+    """What a name stands for there, without a trace of having looked; None where that is impossible.
+
+    Until Python 3.13 a function's `f_locals` is a dictionary that stays with it and keeps all that it has, large tensors too.
+    It is emptied, unless the code might have asked for that same dictionary.
+    """
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return frame.f_locals.get(name)
+    if not _ASKS.isdisjoint(frame.f_code.co_names):
+        return None
+    seen = frame.f_locals
+    value = seen.get(name)
+    if isinstance(seen, dict):
+        seen.clear()
+    return value
 
 
 class Recorder:
