@@ -16,9 +16,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from .. import ranks
 from ..course import Course, CourseError, find
-from ..course.runs import PRELOADED
 from .grade import grade, list_checks
 from .stamp import stamp
 from .worker import Answer, Concluded, Graded, Listed, ListOrder, Order, Problem, from_line, to_line
@@ -27,7 +25,6 @@ IDLE_SECONDS = 600.0
 
 
 def main() -> None:
-    ranks.warm(PRELOADED)
     course = find()
     if len(sys.argv) > 1:
         listen(Path(sys.argv[1]), course)
