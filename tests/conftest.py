@@ -10,6 +10,7 @@ leaves out the tests marked `slow` and draws a sample from the bank, with the se
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import random
@@ -98,6 +99,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out.update(slow=len(slow), bank=len(bank) - len(drawn))
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves are no garbage: each process would look at half a million objects, again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
