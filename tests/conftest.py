@@ -10,6 +10,7 @@ leaves out the tests marked `slow` and draws a sample from the bank, with the se
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import random
@@ -21,11 +22,14 @@ import pytest
 
 BANK = "test_bank.py"
 LONGEST = (
-    "test_hostile", "test_foreign", "test_front_end", "test_walk", "test_grade", "test_accessibility", "test_slides",
-    "test_train_script", "test_slurm", "test_grade_array", "test_terminal", "test_check", "test_book", "test_benchmarks",
-    "test_paper", "test_release", "test_author_check", "test_chapters", "test_launcher",
+    "test_hostile", "test_foreign", "test_front_end", "test_walk", "test_grade", "test_accessibility", "test_matrix",
+    "test_check", "test_pictures", "test_slides", "test_train_script", "test_slurm", "test_grade_array", "test_timeline",
+    "test_terminal", "test_book", "test_nodes", "test_slow_link", "test_benchmarks", "test_honest_waiting", "test_paper",
+    "test_release", "test_author_check", "test_chapters", "test_launcher", "test_testing", "test_recorder",
+    "test_own_ending", "test_targets", "test_isolation", "test_intake", "test_supervising_side", "test_untrusted",
+    "test_meeting",
 )  # fmt: skip
-"""The files whose tests wait for browsers, clusters and other processes, in the order in which they begin."""
+"""The files that take longest, in the order in which they begin: one that began last would have a core to itself."""
 SAMPLE = 20
 """How many submissions of the bank `--quick` grades."""
 
@@ -95,6 +99,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out.update(slow=len(slow), bank=len(bank) - len(drawn))
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves are no garbage: each process would look at half a million objects, again and again."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

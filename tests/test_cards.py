@@ -6,11 +6,11 @@ import ast
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bs4 import BeautifulSoup
 from support import ROOT
-from support.browser import chromium
 from support.tiny_course import make_course
 
 from lockstep.authoring import book, chapters
@@ -91,7 +91,9 @@ def test_the_code_of_a_card_has_the_branch_and_what_it_does(hang: Run) -> None:
     assert code == ["2 if step == batches: the ranks part here", "3 break", "…", "24 dist.all_reduce(t) ← rank 0"]
 
 
-def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(hang: Run, tmp_path: Path) -> None:
+def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(
+    browser: Any, hang: Run, tmp_path: Path
+) -> None:
     assert hang.cause is not None
     rows = (
         *hang.cause.rows,
@@ -99,21 +101,20 @@ def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_bel
     )
     hang.cause = replace(hang.cause, rows=rows)
     (tmp_path / "page.html").write_text(run_card(hang)._repr_mimebundle_()["text/html"], encoding="utf-8")
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": 390, "height": 800})
-        page.goto(f"file://{tmp_path}/page.html")
-        said = page.evaluate("""() => [...document.querySelectorAll("tbody tr")].map((row) => {
-          const [rank, what, ...more] = [...row.cells].filter((cell) => cell.textContent);
-          const below = what.getBoundingClientRect().top + what.getClientRects()[0].height;
-          return [getComputedStyle(what, "::before").content,
-            more.every((cell) => cell.getBoundingClientRect().top >= below - 1),
-            Math.round(more[0].getBoundingClientRect().left)] })""")
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(f"file://{tmp_path}/page.html")
+    said = page.evaluate("""() => [...document.querySelectorAll("tbody tr")].map((row) => {
+      const [rank, what, ...more] = [...row.cells].filter((cell) => cell.textContent);
+      const below = what.getBoundingClientRect().top + what.getClientRects()[0].height;
+      return [getComputedStyle(what, "::before").content,
+        more.every((cell) => cell.getBoundingClientRect().top >= below - 1),
+        Math.round(more[0].getBoundingClientRect().left)] })""")
     call, none = '"waits in "', "none"
     assert [one[0] for one in said] == [call, call, call, none]
     assert all(one[1] for one in said) and len({one[2] for one in said}) == 1, said
 
 
-def test_short_cells_are_not_broken_where_there_is_place_for_their_words(tmp_path: Path) -> None:
+def test_short_cells_are_not_broken_where_there_is_place_for_their_words(browser: Any, tmp_path: Path) -> None:
     code = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=all_of_them)"
     rows = (
         Row("0", "finished after all_reduce #2", waits=False, differs=True),
@@ -121,15 +122,14 @@ def test_short_cells_are_not_broken_where_there_is_place_for_their_words(tmp_pat
         Row("2", "has said nothing since 12:00:00, when it was in a call of its own making", waits=False),
     )
     (tmp_path / "page.html").write_text(said(f'<div class="ls-card">{table(rows)}</div>'), encoding="utf-8")
-    with chromium() as browser:
-        for width in (1000, 700, 650, 500):
-            page = browser.new_page(viewport={"width": width, "height": 800})
-            page.goto(f"file://{tmp_path}/page.html")
-            lines = page.evaluate("""() => [...document.querySelectorAll("tr:not(:last-child) td:not(:last-child)")].filter(
-              (cell) => cell.textContent).map((cell) => { const all = document.createRange();
-                all.selectNodeContents(cell); return [cell.textContent, all.getClientRects().length] })""")
-            assert (len(lines) == 6 and all(count == 1 for _, count in lines)) or width < 600, lines
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+    for width in (1000, 700, 650, 500):
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        page.goto(f"file://{tmp_path}/page.html")
+        lines = page.evaluate("""() => [...document.querySelectorAll("tr:not(:last-child) td:not(:last-child)")].filter(
+          (cell) => cell.textContent).map((cell) => { const all = document.createRange();
+            all.selectNodeContents(cell); return [cell.textContent, all.getClientRects().length] })""")
+        assert (len(lines) == 6 and all(count == 1 for _, count in lines)) or width < 600, lines
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
 
 
 def test_a_rank_that_has_finished_stands_nowhere(hang: Run) -> None:
@@ -149,7 +149,7 @@ def test_an_error_is_a_card_and_no_markup() -> None:
     assert not page.select("script, b") and page.get_text().count("<script>alert(1)</script>") == 2
 
 
-def test_a_long_line_of_a_traceback_breaks_between_words(tmp_path: Path) -> None:
+def test_a_long_line_of_a_traceback_breaks_between_words(browser: Any, tmp_path: Path) -> None:
     """JupyterLab breaks the lines of an output anywhere."""
     error = Error("ValueError", "", (), "parameters " * 40)
     card = run_card(Run(2, "cpu", [], cause=Cause(Kind.RAISED, "It raised.", (1,), error=error)))
@@ -157,13 +157,12 @@ def test_a_long_line_of_a_traceback_breaks_between_words(tmp_path: Path) -> None
         f"<style>.jp pre {{ word-break: break-all }}</style><div class=jp>{card._repr_mimebundle_()['text/html']}</div>"
     )
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    with chromium() as browser:
-        window = browser.new_page(viewport={"width": 390, "height": 800})
-        window.goto(f"file://{tmp_path}/page.html")
-        parts = window.evaluate("""() => { const text = document.querySelector(".ls-card pre").firstChild;
-          return [...text.data.matchAll(/parameters/g)].map(({index}) => {
-            const word = document.createRange(); word.setStart(text, index); word.setEnd(text, index + 10);
-            return word.getClientRects().length }) }""")
+    window = browser.new_page(viewport={"width": 390, "height": 800})
+    window.goto(f"file://{tmp_path}/page.html")
+    parts = window.evaluate("""() => { const text = document.querySelector(".ls-card pre").firstChild;
+      return [...text.data.matchAll(/parameters/g)].map(({index}) => {
+        const word = document.createRange(); word.setStart(text, index); word.setEnd(text, index + 10);
+        return word.getClientRects().length }) }""")
     assert parts == [1] * 40
 
 

@@ -61,13 +61,23 @@ def running(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def first(browser: Any, running: Lab) -> Iterator[tuple[Notebook, list[Any], list[str]]]:
-    """Chapter 1, run top to bottom: the open notebook, its code cells and the console's errors, which keep coming."""
+def opened(browser: Any, running: Lab) -> Iterator[tuple[Notebook, str, list[str]]]:
+    """Chapter 1: the open notebook, the text beside its first picture, which is there before anything has run, and the
+    console's errors, which keep coming."""
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     errors = faults(page)
     notebook = Notebook(page, running, f"{CHAPTERS[0]}.ipynb")
-    yield notebook, notebook.run_all(CHAPTER_SECONDS), errors
+    output = notebook.cell("timeline(run)").locator(".jp-OutputArea-output").first
+    output.locator("img, svg").first.wait_for()
+    yield notebook, output.inner_text(), errors
     page.close()
+
+
+@pytest.fixture(scope="module")
+def first(opened: tuple[Notebook, str, list[str]]) -> tuple[Notebook, list[Any], list[str]]:
+    """Chapter 1, run top to bottom: the open notebook, its code cells and the console's errors."""
+    notebook, _, errors = opened
+    return notebook, notebook.run_all(CHAPTER_SECONDS), errors
 
 
 def forget(running: Lab) -> None:
@@ -129,14 +139,9 @@ def assert_says_what_is_not_written(cells: list[Any]) -> None:
 # Chapter 1 ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_picture_is_there_before_anything_has_run(browser: Any, running: Lab) -> None:
+def test_the_first_picture_is_there_before_anything_has_run(opened: tuple[Notebook, str, list[str]]) -> None:
     """JupyterLab hides the stored pictures of a notebook that nobody has signed, and shows the text beside them."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
-    notebook = Notebook(page, running, f"{CHAPTERS[0]}.ipynb")
-    output = notebook.cell("timeline(run)").locator(".jp-OutputArea-output").first
-    output.locator("img, svg").first.wait_for()
-    assert "Timeline(" not in output.inner_text()
-    page.close()
+    assert "Timeline(" not in opened[1]
 
 
 def test_the_start_page_leads_to_the_chapter_and_an_exercise_opens_beside_it(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import chromium, faults
+from support.browser import faults
 
 from lockstep import ranks
 from lockstep.authoring import book as books
@@ -106,146 +106,138 @@ def test_the_still_picture_shows_every_number_of_every_step_and_is_up_to_date() 
     assert stored == stepper.still(), "run: python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg"
 
 
-def test_the_page_in_a_browser_ends_with_the_same_numbers(tmp_path: Path) -> None:
+def test_the_page_in_a_browser_ends_with_the_same_numbers(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
-    with chromium() as browser:
-        page = browser.new_page()
-        errors = faults(page)
-        page.goto(f"file://{tmp_path}/page.html")
-        for size, length, way in ((4, 8, "ring"), (3, 5, "ring"), (8, 3, "ring"), (5, 12, "naive")):
-            for place, value in enumerate((size, length, way)):
-                page.locator("select").nth(place).select_option(str(value))
-            plan = stepper.ring(size) if way == "ring" else stepper.naive(size)
-            states = stepper.states(plan, stepper.brought(size, length))
-            page.locator("#stepper").focus()
-            for step in range(len(plan.steps)):
-                assert table(page) == states[step], (size, length, way, step)
-                page.keyboard.press("ArrowRight")
-            assert table(page) == states[-1]
-            page.keyboard.press("ArrowLeft")
-            assert table(page) == states[-2]
-            page.keyboard.press("Home")
-            assert table(page) == states[0]
-        assert errors == []
+    page = browser.new_page()
+    errors = faults(page)
+    page.goto(f"file://{tmp_path}/page.html")
+    for size, length, way in ((4, 8, "ring"), (3, 5, "ring"), (8, 3, "ring"), (5, 12, "naive")):
+        for place, value in enumerate((size, length, way)):
+            page.locator("select").nth(place).select_option(str(value))
+        plan = stepper.ring(size) if way == "ring" else stepper.naive(size)
+        states = stepper.states(plan, stepper.brought(size, length))
+        page.locator("#stepper").focus()
+        for step in range(len(plan.steps)):
+            assert table(page) == states[step], (size, length, way, step)
+            page.keyboard.press("ArrowRight")
+        assert table(page) == states[-1]
+        page.keyboard.press("ArrowLeft")
+        assert table(page) == states[-2]
+        page.keyboard.press("Home")
+        assert table(page) == states[0]
+    assert errors == []
 
 
-def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(tmp_path: Path) -> None:
+def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(browser: Any, tmp_path: Path) -> None:
     shown = f"<!doctype html><meta charset=utf-8>{Stepper()._repr_mimebundle_()['text/html']}<p>below"
     (tmp_path / "page.html").write_text(shown, encoding="utf-8")
     plan = stepper.ring(4)
-    with chromium() as browser:
-        for width in (780, 390):
-            page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="no-preference")
-            errors = faults(page)
-            page.goto(f"file://{tmp_path}/page.html")
-            frame = page.frame_locator("iframe:visible")
-            inside = page.locator("iframe:visible").element_handle().content_frame()
-            assert frame.get_by_role("group", name="Where does chunk 1 end?").is_visible()
-            frame.get_by_role("button", name="rank 2", exact=True).click()
-            # As high as what is in it, whatever the caption says.
-            page.wait_for_function("document.querySelector('iframe').style.height")
-            places = "() => [document.body.scrollHeight, document.querySelector('table').getBoundingClientRect().top]"
-            fits, top = inside.evaluate(places)
-            assert 0 <= page.locator("iframe:visible").bounding_box()["height"] - fits <= 1
-            forward = frame.get_by_label("one step forward")
-            for number in range(1, len(plan.steps) + 1):
-                forward.press("Enter")
-                assert frame.get_by_role("status").inner_text().startswith(f"Step {number} of 6")
-                assert inside.evaluate(places) == [fits, pytest.approx(top, abs=1)]
-                said = frame.get_by_role("status").inner_text()
-                assert ("Chunk 1 is now complete on rank 0." in said) == (number == 3)
-                wrong = "✗ Not on rank 2: chunk 1 was complete first on rank 0, after step 3."
-                assert frame.locator(".verdict").inner_text() == (wrong if number >= 3 else "")
-            assert forward.get_attribute("aria-disabled") == "true"
-            assert forward.evaluate("one => one === document.activeElement")
-            assert inside.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            assert (
-                frame.locator("td.fresh").count() == 4
-                and table(inside) == stepper.states(plan, stepper.brought(4, 8))[-1]
-            )
-            frame.get_by_role("button", name="Play").click()  # again from the beginning
-            frame.locator(".flies").first.wait_for(state="detached")
-            frame.get_by_role("button", name="Play").wait_for()
-            assert frame.get_by_role("status").inner_text().startswith("Step 6 of 6")
-            assert errors == []
-            page.close()
-
-
-def test_it_says_in_plain_words_what_each_rank_holds_and_sends(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
-    with chromium() as browser:
-        page = browser.new_page()
+    for width in (780, 390):
+        page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="no-preference")
+        errors = faults(page)
         page.goto(f"file://{tmp_path}/page.html")
-        status = page.get_by_role("status")
-        assert status.inner_text() == "Before step 1 of 6: each rank holds its own numbers."
-        text = page.locator("body").inner_text()
-        assert "a sum over some ranks" in text and "Method" in text
+        frame = page.frame_locator("iframe:visible")
+        inside = page.locator("iframe:visible").element_handle().content_frame()
+        assert frame.get_by_role("group", name="Where does chunk 1 end?").is_visible()
+        frame.get_by_role("button", name="rank 2", exact=True).click()
+        # As high as what is in it, whatever the caption says.
+        page.wait_for_function("document.querySelector('iframe').style.height")
+        places = "() => [document.body.scrollHeight, document.querySelector('table').getBoundingClientRect().top]"
+        fits, top = inside.evaluate(places)
+        assert 0 <= page.locator("iframe:visible").bounding_box()["height"] - fits <= 1
+        forward = frame.get_by_label("one step forward")
+        for number in range(1, len(plan.steps) + 1):
+            forward.press("Enter")
+            assert frame.get_by_role("status").inner_text().startswith(f"Step {number} of 6")
+            assert inside.evaluate(places) == [fits, pytest.approx(top, abs=1)]
+            said = frame.get_by_role("status").inner_text()
+            assert ("Chunk 1 is now complete on rank 0." in said) == (number == 3)
+            wrong = "✗ Not on rank 2: chunk 1 was complete first on rank 0, after step 3."
+            assert frame.locator(".verdict").inner_text() == (wrong if number >= 3 else "")
+        assert forward.get_attribute("aria-disabled") == "true"
+        assert forward.evaluate("one => one === document.activeElement")
+        assert inside.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert (
-            "a rank sends up to 48 bytes (1.50 × the tensor) in the ring, and 96 bytes (3.00 × the tensor) if" in text
+            frame.locator("td.fresh").count() == 4 and table(inside) == stepper.states(plan, stepper.brought(4, 8))[-1]
         )
-        page.get_by_role("button", name="rank 0", exact=True).click()
-        forward = page.get_by_label("one step forward")
-        for _ in range(3):
-            forward.click()
-        assert "which adds it to its own. Chunk 1 is now complete on rank 0." in status.inner_text()
-        forward.click()
-        assert "which replaces its own chunk with it." in status.inner_text()
-        page.get_by_label("Method").select_option("naive")
-        forward.click()
-        said = "Step 1 of 3, every rank to every rank: all ranks send at once. Rank 0 sends all its own numbers"
-        assert status.inner_text().startswith(said)
-        assert not re.search("everybody|brought", page.locator("body").inner_text())
+        frame.get_by_role("button", name="Play").click()  # again from the beginning
+        frame.locator(".flies").first.wait_for(state="detached")
+        frame.get_by_role("button", name="Play").wait_for()
+        assert frame.get_by_role("status").inner_text().startswith("Step 6 of 6")
+        assert errors == []
+        page.close()
 
 
-def test_the_verdict_stays_for_every_choice_until_there_is_another_question(tmp_path: Path) -> None:
+def test_it_says_in_plain_words_what_each_rank_holds_and_sends(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
-    with chromium() as browser:
-        page = browser.new_page()
-        page.goto(f"file://{tmp_path}/page.html")
-        verdict, first, asked = (
-            page.locator(".verdict"),
-            "hunk 1 was complete first on rank 0, after step 3.",
-            page.locator(".asks"),
-        )
-        assert verdict.get_attribute("aria-live") == "polite" and verdict.text_content() == ""
-        page.get_by_label("to the end").click()
-        assert verdict.text_content() == f"C{first}"
-        page.get_by_role("button", name="rank 3", exact=True).click()  # the wrong one, chosen afterward
-        assert verdict.text_content() == f"✗ Not on rank 3: c{first}" and "wrong" in str(asked.get_attribute("class"))
-        page.get_by_label("to the beginning").click()
-        page.get_by_role("button", name="rank 0", exact=True).click()
-        assert verdict.text_content() == f"✓ Right: c{first}" and "right" in str(asked.get_attribute("class"))
-        assert page.locator(".key").inner_text().endswith("just arrivedyour choiceKeys: ← → Home End")
-        rule = page.locator(".rule")
-        assert rule.is_visible() and (rule.text_content() or "").startswith(
-            "The rule: chunk 1 starts on rank 1 and moves to the next rank in each step."
-        )
-        assert "after 3 steps the chunk holds all 4 ranks' numbers" in (rule.text_content() or "")
-        page.get_by_label("Ranks").select_option("5")
-        assert rule.is_hidden() and "after 4 steps" in (rule.text_content() or ""), "no answer before the question"
-        assert verdict.text_content() == "" and asked.get_attribute("class") == "row asks"
-        page.get_by_label("Method").select_option("naive")  # no chunks
-        assert asked.is_hidden() and "your choice" not in page.locator(".key").inner_text()
+    page = browser.new_page()
+    page.goto(f"file://{tmp_path}/page.html")
+    status = page.get_by_role("status")
+    assert status.inner_text() == "Before step 1 of 6: each rank holds its own numbers."
+    text = page.locator("body").inner_text()
+    assert "a sum over some ranks" in text and "Method" in text
+    assert "a rank sends up to 48 bytes (1.50 × the tensor) in the ring, and 96 bytes (3.00 × the tensor) if" in text
+    page.get_by_role("button", name="rank 0", exact=True).click()
+    forward = page.get_by_label("one step forward")
+    for _ in range(3):
+        forward.click()
+    assert "which adds it to its own. Chunk 1 is now complete on rank 0." in status.inner_text()
+    forward.click()
+    assert "which replaces its own chunk with it." in status.inner_text()
+    page.get_by_label("Method").select_option("naive")
+    forward.click()
+    said = "Step 1 of 3, every rank to every rank: all ranks send at once. Rank 0 sends all its own numbers"
+    assert status.inner_text().startswith(said)
+    assert not re.search("everybody|brought", page.locator("body").inner_text())
 
 
-def test_a_step_moves_its_chunks_unless_motion_is_unwanted(tmp_path: Path) -> None:
+def test_the_verdict_stays_for_every_choice_until_there_is_another_question(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(f"file://{tmp_path}/page.html")
+    verdict, first, asked = (
+        page.locator(".verdict"),
+        "hunk 1 was complete first on rank 0, after step 3.",
+        page.locator(".asks"),
+    )
+    assert verdict.get_attribute("aria-live") == "polite" and verdict.text_content() == ""
+    page.get_by_label("to the end").click()
+    assert verdict.text_content() == f"C{first}"
+    page.get_by_role("button", name="rank 3", exact=True).click()  # the wrong one, chosen afterward
+    assert verdict.text_content() == f"✗ Not on rank 3: c{first}" and "wrong" in str(asked.get_attribute("class"))
+    page.get_by_label("to the beginning").click()
+    page.get_by_role("button", name="rank 0", exact=True).click()
+    assert verdict.text_content() == f"✓ Right: c{first}" and "right" in str(asked.get_attribute("class"))
+    assert page.locator(".key").inner_text().endswith("just arrivedyour choiceKeys: ← → Home End")
+    rule = page.locator(".rule")
+    assert rule.is_visible() and (rule.text_content() or "").startswith(
+        "The rule: chunk 1 starts on rank 1 and moves to the next rank in each step."
+    )
+    assert "after 3 steps the chunk holds all 4 ranks' numbers" in (rule.text_content() or "")
+    page.get_by_label("Ranks").select_option("5")
+    assert rule.is_hidden() and "after 4 steps" in (rule.text_content() or ""), "no answer before the question"
+    assert verdict.text_content() == "" and asked.get_attribute("class") == "row asks"
+    page.get_by_label("Method").select_option("naive")  # no chunks
+    assert asked.is_hidden() and "your choice" not in page.locator(".key").inner_text()
+
+
+def test_a_step_moves_its_chunks_unless_motion_is_unwanted(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(Stepper().page(), encoding="utf-8")
     watch = """() => { window.flown = []; new MutationObserver((all) => all.forEach((one) => one.addedNodes.forEach(
       (node) => node.classList?.contains("flies") && flown.push([...node.children].map((one) => Number(one.innerText))))))
       .observe(document.querySelector(".field"), { childList: true }) }"""
-    with chromium() as browser:
-        for wish in ("no-preference", "reduce"):
-            page = browser.new_page(reduced_motion=wish)
-            page.goto(f"file://{tmp_path}/page.html")
-            page.evaluate(watch)
-            page.get_by_label("one step forward").click()
-            page.locator("td.fresh").first.wait_for()
-            own = stepper.brought(4, 8)
-            sent = [own[move.sender][2 * move.chunk : 2 * move.chunk + 2] for move in stepper.ring(4).steps[0].moves]
-            assert page.evaluate("flown") == (sent if wish == "no-preference" else [])
-            page.wait_for_function("!document.querySelector('.ghost')")
-            assert page.locator("path[marker-end]").count() == 4
-            page.close()
+    for wish in ("no-preference", "reduce"):
+        page = browser.new_page(reduced_motion=wish)
+        page.goto(f"file://{tmp_path}/page.html")
+        page.evaluate(watch)
+        page.get_by_label("one step forward").click()
+        page.locator("td.fresh").first.wait_for()
+        own = stepper.brought(4, 8)
+        sent = [own[move.sender][2 * move.chunk : 2 * move.chunk + 2] for move in stepper.ring(4).steps[0].moves]
+        assert page.evaluate("flown") == (sent if wish == "no-preference" else [])
+        page.wait_for_function("!document.querySelector('.ghost')")
+        assert page.locator("path[marker-end]").count() == 4
+        page.close()
 
 
 def table(page: Any) -> list[list[int]]:
@@ -277,25 +269,24 @@ def test_they_are_drawn_from_what_they_are_about() -> None:
     assert pictures.sent([1, 2, 2], 0.5) == [(1, 1.5), (2, 2.5), (2.5, 3)]
 
 
-def test_no_text_of_a_still_picture_is_cut_off_or_covers_another() -> None:
+def test_no_text_of_a_still_picture_is_cut_off_or_covers_another(browser: Any) -> None:
     boxes = """() => [...document.querySelectorAll("text")].map((text) => {
       const { left, right, top, bottom } = text.getBoundingClientRect();
       return [text.textContent, left, right, top + 3, bottom - 3] })"""
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": 800, "height": 400})
-        for name in pictures.PICTURES:
-            page.set_content((ROOT / "chapters" / "pictures" / f"{name}.svg").read_text(encoding="utf-8"))
-            left, right = page.evaluate(
-                "(({ left, right }) => [left, right])(document.querySelector('svg').getBoundingClientRect())"
-            )
-            shown = page.evaluate(boxes)
-            assert [one[0] for one in shown if one[1] < left or one[2] > right] == [], name
-            over = [
-                (one[0], two[0])
-                for one, two in itertools.combinations(shown, 2)
-                if one[1] < two[2] and two[1] < one[2] and one[3] < two[4] and two[3] < one[4]
-            ]
-            assert over == [], name
+    page = browser.new_page(viewport={"width": 800, "height": 400})
+    for name in pictures.PICTURES:
+        page.set_content((ROOT / "chapters" / "pictures" / f"{name}.svg").read_text(encoding="utf-8"))
+        left, right = page.evaluate(
+            "(({ left, right }) => [left, right])(document.querySelector('svg').getBoundingClientRect())"
+        )
+        shown = page.evaluate(boxes)
+        assert [one[0] for one in shown if one[1] < left or one[2] > right] == [], name
+        over = [
+            (one[0], two[0])
+            for one, two in itertools.combinations(shown, 2)
+            if one[1] < two[2] and two[1] < one[2] and one[3] < two[4] and two[3] < one[4]
+        ]
+        assert over == [], name
 
 
 def test_before_and_after_are_beside_each_other_on_a_phone() -> None:

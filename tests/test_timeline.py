@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.accessibility import violations
-from support.browser import chromium, faults
+from support.browser import faults
 
 from lockstep import ranks
 from lockstep.commands import run as command
@@ -405,47 +405,45 @@ def test_a_timeline_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pointing_and_focus_show_the_numbers_at_any_width(scheme: str, tmp_path: Path) -> None:
+def test_pointing_and_focus_show_the_numbers_at_any_width(browser: Any, scheme: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(page(Timeline((whole(made()),)), "Two ranks"), encoding="utf-8")
-    with chromium() as browser:
-        for width in (1400, 700, 360):
-            seen = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
-            errors = faults(seen)
-            seen.goto(f"file://{tmp_path}/page.html")
-            bars = seen.locator(":is(.tl-box, .tl-narrow):visible .tl-bar")
-            assert bars.count() == 14
-            assert seen.locator(".tl-tip:visible").count() == 0
-            bars.nth(0).focus()
-            seen.keyboard.press("Tab")
-            tip = seen.locator(".tl-tip:visible")
-            assert tip.count() == 1 and "6.00 ms" in (tip.text_content() or "")
-            above = seen.locator(".lockstep-timeline").first.bounding_box()["y"]
-            for number in (1, 4, 2, 0):  # what is around the picture may cut what stands out
-                bars.nth(number).focus()
-                assert tip.bounding_box()["y"] >= above, (width, number)
-            bars.nth(4).hover()
-            assert "exposed 1.00 ms, hidden 2.00 ms" in (bars.nth(4).locator(".tl-tip:visible").text_content() or "")
-            assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            drawn = seen.locator(":is(.tl-box, .tl-narrow):visible > svg")
-            scale, wide, room = drawn.evaluate(
-                "one => [one.getScreenCTM().a, one.getBoundingClientRect().width, one.parentNode.clientWidth]"
-            )
-            assert 12 <= 13 * scale <= 18 and min(room, 1200) <= wide <= room, (width, scale, wide)
-            assert seen.get_by_text("The picture is not shown here").is_hidden()
-            assert violations(seen) == [] and errors == []
-
-
-def test_the_legends_entries_stand_equally_far_apart(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page(Timeline((whole(made()),)), "Two ranks"), encoding="utf-8")
-    with chromium() as browser:
-        seen = browser.new_page(viewport={"width": 1000, "height": 800})
+    for width in (1400, 700, 360):
+        seen = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+        errors = faults(seen)
         seen.goto(f"file://{tmp_path}/page.html")
-        gaps = seen.evaluate("""() => [...document.querySelectorAll(".tl-keys svg")].map((key) =>
-          key.getBoundingClientRect().right - key.querySelector("text").getBoundingClientRect().right)""")
-        assert len(gaps) > 5 and min(gaps) >= 8 and max(gaps) - min(gaps) <= 12, gaps
+        bars = seen.locator(":is(.tl-box, .tl-narrow):visible .tl-bar")
+        assert bars.count() == 14
+        assert seen.locator(".tl-tip:visible").count() == 0
+        bars.nth(0).focus()
+        seen.keyboard.press("Tab")
+        tip = seen.locator(".tl-tip:visible")
+        assert tip.count() == 1 and "6.00 ms" in (tip.text_content() or "")
+        above = seen.locator(".lockstep-timeline").first.bounding_box()["y"]
+        for number in (1, 4, 2, 0):  # what is around the picture may cut what stands out
+            bars.nth(number).focus()
+            assert tip.bounding_box()["y"] >= above, (width, number)
+        bars.nth(4).hover()
+        assert "exposed 1.00 ms, hidden 2.00 ms" in (bars.nth(4).locator(".tl-tip:visible").text_content() or "")
+        assert seen.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        drawn = seen.locator(":is(.tl-box, .tl-narrow):visible > svg")
+        scale, wide, room = drawn.evaluate(
+            "one => [one.getScreenCTM().a, one.getBoundingClientRect().width, one.parentNode.clientWidth]"
+        )
+        assert 12 <= 13 * scale <= 18 and min(room, 1200) <= wide <= room, (width, scale, wide)
+        assert seen.get_by_text("The picture is not shown here").is_hidden()
+        assert violations(seen) == [] and errors == []
 
 
-def test_without_its_styles_only_the_text_is_seen(tmp_path: Path) -> None:
+def test_the_legends_entries_stand_equally_far_apart(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page(Timeline((whole(made()),)), "Two ranks"), encoding="utf-8")
+    seen = browser.new_page(viewport={"width": 1000, "height": 800})
+    seen.goto(f"file://{tmp_path}/page.html")
+    gaps = seen.evaluate("""() => [...document.querySelectorAll(".tl-keys svg")].map((key) =>
+      key.getBoundingClientRect().right - key.querySelector("text").getBoundingClientRect().right)""")
+    assert len(gaps) > 5 and min(gaps) >= 8 and max(gaps) - min(gaps) <= 12, gaps
+
+
+def test_without_its_styles_only_the_text_is_seen(browser: Any, tmp_path: Path) -> None:
     """JupyterLab takes the styles out of what it does not trust, and the tags of SVG, but not the text in them."""
     bare = re.sub(
         r"<style>.*?</style>|</?(?:svg|g|rect|path|text|title)\b[^>]*>",
@@ -454,8 +452,7 @@ def test_without_its_styles_only_the_text_is_seen(tmp_path: Path) -> None:
         flags=re.DOTALL,
     )
     (tmp_path / "page.html").write_text(f"<!doctype html><body>{bare}", encoding="utf-8")
-    with chromium() as browser:
-        seen = browser.new_page()
-        seen.goto(f"file://{tmp_path}/page.html")
-        said = seen.locator("body").inner_text()
+    seen = browser.new_page()
+    seen.goto(f"file://{tmp_path}/page.html")
+    said = seen.locator("body").inner_text()
     assert said.startswith("Timeline(2 ranks;") and said.rstrip().endswith("The picture is not shown here.")

@@ -14,9 +14,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from .. import ranks
 from ..course import Course, CourseError, progress
-from ..course.runs import PRELOADED
+from ..course.runs import warm
 from ..grading.isolation import tier
 from ..grading.request import GradeRequest, OnCheck
 from ..grading.side_by_side import grade_side_by_side, worthwhile
@@ -75,7 +74,7 @@ def _grade(course: Course, request: GradeRequest, on_check: OnCheck | None) -> R
             report = shared(course, request, on_check)
             if report is not None:
                 return report
-        ranks.warm(PRELOADED)
+        warm(request.exercises)
     from ..grading.grade import grade  # here, since it imports torch: what others grade is shown without
 
     return grade(course, request, on_check)
@@ -145,7 +144,7 @@ def watch(course: Course, names: list[str]) -> int:
     """Grade once, and again each time one of the files is saved, until Ctrl-C."""
     from watchfiles import watch as changes
 
-    ranks.warm(PRELOADED)
+    warm(names)
     files = {str((course.exercises / f"{name}.py").resolve()): name for name in names}
     pending = names if len(names) == 1 else []
     try:

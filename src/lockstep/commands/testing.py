@@ -26,7 +26,11 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "lockstep.commands.xdist_words"]
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3
-"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise."""
+WAITING_ALL = 5
+"""How many processes more than there are cores: a grading computes for a third of its time, and waits otherwise. With
+`--all` most tests are gradings, and proofs of hangs.
+"""
+PROCESS_BYTES = 1500 << 20  # What a process holds with all that it has started
 DRAWN = """\
 A tenth of the bank's wrong submissions, drawn by this run's seed, met all checks; the others met the check that must
 notice them. `./lockstep test --all --whole` grades each by all checks."""
@@ -41,6 +45,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     everything = "--all" in options
     options = [option for option in options if option != "--all"]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all tests, which takes 4 s
     if any((root / option.partition("::")[0]).exists() for option in options):
         return _call([*PYTEST, *options], root, environment)
     if not (root / "tests").is_dir():
@@ -48,7 +53,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
         return 2
     minutes = "" if options else f", {'about 60' if everything else '10 to 15'} minutes on two cores"
     print(f"The course's own tests{minutes}. Ctrl-C stops them.", flush=True)
-    spread = ["-q", f"--numprocesses={cores() + WAITING}"]
+    spread = ["-q", f"--numprocesses={_processes(WAITING_ALL if everything else WAITING)}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
     with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as place:
         options = [f"--basetemp={place}/t", *([] if everything else ["--quick"]), *options]
@@ -66,6 +71,12 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
         print(DRAWN)
     print(_claims(root), flush=True)
     return max(codes)
+
+
+def _processes(waiting: int) -> int:
+    """How many processes run tests: what fits into this machine's memory, and at least one for each core."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(cores(), min(cores() + waiting, memory // PROCESS_BYTES))
 
 
 def _claims(root: Path) -> str:

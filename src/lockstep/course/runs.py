@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from .. import ranks
+from ..ranks import client
 from ..ranks.report import Topic
 from ..ranks.text import NOWHERE, ReadOn
 from .course import find
 from .toml import CourseError
 
-PRELOADED = ("sklearn.datasets", "lockstep.cluster")  # Modules that exercises and chapters want on their ranks
+SLOW = "sklearn.datasets"  # takes as long to import as torch
+PRELOADED = (SLOW, "lockstep.cluster")  # Modules that exercises and chapters want on their ranks
+DIGITS = ("launch_distributed", "train_ddp", "train")  # The exercises whose ranks want the slow one
 READ_ON: ReadOn = {
     Topic.HANGS: 'chapter 3, "Hangs"',
     Topic.MISMATCHES: 'chapter 3, "Mismatches"',
     Topic.FAILURES: 'chapter 3, "Reading failures"',
 }
+
+
+def warm(exercises: Iterable[str]) -> None:
+    """As `ranks.warm`, for the ranks of these exercises. A warm process that lacks what takes long is ended first."""
+    wanted, loaded = preloaded(exercises), client._server.preload
+    if SLOW in wanted and SLOW not in loaded:
+        ranks.stop()
+    ranks.warm(PRELOADED if SLOW in loaded else wanted)
+
+
+def preloaded(exercises: Iterable[str]) -> tuple[str, ...]:
+    """The modules that the ranks of these exercises want."""
+    return PRELOADED if {*DIGITS} & {*exercises} else PRELOADED[1:]
 
 
 def read_on() -> ReadOn:

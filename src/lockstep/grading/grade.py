@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from .. import ranks
 from ..course import Course, CourseError
-from ..course.runs import PRELOADED
+from ..course.runs import warm
 from . import plugin
 from .plugin import REQUEST, SESSION, Session
 from .request import CheckLists, GradeRequest, OnCheck
@@ -27,9 +26,9 @@ def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None
 
     Raises CourseError for an exercise that is not in the course.
     """
-    if request.isolation in (None, "none"):
-        ranks.warm(PRELOADED)
     request = replace(request, exercises=tuple(course.require(request.exercises)))
+    if request.isolation in (None, "none"):
+        warm(request.exercises)
     listener = _Listener(request, on_check)
     options = ["--exitfirst"] if request.until_failure else []
     status, said = _pytest(course, request.exercises, options, listener)

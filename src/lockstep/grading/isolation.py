@@ -24,13 +24,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ..course import CourseError
-from ..course.runs import PRELOADED
+from ..course.runs import preloaded
 from ..ranks.client import SOURCE, Server
 from ..ranks.folder import held_folder
 
@@ -77,11 +77,11 @@ class Tier:
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return own | threads | {"PATH": path, "HOME": "/tmp", "PYTHONPATH": SOURCE, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def server(self, scratch: Path, *, namespaces: bool = False) -> Server:
-        """The process that forks this grading's ranks, not started yet. Makes `scratch` readable for it."""
+    def server(self, scratch: Path, exercises: Iterable[str] = (), *, namespaces: bool = False) -> Server:
+        """What forks the ranks of a grading of `exercises`, not started yet. Makes `scratch` readable for it."""
         if self.name == USER:
             scratch.chmod(0o755)
-        return Server(self.command(scratch, namespaces=namespaces), self.environment(), PRELOADED)
+        return Server(self.command(scratch, namespaces=namespaces), self.environment(), preloaded(exercises))
 
 
 TIERS = (

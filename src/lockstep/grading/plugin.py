@@ -41,7 +41,8 @@ class Session:
         self.scratch = Path(self.own.enter_context(held_folder()))
         if self.tier is not None and self.tier.keeps_apart:
             checks = (self.course.checks(name).read_text(encoding="utf-8") for name in request.exercises)
-            server = self.tier.server(self.scratch, namespaces=any("network=" in text for text in checks))
+            namespaces = any("network=" in text for text in checks)
+            server = self.tier.server(self.scratch, request.exercises, namespaces=namespaces)
             server.start()
             self.own.enter_context(ranks.served_by(server))
         self.graders: dict[str, Grader] = {}

@@ -27,9 +27,9 @@ IDLE_SECONDS = 600.0
 
 
 def main() -> None:
-    ranks.warm(PRELOADED)
     course = find()
     if len(sys.argv) > 1:
+        ranks.warm(PRELOADED)  # whatever its clients will ask for
         listen(Path(sys.argv[1]), course)
         return
     said = os.fdopen(os.dup(1), "w", encoding="utf-8")
