@@ -246,7 +246,7 @@ def test_on_a_phone_sentences_wrap_small_pictures_fit_and_what_goes_on_fades(boo
     code = page.locator(".input pre", has_text="def ring_time")
     assert code.evaluate(wider) > 0 and "more" in code.get_attribute("class")
     drawn = page.locator(".tl-narrow").first  # with its steps below each other, so that all of it is seen
-    assert drawn.evaluate(wider) == 0 and drawn.locator("text=step 1").is_visible()
+    assert drawn.evaluate(wider) == 0 and drawn.get_by_text("step 1", exact=True).is_visible()
     assert page.locator(".tl-box").first.is_hidden() and page.locator(".input pre").first.evaluate(wider) == 0
     page.goto(f"file://{book}/03_debugging.html")
     drift = page.locator("pre", has_text="DRIFT at step 4").first

@@ -166,7 +166,7 @@ def test_a_timeline_says_what_it_shows(book: Path, name: str) -> None:
         (said,) = one.select(".fit > p.taken")
         assert words(said) in words(soup(book, name).main), (one["id"], said)
     if name == "01_internals":
-        assert drawn[0].select_one(".taken").get_text().endswith("solid green, the rank computes nothing.")
+        assert drawn[0].select_one(".taken").get_text().endswith("the rank only waits, and its own bar is hatched.")
 
 
 def test_of_before_and_after_the_second_half_is_covered_first(book: Path) -> None:
@@ -208,7 +208,7 @@ def test_an_exercise_has_its_names_its_minutes_and_its_command(book: Path, name:
 def pictures_of(drawn: Any) -> int:
     """How many slides a timeline takes: one for each run; of a tall one, for each rank."""
     svg = drawn.select_one(".tl-box > svg")
-    if runs := drawn.select("text.tl-bold"):
+    if runs := drawn.select(".tl-box text.tl-bold"):
         return len(runs)
     tall = svg is not None and float(svg["viewbox"].split()[3]) > decks.TALL
     return len([one for one in svg.select("text[x='8']") if one.get_text().startswith("rank ")]) if tall else 1

@@ -526,6 +526,8 @@ def _runs_apart(output: Tag) -> list[Markup]:
     """A timeline of several runs as one picture for each, and a tall one as one for each rank. All have the same axis,
     so turning the slide compares them.
     """
+    for narrow in output.select(".tl-narrow"):  # for phones
+        narrow.decompose()
     drawn = output.select_one(".tl-box > svg")
     titles = drawn.find_all("text", class_="tl-bold", recursive=False) if drawn else []
     if drawn is None or (len(titles) < 2 and float(str(drawn["viewbox"]).split()[3]) <= TALL):

@@ -13,7 +13,7 @@ NAMES = {
     "ranks": "lockstep", "cluster": "lockstep", "quiz": "lockstep.notebook.quiz",
     "contract": "lockstep.notebook.contract", "course_map": "lockstep.notebook.course_map",
     "timeline": "lockstep.notebook.timeline", "bars": "lockstep.notebook.bars",
-    "stacked": "lockstep.notebook.bars", "Stepper": "lockstep.notebook.stepper",
+    "stacked": "lockstep.notebook.bars", "compared": "lockstep.notebook.bars", "Stepper": "lockstep.notebook.stepper",
     "ring": "lockstep.notebook.stepper", "bytes_sent": "lockstep.notebook.stepper",
 }  # fmt: skip
 """What a cell may use without an import, and the module that it is from."""
