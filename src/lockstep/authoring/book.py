@@ -197,7 +197,8 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
             code["class"] = "keep"
     for cell in soup.find_all(class_="cell", recursive=False):
         for output in cell.find_all(class_="output"):
-            if WRITTEN.fullmatch(output.get_text().strip()):
+            printed = output.get_text().strip().split("\n")
+            if all(map(WRITTEN.fullmatch, printed)):
                 output.decompose()
         lines = sum(len(pre.get_text().strip().split("\n")) for pre in cell("pre"))
         if lines <= WHOLE and not (cell.img or cell.find(class_="html")):

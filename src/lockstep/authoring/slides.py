@@ -49,7 +49,6 @@ IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 PLUMBING = re.compile(
     r"\b(?:redirect_stdout|subprocess\.run)\("
 )  # how a command is called in a cell: only its call is shown
-WRITTEN = re.compile(r"(?:Over)?[Ww]riting \S+")  # what `%%writefile` prints
 
 
 @dataclass(frozen=True)
@@ -490,8 +489,6 @@ def _outputs(cell: Tag) -> list[Markup]:
             made += [] if output.iframe else _card_apart(output) or _runs_apart(output)  # what moves is in the book
             continue
         lines = _lines(output.pre or output)
-        if all(WRITTEN.fullmatch(_plain(line)) for line in lines):
-            continue
         for number, part in enumerate(_explained_apart(lines)):
             end = _fitting(part, ROOM - 6)
             shown = _shown(part[:end], "printed" if not number else "printed alone")

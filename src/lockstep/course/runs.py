@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .. import ranks
-from ..ranks import client
 from ..ranks.report import Topic
 from ..ranks.text import NOWHERE, ReadOn
 from .course import find
@@ -22,11 +21,8 @@ READ_ON: ReadOn = {
 
 
 def warm(exercises: Iterable[str]) -> None:
-    """As `ranks.warm`, for the ranks of these exercises. A warm process that lacks what takes long is ended first."""
-    wanted, loaded = preloaded(exercises), client._server.preload
-    if SLOW in wanted and SLOW not in loaded:
-        ranks.stop()
-    ranks.warm(PRELOADED if SLOW in loaded else wanted)
+    """As `ranks.warm`, for the ranks of these exercises."""
+    ranks.warm(preloaded(exercises))
 
 
 def preloaded(exercises: Iterable[str]) -> tuple[str, ...]:

@@ -164,10 +164,13 @@ if hasattr(os, "register_at_fork"):
 def warm(preload: Sequence[str] = ()) -> None:
     """Start the warm process in the background, so that the first run does not wait for it.
 
-    The modules `preload`, which the runs will want, are imported as soon as it is idle.
+    The modules `preload`, which the runs will want, are imported as soon as it is idle. A warm process that lacks one of them
+    is ended first.
     """
     if start_method() == "fork":
-        _server.preload = preload
+        if not {*preload} <= {*_server.preload}:
+            _server.stop()
+            _server.preload = tuple(dict.fromkeys([*preload, *_server.preload]))
         _server.start()
 
 
