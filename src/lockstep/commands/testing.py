@@ -51,7 +51,7 @@ def run_tests(root: Path, options: Sequence[str]) -> int:
     if not (root / "tests").is_dir():
         print("This is a learner's copy, without the course's own tests. ./lockstep check --all grades your exercises.")
         return 2
-    minutes = "" if options else f", {'about 60' if everything else '10 to 15'} minutes on two cores"
+    minutes = "" if options else f", {'about 60' if everything else 'about 10'} minutes on two cores"
     print(f"The course's own tests{minutes}. Ctrl-C stops them.", flush=True)
     spread = ["-q", f"--numprocesses={_processes(WAITING_ALL if everything else WAITING)}"]
     # Tests bind sockets in their folders, and a socket's path has a limit of some hundred bytes: keep them short.
