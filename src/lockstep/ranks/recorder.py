@@ -76,15 +76,28 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 UNTOLD_SECONDS = 2.0
 CALLERS = 6
 MOST_OF_A_VALUE = 40  # characters
+MOST_LOOPS = 1000
 _ASKS = {"locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace"}
 SITES_AGAIN = 10_000  # So often a call says again where it comes from: of a long run the first ones are forgotten
 
 _current: Recorder | None = None
 
 
-@functools.lru_cache(1000)
+_loops: dict[tuple[int, int], tuple[CodeType, tuple[str, ...]]] = {}
+"""What `_turns` has found, by the code's identity: to hash its content takes longer than a small all-reduce."""
+
+
 def _turns(code: CodeType, at: int) -> tuple[str, ...]:
     """The variables of the innermost loop around this instruction; `for name, value in …` has two."""
+    known = _loops.get((id(code), at))
+    if known is None:
+        if len(_loops) > MOST_LOOPS:
+            _loops.clear()
+        known = _loops[id(code), at] = code, _variables(code, at)
+    return known[1]
+
+
+def _variables(code: CodeType, at: int) -> tuple[str, ...]:
     inner: list[dis.Instruction] = []
     every = list(dis.get_instructions(code))
     for number, one in enumerate(every):
