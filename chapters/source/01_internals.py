@@ -749,9 +749,9 @@ pictures
 #
 # ### How much time overlap saves
 #
-# On one machine, sending is too fast to matter, so the next file simulates a slow computer and network. Each layer's
-# backward sleeps 20 ms. Each all-reduce sleeps as long as a ring would take with 4 ms of latency and 25 MB/s of
-# bandwidth. Hooks, buckets and all-reduces are real.
+# On one machine, sending is too fast to matter, and chance decides which of these three steps is the shortest. So the
+# next file simulates a slow computer and network. Each layer's backward sleeps 20 ms. Each all-reduce sleeps as long as
+# a ring would take with 4 ms of latency and 25 MB/s of bandwidth. Hooks, buckets and all-reduces are real.
 
 # %%
 # %%writefile played.py
@@ -822,9 +822,9 @@ stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", t
 
 # %% [markdown]
 # Without communication, a step takes 12 × 20 ms and a little more. Without overlap, communication adds at least 318 ms
-# for 24 messages, 134 ms for one flat buffer. With handles, all-reduces run during backward, but 240 ms of backward
-# can't hide 318 ms. Buckets do best: only the last is exposed. By the formula, that is 92 ms with two buckets, 29 ms
-# with six.
+# for 24 messages, 134 ms for one flat buffer. With handles, all-reduces run during backward once the first gradient is
+# ready, and what is left of 240 ms can't hide them all. Buckets do best: only the last is exposed. By the formula, that
+# is 92 ms with two buckets, 29 ms with six.
 #
 # ### One order on all ranks
 #

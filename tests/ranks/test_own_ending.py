@@ -129,3 +129,23 @@ def test_what_ranks_write_is_shown(case: str, capsys: pytest.CaptureFixture[str]
     for (rank, chunk), expected in zip(written, shown, strict=True):
         printer.take(rank, "stdout", chunk)
         assert capsys.readouterr().out.replace("[rank ", "").replace("] ", " ") == expected
+
+
+LEFT_ALONE = {
+    "wait for one that has finished": ("if rank < 2: dist.all_reduce(t)", 'Left alone, ranks 0 and 1 would have failed with gloo\'s "Connection closed by peer" once rank 2 had ended.'),
+    "wait for each other": ("if rank < 2: dist.recv(t, 1 - rank)", "Left alone this would have waited 30 minutes (gloo's default timeout)."),
+    "wait for each other in a group": (
+        "pair = dist.new_group([0, 1])\nif rank < 2: dist.all_reduce(t, group=pair) if rank else dist.broadcast(t, 0, group=pair)",
+        "Left alone this would have waited 30 minutes (gloo's default timeout).",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE)
+def test_what_would_have_come_of_a_hang_depends_on_who_is_waited_for(case: str) -> None:
+    """Tried with torchrun: gloo tells a rank that waits for an ended process, and says nothing to two that wait for each other."""
+    text, said = LEFT_ALONE[case]
+    prelude = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank, t = dist.get_rank(), torch.ones(4)\n"
+    run = ranks.run(ranks.Source(prelude + text), 3)
+    assert run.cause.kind is Kind.HANG
+    assert [note for note in run.cause.notes if "Left alone" in note] == [said]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from .branches import branch, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .job import Job
-from .mismatch import OTHER_ORDER, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
+from .mismatch import OTHER_ORDER, SAME_TENSORS, SKIPPED, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
@@ -18,7 +18,6 @@ from .words import names, one_or_more, wait
 SAME_ORDER = "Ranks must call the same collectives in the same order."
 PAIRS = "Every send needs its receive, and the other way round."
 WAIT_LATER = "Or start all messages before you wait for any: isend and irecv, or batch_isend_irecv."
-LEFT_ALONE = "Left alone this would have waited 30 minutes (gloo's default timeout)."
 ALL_MAKE_GROUPS = (
     "Every rank must call new_group for every group, in the same order, also for those that it doesn't belong to."
 )
@@ -41,6 +40,20 @@ class Finding:
     counts: Sequence[str] = ()
 
 
+def _left_alone(finished: Sequence[int], waiting: Sequence[RankReport]) -> str:
+    """What would have come of it: gloo notices if the process that it waits for has ended, and no process that waits."""
+    if not any(_meets(call, finished) for report in waiting if (call := pending(report)) is not None):
+        return "Left alone this would have waited 30 minutes (gloo's default timeout)."
+    who = names(report.rank for report in waiting)
+    return f'Left alone, {who} would have failed with gloo\'s "Connection closed by peer" once {names(finished)} had ended.'
+
+
+def _meets(call: Collective, finished: Sequence[int]) -> bool:
+    """Whether one of these ranks belongs to the call."""
+    one_other = call.is_point_to_point and call.peer is not None and call.peer < len(call.members)
+    return bool({*finished} & {*([call.members[call.peer or 0]] if one_other else call.members)})
+
+
 def hang(run: Run, job: Job) -> Cause:
     """The cause of a hang. Its ranks are those that differ from most: whom the others wait for."""
     members = latest(run.workers) if job.launcher else list(run.ranks)
@@ -54,7 +67,7 @@ def hang(run: Run, job: Job) -> Cause:
     calls = found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None}
     parting, line = _branch(found, waiting, finished, calls, len(members))
     came = reached(calls)  # if from different places, the line that they share is not what differs
-    notes = [note for note in notes if not (came and note == OTHER_ORDER)]
+    notes = [SKIPPED if came and note == OTHER_ORDER else note for note in notes]
     said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS) else note for note in notes]
     line = line if {SAME_ORDER, SAME_TENSORS} & {*notes} else None
     own = [parting] if line else came
@@ -65,7 +78,7 @@ def hang(run: Run, job: Job) -> Cause:
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
         said.append(f"A thread of {idle} might still have done something; it did not for {job.idle_limit:g} s.")
     if not any(detail(report).get("init_method") for report in waiting):
-        said.append(LEFT_ALONE)
+        said.append(_left_alone(finished, waiting))
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
     table = tuple(_at_the_call(row, pending(report), found) for row, report in zip(table, members, strict=True))
     # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.

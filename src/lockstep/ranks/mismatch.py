@@ -17,6 +17,10 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Collectives with one rank that all name: the one that has the data, or gets them."""
 SAME_ROOT = "Ranks must name the same source (src) or destination (dst)."
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
+SKIPPED = (
+    "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped one before, "
+    "or made one too many."
+)
 OTHER_ORDER = (
     "If both tensors are right, a rank makes its calls in another order: order alone decides which calls meet."
 )
@@ -108,10 +112,7 @@ def rules(found: dict[int, Collective]) -> list[str]:
     if mine.frame.short == theirs.frame.short and mine.tensor != theirs.tensor and not other_root:
         said += [*turns(found), OTHER_ORDER]
     elif mine.frame.short != theirs.frame.short:
-        said.append(
-            "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped "
-            "one before, or made one too many."
-        )
+        said.append(SKIPPED)
     return said
 
 
