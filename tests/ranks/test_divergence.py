@@ -92,3 +92,5 @@ def test_the_frames_of_a_library_are_folded_into_a_line() -> None:
     assert reached({rank: replace(one, via="") for rank, one in calls.items()}) == []
     calls[1] = replace(calls[1], via="")
     assert reached(calls) == ["On rank 1, your code made the call; on rank 0, accelerate made it."]
+    calls[1] = replace(calls[1], inside="forward")
+    assert reached(calls) == ["On rank 1, DDP's forward made the call; on rank 0, accelerate made it."]

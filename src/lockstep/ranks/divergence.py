@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .mismatch import first_mismatch, signature
-from .places import said_of
+from .places import IN_DDP, said_of
 from .report import Collective, Frame, RankReport
 from .words import at, names
 
@@ -89,10 +89,16 @@ def reached(calls: Mapping[int, Collective]) -> list[str]:
             for how, ranks in sides.items()
             if how != "directly"
         ]
-        return [f"On {names(sides['directly'])}, your code made the call; {'; '.join(made)}."]
+        own = " and ".join(sorted({_maker(calls[rank]) for rank in sides["directly"]}))
+        return [f"On {names(sides['directly'])}, {own} made the call; {'; '.join(made)}."]
     first, *others = [f"{names(ranks)} {how}" for how, ranks in sides.items()]
     head = names(next(iter(sides.values())))
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
+
+
+def _maker(call: Collective) -> str:
+    """Who made a call that no library lies before: the user's code, or DDP in a part of it."""
+    return IN_DDP.get(call.inside) or {"": "your code", "backward": "DDP's backward"}.get(call.inside, call.inside)
 
 
 def called_from(calls: Mapping[int, Collective]) -> tuple[Frame, ...]:
