@@ -31,7 +31,7 @@ class StepTable:
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, float]] = {}
         self.peak = 0.0
-        """Operations in a second: the most that a rank has measured. All rows are compared with the same one."""
+        """Operations in a second: the most that a rank of the first row has measured. A row's MFU is the same ever after."""
 
     def add(self, name: str, run: Run | None) -> StepTable:
         """Add what `measure` reported on rank 0. `None`, from a machine without a slow link, adds nothing."""
@@ -41,9 +41,11 @@ class StepTable:
         seen = run.observed("measured")[0]
         ranks = len(run.ranks)
         sent = sum(call.nbytes for call in _calls(run))
+        operations = 6 * seen["parameters"] * seen["tokens"] / seen["step"]
+        self.peak = self.peak or max(one["peak"] for one in run.observed("measured"))
         self.rows[name] = {
             "tokens/s": ranks * seen["tokens"] / seen["step"],
-            "operations/s": 6 * seen["parameters"] * seen["tokens"] / seen["step"],
+            "MFU": operations / self.peak,
             "memory": seen["memory"] / 1e6,
             "sent": sent / 1e6,
             "step": seen["step"] * 1e3,
@@ -52,9 +54,6 @@ class StepTable:
             "calls": len(_calls(run)),
             "tokens": seen["tokens"],
         }
-        self.peak = max(self.peak, *(one["peak"] for one in run.observed("measured")))
-        for row in self.rows.values():
-            row["MFU"] = row["operations/s"] / self.peak
         return self
 
     def __repr__(self) -> str:

@@ -1086,8 +1086,8 @@ if table.rows:
 picture if table.rows else None
 
 # %% [markdown]
-# Most steps take longer than predicted (a positive error), because the prediction leaves out latency, casting, and the
-# processor's work while it sends.
+# The prediction is the least that a step should take, give or take a few per cent: it leaves out latency, casting, and
+# the processor's work while it sends.
 #
 # Accumulation and float16 send fewer bytes per token. Smaller buckets only start sending sooner: the link still needs
 # 56 ms.
