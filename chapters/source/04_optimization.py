@@ -1045,7 +1045,7 @@ measure(accumulated_step, model, optimizer, batch, tokens=4 * 2 * 128)
 table.add("the same, recomputed layers", run)
 
 # %% [markdown]
-# The step needs less memory but takes longer. That pays off if you use the freed memory for a larger batch. Another
+# The step needs less memory but computes more. That pays off if you use the freed memory for a larger batch. Another
 # saving costs no time: with `gradient_as_bucket_view=True`, the gradients exist only once, in DDP's buckets.
 #
 # *GPU.* `torch.cuda.memory._record_memory_history()` and `_dump_snapshot("memory.pickle")` record every allocation;
