@@ -31,7 +31,7 @@ class StepTable:
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, float]] = {}
         self.peak = 0.0
-        """Operations in a second: the most that a rank of the first row has measured. A row's MFU is the same ever after."""
+        """Operations in a second: the most that a rank of the first row has measured. All rows are compared with it."""
 
     def add(self, name: str, run: Run | None) -> StepTable:
         """Add what `measure` reported on rank 0. `None`, from a machine without a slow link, adds nothing."""
