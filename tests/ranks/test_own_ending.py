@@ -145,7 +145,6 @@ LEFT_ALONE = {
 def test_what_would_have_come_of_a_hang_depends_on_who_is_waited_for(case: str) -> None:
     """Tried with torchrun: gloo tells a rank that waits for an ended process, and says nothing to two that wait for each other."""
     text, said = LEFT_ALONE[case]
-    prelude = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank, t = dist.get_rank(), torch.ones(4)\n"
-    run = ranks.run(ranks.Source(prelude + text), 3)
+    run = ranks.run(ranks.Source(f"{PRELUDE}t = torch.ones(4)\n{text}"), 3)
     assert run.cause.kind is Kind.HANG
     assert [note for note in run.cause.notes if "Left alone" in note] == [said]

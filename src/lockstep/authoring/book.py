@@ -33,7 +33,7 @@ from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
 from ..course import Course, CourseError
-from ..course.outline import Outline, outlines
+from ..course.outline import Outline, outlines, page_anchor
 from ..course.quizzes import Question, quiz_file, read, rich
 
 PAGES = Path(__file__).with_name("pages")
@@ -165,7 +165,7 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
     soup = BeautifulSoup(text, "html.parser")
     taken: set[str] = set()
     for heading in soup.find_all(re.compile("^h[1-6]$")):
-        wanted = anchor = re.sub(r"[^\w.-]+", "-", heading.get_text().removesuffix("¶")).strip("-").lower()
+        wanted = anchor = page_anchor(heading.get_text().removesuffix("¶"))
         number = 1
         while anchor in taken:
             number += 1
@@ -345,6 +345,7 @@ def _sections(chapter: Rendered) -> list[dict[str, Any]]:
 
 def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str, str]]]) -> None:
     """Make links of references such as: chapter 3, "Hangs"."""
+    here: list[Tag] = []
     for text in list(body.find_all(string=REFERENCE)):
         inside = text.find_parent(["a", "code", "script", "style"]) or text.find_parent(class_="input")
         if inside or isinstance(text, Comment):
@@ -354,6 +355,7 @@ def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str
             name, headings = anchors.get(int(found[1]), ("", {}))
             anchor = headings.get(" ".join(found[3].split()).replace("`", ""))
             if anchor and _is_here(text, anchor):
+                here += [text.parent] if text.parent else []
                 continue
             if anchor:
                 made.append(NavigableString(text[end : found.start()]))
@@ -363,7 +365,7 @@ def _link_references(body: BeautifulSoup, anchors: dict[int, tuple[str, dict[str
                 end = found.end()
         made.append(NavigableString(text[end:]))
         text.replace_with(made)
-    for line in body.select(".ls-card > p"):
+    for line in here:
         if line.get_text().startswith("Read: ") and not line.a:
             line.decompose()
 

@@ -13,7 +13,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -64,7 +64,7 @@ class Slide:
     above: str = ""
     part: str = ""
 
-    @property
+    @cached_property
     def grow(self) -> float:
         """By how much a slide with little on it is made larger, so that no line of code has to be broken for it."""
         if "lockstep-timeline" in self.body:
@@ -384,20 +384,27 @@ def _rows(lines: Iterable[str], width: int) -> int:
 
 def _height(block: Markup, zoom: float = 1.0) -> float:
     """About how high a block is, in rem, also made larger. Pictures and cards need a slide almost for themselves."""
-    text_width, code_width = int(TEXT_WIDTH / zoom), int(CODE_WIDTH / zoom)
-    soup = BeautifulSoup(block, "html.parser")
+    text_width, code_width, table_width = (int(width / zoom) for width in (TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH))
+    drawn, printed, texts = _content(block)
     height = 0.0
-    for one in [drawn.extract() for drawn in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
-        rows = [line for part in one.select("p, tr, pre, li, .ls-code > div") for line in part.get_text().split("\n")]
-        if one.find(class_="lockstep-timeline"):
-            height += 25
-        else:
-            height += 3 + 1.7 * _rows(rows, text_width) if rows else 13
-    for pre in [pre.extract() for pre in soup("pre")]:
-        width = int(TABLE_WIDTH / zoom) if _is("table", pre) else code_width
-        height += 1 + CODE * _rows(pre.get_text().rstrip().split("\n"), width)
-    texts = [text.get_text() for text in soup(["p", "li", "tr"])]
+    for rows, timeline in drawn:
+        height += 25 if timeline else 3 + 1.7 * _rows(rows, text_width) if rows else 13
+    for lines, is_table in printed:
+        height += 1 + CODE * _rows(lines, table_width if is_table else code_width)
     return zoom * (height + sum(0.6 + TEXT * _rows([text], text_width) for text in texts))
+
+
+@lru_cache(16)
+def _content(block: Markup) -> tuple[list[tuple[list[str], bool]], list[tuple[list[str], bool]], list[str]]:
+    """The lines of its pictures, and which are timelines; the lines of its code, and which are tables; its texts."""
+    soup = BeautifulSoup(block, "html.parser")
+    drawn, printed = [], []
+    for one in [one.extract() for one in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
+        rows = [line for part in one.select("p, tr, pre, li, .ls-code > div") for line in part.get_text().split("\n")]
+        drawn.append((rows, one.find(class_="lockstep-timeline") is not None))
+    for pre in [pre.extract() for pre in soup("pre")]:
+        printed.append((pre.get_text().rstrip().split("\n"), _is("table", pre)))
+    return drawn, printed, [text.get_text() for text in soup(["p", "li", "tr"])]
 
 
 def _source(cell: Tag) -> str:

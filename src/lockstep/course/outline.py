@@ -48,6 +48,11 @@ class Section:
         return self.plain.replace(" ", "-")
 
 
+def page_anchor(heading: str) -> str:
+    """What the book calls a heading in an address."""
+    return re.sub(r"[^\w.-]+", "-", heading).strip("-").lower()
+
+
 @dataclass(frozen=True)
 class Outline:
     """A chapter. `goals` and `needs` are Markdown; `minutes` is a phrase such as "100 minutes"."""

@@ -30,7 +30,7 @@ def _list(rows: list[str]) -> str:
 
 
 def _decimals(values: Iterable[float]) -> int:
-    """So many for all numbers of a picture that the largest has three digits."""
+    """How many all numbers of a picture have: the largest is shown with three digits."""
     most = max(values, default=0.0)
     return max(0, 2 - math.floor(math.log10(most))) if most > 0 else 0
 

@@ -67,7 +67,7 @@ def _crossed_in(group: Mapping[int, Mapping[int, Collective]]) -> Iterator[Cross
         if len({(calls[number].frame, calls[number].callers, calls[number].turn) for calls in group.values()}) == 1:
             continue
         pairs = {rank: (calls[number], calls[number + 1]) for rank, calls in group.items()}
-        shape = tuple((*_chain(call), call.turn) for rank in sorted(pairs) for call in pairs[rank])
+        shape = tuple(_made(call) for rank in sorted(pairs) for call in pairs[rank])
         if shape not in known and (one := _crossed(pairs)):
             yield one
             return

@@ -76,22 +76,19 @@ def say(parted: Divergence) -> str:
 
 def reached(calls: Mapping[int, Collective]) -> list[str]:
     """How each side's code came to its call, if not directly: from where the sides parted, and through which libraries."""
-    sides: dict[str, list[int]] = {}
+    sides: dict[tuple[str, str], list[int]] = {}
     for rank, frames in _parting(calls).items():
         came = ", called ".join(f"from {frame.short} ({frame.text})" for frame in frames[1:])
-        via = f"via {calls[rank].via}" if calls[rank].via else ""
-        sides.setdefault(", ".join(filter(None, (came, via))) or "directly", []).append(rank)
-    if {*sides} <= {"directly"}:
+        sides.setdefault((came, calls[rank].via), []).append(rank)
+    direct = sides.get(("", ""), [])
+    if len(direct) == len(calls):
         return []
-    if "directly" in sides and all(how == "directly" or how.startswith("via ") for how in sides):
-        made = [
-            f"on {names(ranks)}, {how.partition(' of ')[2]} made it"
-            for how, ranks in sides.items()
-            if how != "directly"
-        ]
-        own = " and ".join(sorted({_maker(calls[rank]) for rank in sides["directly"]}))
-        return [f"On {names(sides['directly'])}, {own} made the call; {'; '.join(made)}."]
-    first, *others = [f"{names(ranks)} {how}" for how, ranks in sides.items()]
+    if direct and not any(came for came, _ in sides):
+        own = " and ".join(sorted({_maker(calls[rank]) for rank in direct}))
+        made = [f"on {names(ranks)}, {via.partition(' of ')[2]} made it" for (_, via), ranks in sides.items() if via]
+        return [f"On {names(direct)}, {own} made the call; {'; '.join(made)}."]
+    ways = {(came, via): ", ".join(filter(None, (came, via and f"via {via}"))) or "directly" for came, via in sides}
+    first, *others = [f"{names(ranks)} {ways[side]}" for side, ranks in sides.items()]
     head = names(next(iter(sides.values())))
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
 

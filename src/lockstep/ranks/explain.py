@@ -112,8 +112,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
                 notes = tuple(f"{note} {named[0]}" if note == SAME_TENSORS else note for note in found.notes)
                 found = replace(found, notes=notes, branch=named[1], own=(named[0],))
             came = tuple(reached(parted.calls))
-            cited = called_from(parted.calls) if came else ()
-            return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=cited)
+            return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=called_from(parted.calls))
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)

@@ -40,20 +40,6 @@ class Finding:
     counts: Sequence[str] = ()
 
 
-def _left_alone(finished: Sequence[int], waiting: Sequence[RankReport]) -> str:
-    """What would have come of it: gloo notices if the process that it waits for has ended, and no process that waits."""
-    if not any(_meets(call, finished) for report in waiting if (call := pending(report)) is not None):
-        return "Left alone this would have waited 30 minutes (gloo's default timeout)."
-    who = names(report.rank for report in waiting)
-    return f'Left alone, {who} would have failed with gloo\'s "Connection closed by peer" once {names(finished)} had ended.'
-
-
-def _meets(call: Collective, finished: Sequence[int]) -> bool:
-    """Whether one of these ranks belongs to the call."""
-    one_other = call.is_point_to_point and call.peer is not None and call.peer < len(call.members)
-    return bool({*finished} & {*([call.members[call.peer or 0]] if one_other else call.members)})
-
-
 def hang(run: Run, job: Job) -> Cause:
     """The cause of a hang. Its ranks are those that differ from most: whom the others wait for."""
     members = latest(run.workers) if job.launcher else list(run.ranks)
@@ -89,7 +75,7 @@ def hang(run: Run, job: Job) -> Cause:
     frame = frame or next((one for one in frames.values() if one), None)
     return Cause(
         Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
-        own=tuple(own), cited=called_from(calls) if came else (),
+        own=tuple(own), cited=called_from(calls),
     )  # fmt: skip
 
 
@@ -118,6 +104,20 @@ def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> 
         row = replace(row, what=f"{said_of(met)}, now {row.what}", tensor=met.tensor, since=None, frame=met.frame)
     called = operation.frame if operation else None
     return replace(row, frame=called) if called is not None and found.where.get(row.rank) == called else row
+
+
+def _left_alone(finished: Sequence[int], waiting: Sequence[RankReport]) -> str:
+    """What would have come of it: gloo notices if the process that it waits for has ended, and no process that waits."""
+    if not any(_meets(call, finished) for report in waiting if (call := pending(report)) is not None):
+        return "Left alone this would have waited 30 minutes (gloo's default timeout)."
+    who = names(report.rank for report in waiting)
+    return f'Left alone, {who} would have failed with gloo\'s "Connection closed by peer" once {names(finished)} had ended.'
+
+
+def _meets(call: Collective, finished: Sequence[int]) -> bool:
+    """Whether one of these ranks belongs to the call."""
+    belong = [call.named] if call.is_point_to_point and call.named is not None else call.members
+    return not {*finished}.isdisjoint(belong)
 
 
 def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergence | None) -> Finding:
@@ -301,7 +301,7 @@ def _point_to_point(
 ) -> Finding:
     messages = {rank: one for rank, one in operations.items() if one is not None and one.is_point_to_point}
     sentences = {rank: _waits_for_message(rank, one) for rank, one in messages.items()}
-    peers = {rank: _peer(one) for rank, one in messages.items()}
+    peers = {rank: one.named for rank, one in messages.items()}
     for report in finished:
         expecting = [rank for rank, peer in peers.items() if peer == report.rank]
         if expecting:
@@ -336,17 +336,8 @@ def _circle(messages: Collection[Collective]) -> str:
 
 
 def _waits_for_message(rank: int, operation: Collective) -> str:
-    peer = _peer(operation)
     direction = "to receive from" if operation.kind == "recv" else "to send to"
-    return f"rank {rank} waits {direction} {f'rank {peer}' if peer is not None else 'any rank'}"
-
-
-def _peer(operation: Collective) -> int | None:
-    """The other end, as the world numbers its ranks; None is any."""
-    peer = operation.peer
-    if peer is None or peer < 0:
-        return None
-    return operation.members[peer] if peer < len(operation.members) else peer
+    return f"rank {rank} waits {direction} {'any rank' if operation.named is None else f'rank {operation.named}'}"
 
 
 def _offered(messages: dict[int, Collective], peers: dict[int, int | None]) -> dict[int, int]:

@@ -94,7 +94,7 @@ def say_mismatch(found: dict[int, Collective]) -> str:
     if mine.kind != theirs.kind:
         return f"rank {mine.rank} called {mine.title} where rank {theirs.rank} called {theirs.title}"
     if mine.kind in ROOTED and mine.peer != theirs.peer:
-        return f"in {mine.title}, rank {mine.rank} names rank {_root(mine)} as the root, and rank {theirs.rank} names rank {_root(theirs)}"
+        return f"in {mine.title}, rank {mine.rank} names rank {mine.named} as the root, and rank {theirs.rank} names rank {theirs.named}"
     if mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor:
         return (
             f"in {mine.title}, rank {mine.rank} reduces by {mine.reduce_op}, rank {theirs.rank} by {theirs.reduce_op}"
@@ -110,13 +110,13 @@ def rules(found: dict[int, Collective]) -> list[str]:
     if mine.frame is None or theirs.frame is None:
         return said
     if mine.frame.short == theirs.frame.short and mine.tensor != theirs.tensor and not other_root:
-        said += [*turns(found), OTHER_ORDER]
+        said += [*_turns(found), OTHER_ORDER]
     elif mine.frame.short != theirs.frame.short:
         said.append(SKIPPED)
     return said
 
 
-def turns(found: Mapping[int, Collective]) -> list[str]:
+def _turns(found: Mapping[int, Collective]) -> list[str]:
     """If the ranks were in different turns of the loop around the call: what its variable was on each."""
     was: dict[str, list[int]] = {}
     variables = {call.turn[0] if call.turn else "" for call in found.values()}
@@ -128,16 +128,10 @@ def turns(found: Mapping[int, Collective]) -> list[str]:
     return [f"At this call `{variables.pop()}` was {', '.join(each[:-1])} and {each[-1]}."]
 
 
-def _root(call: Collective) -> int | None:
-    """The root as the world numbers its ranks; a call knows it by its group's."""
-    known = call.peer is not None and 0 <= call.peer < len(call.members)
-    return call.members[call.peer or 0] if known else call.peer
-
-
 def mismatch_rows(found: dict[int, Collective], differs: Sequence[int]) -> tuple[Waiting, ...]:
     """What each rank passed; `differs` are those to point at."""
     return tuple(
-        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs, waits=False)
+        Waiting(rank, said_of(one), one.tensor, None, one.frame, rank in differs, waits=False, called=True)
         for rank, one in sorted(found.items())
     )
 

@@ -307,7 +307,7 @@ def _kill_groups(pids: Iterable[int], living: dict[int, _Process], root: int) ->
 
 POLLERS = (b"gloo_tcp_loop",)
 """Threads that look for network events on a clock. They wake for nothing, so their turns say nothing; what they do for
-somebody shows in the bytes that their process has read and written. Torch 2.13 names gloo's so, 2.11 didn't."""
+somebody shows in the bytes that their process has read and written. Torch 2.13 gives gloo's thread this name; in 2.11 it has none of its own."""
 
 
 @contextlib.contextmanager

@@ -180,6 +180,13 @@ class Collective:
     turn: tuple[str, str] | None = None
 
     @property
+    def named(self) -> int | None:
+        """The rank that the call names, its root or the other end of a message, as the world numbers it; None is any."""
+        if self.peer is None or self.peer < 0:
+            return None
+        return self.members[self.peer] if self.peer < len(self.members) else self.peer
+
+    @property
     def is_point_to_point(self) -> bool:
         """True for send and receive, which two ranks do, against collectives, which a whole group does."""
         return self.kind in ("send", "recv")
@@ -301,7 +308,8 @@ class RankReport:
 class Waiting:
     """A row of a hang's table: what one rank waits in, and where; its `node` when the nodes are machines of their own.
 
-    `waits` is false for a rank that waits in nothing: then `what` says how it ended, or what is missing of it.
+    `waits` is false for a rank that waits in nothing: then `what` says how it ended, or what is missing of it, or, if
+    `called`, what it called.
     """
 
     rank: int
@@ -312,6 +320,7 @@ class Waiting:
     differs: bool = False
     node: str = ""
     waits: bool = True
+    called: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ NOWHERE: ReadOn = MappingProxyType({})
 @dataclass(frozen=True)
 class Row:
     """A row of a table as it is shown: a rank, or `ranks` that wait in the same call at the same place; `code` is the line
-    there. For `waits` and `differs`, see `Waiting`.
+    there. For `waits`, `differs` and `called`, see `Waiting`.
     """
 
     ranks: str
@@ -53,6 +53,7 @@ class Row:
     code: str = ""
     waits: bool = field(default=True, kw_only=True)
     differs: bool = field(default=False, kw_only=True)
+    called: bool = field(default=False, kw_only=True)
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -60,7 +61,7 @@ class Row:
 
     def mapped(self, function: Callable[[str], str]) -> Row:
         """The same with each cell as `function` has it."""
-        return Row(*map(function, self.cells), waits=self.waits, differs=self.differs)
+        return Row(*map(function, self.cells), waits=self.waits, differs=self.differs, called=self.called)
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,8 @@ def code_around(cause: Cause) -> tuple[CodeLine, ...]:
         at.setdefault(frame.line, []).append(row.rank)
     odd = {frame.line for row, frame in frames if row.differs}
     cited = {frame.line for frame in cause.cited if frame.file == file}
-    known = sorted(
-        {*at, *cited, *((cause.branch, cause.branch + 1) if cause.branch else ())}
-    )  # a branch and what it does
+    branch = {cause.branch, cause.branch + 1} if cause.branch else set()  # and what it does
+    known = sorted({*at, *cited, *branch})
     first, last = max(1, known[0] - 1), known[-1] + 1
     # too far apart: only the lines themselves, with a gap between them
     wanted: Sequence[int] = range(first, last + 1) if last - first < MOST_LINES else known
@@ -285,7 +285,7 @@ def rows(waiting: Sequence[Waiting]) -> tuple[Row, ...]:
 def _row(first: Waiting, same: Sequence[Waiting]) -> Row:
     at, code = (first.frame.short, _code(first.frame)) if first.frame else ("", "")
     cells = ranks_of(same), first.what, first.tensor, waited(same), first.node, at, code
-    return Row(*cells, waits=first.waits, differs=first.differs)
+    return Row(*cells, waits=first.waits, differs=first.differs, called=first.called)
 
 
 def ranks_of(rows: Sequence[Waiting]) -> str:
@@ -320,8 +320,7 @@ def heads(rows: Sequence[Row]) -> tuple[str, ...]:
     """What is above the cells of these rows."""
     if any(row.waits for row in rows):
         return COLUMNS
-    calls = all("#" in row.what and " after " not in row.what for row in rows)
-    return COLUMNS[0], CALLED if calls else ENDED, *COLUMNS[2:]
+    return COLUMNS[0], CALLED if all(row.called for row in rows) else ENDED, *COLUMNS[2:]
 
 
 def fit(text: str, width: int | None) -> str:

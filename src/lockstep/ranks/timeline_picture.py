@@ -237,7 +237,7 @@ def _panel(panel: Panel, scale: _Scale, top: float) -> tuple[list[str], float]:
 
 
 def _rank(panel: Panel, index: int, rows: int, row: float, scale: _Scale, top: float) -> tuple[list[str], float]:
-    """A rank with its collectives in so many rows, each of this height."""
+    """A rank, and its collectives in `rows` rows below it that are `row` high."""
     start, steps = panel.span[0], [step[index] for step in panel.steps]
 
     def x(at: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from ...course.outline import page_anchor
 from ...ranks.cards import proof
 from ...ranks.text import Evidence
 from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
@@ -66,10 +67,12 @@ def in_the_book(address: str, chapters: Sequence[str]) -> Callable[[str], str]:
     def linked(said: str) -> Markup:
         shown, end = Markup(), 0
         for found in REFERENCE.finditer(said):
-            number, anchor = int(found[1]) - 1, re.sub(r"[^\w.-]+", "-", found[2]).strip("-").lower()
+            number = int(found[1]) - 1
             if 0 <= number < len(chapters):
                 shown += escape(said[end : found.start()])
-                shown += Markup('<a href="{}/{}.html#{}">{}</a>').format(address, chapters[number], anchor, found[0])
+                shown += Markup('<a href="{}/{}.html#{}">{}</a>').format(
+                    address, chapters[number], page_anchor(found[2]), found[0]
+                )
                 end = found.end()
         return shown + escape(said[end:])
 
