@@ -69,7 +69,7 @@ def python(request: pytest.FixtureRequest) -> Callable[..., str]:
     ordinary = request.param != "this user"
     if ordinary and (why := _nobody_cannot()):
         pytest.skip(f"not run: {why}")
-    folder = tempfile.mkdtemp(dir="/tmp")
+    folder = tempfile.mkdtemp(dir="/var/tmp")
     os.chmod(folder, 0o777)
     request.addfinalizer(lambda: subprocess.run(["rm", "-rf", folder]))
 

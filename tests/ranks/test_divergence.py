@@ -1,11 +1,18 @@
 """Where the ranks' code parted: from made-up records, as the ranks would have sent them."""
 
+import linecache
 from dataclasses import replace
 
 import pytest
 
 from lockstep.ranks.divergence import first_divergence, reached, say
 from lockstep.ranks.report import Collective, Frame, RankReport
+
+
+@pytest.fixture(autouse=True)
+def no_source_at_hand() -> None:
+    """A program of that name, which another test of this process may have run, would be read for its branches."""
+    linecache.clearcache()
 
 
 def record(lines: dict[int, str], members: tuple[int, ...] = ()) -> list[RankReport]:

@@ -231,6 +231,10 @@ def describe(target: Target) -> tuple[Described, dict[str, Any]]:
 
 def _existing(path: str | os.PathLike[str]) -> str:
     found = Path(path).resolve()
-    if not found.is_file():
+    try:
+        there = found.is_file()
+    except OSError as closed:  # a folder on the way that this user may not enter
+        raise FileNotFoundError(f"{path} cannot be reached: {closed.strerror}") from None
+    if not there:
         raise FileNotFoundError(f"there is no file {path}")
     return str(found)
