@@ -40,7 +40,11 @@ LEAVE_SECONDS = 2.0
 
 
 def warm_up() -> None:
-    """Import what a rank needs and put the recorder's kernels in place."""
+    """Import what a rank needs and put the recorder's kernels in place.
+
+    Nothing of it is ever let go: looking for garbage on the way takes a fifth of the time.
+    """
+    gc.disable()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in NEEDED:
@@ -52,6 +56,7 @@ def warm_up() -> None:
         never_ask_for_names()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def never_ask_for_names() -> None:
