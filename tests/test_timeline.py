@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lockstep.commands import run as command
 from lockstep.notebook.timeline import timeline
 from lockstep.ranks.messages import OWN_MARK
 from lockstep.ranks.report import Collective, Mark, Outcome, RankReport, Wait
-from lockstep.ranks.timeline import Timeline, verdict, whole
+from lockstep.ranks.timeline import AT_ONCE, Timeline, verdict, whole
 from lockstep.ranks.timeline_picture import inline, page, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -103,6 +104,34 @@ def test_what_ddp_sends_in_backward_ends_with_it() -> None:
     for report in run.ranks:  # one of the user's, which backward does not wait for
         report.collectives[2] = call(report.rank, 4, "all_reduce", 0.005, 0.0083, "", 3 << 20)
     assert whole(run).steps[0][0].buckets[1].end == 0.0083
+
+
+def test_a_group_runs_two_at_once_and_the_others_queue() -> None:
+    """In order, whichever of the two ends first; another group has its own two, and messages queue for nobody."""
+    run = made()
+    spans = [(0.0, 0.004), (0.0, 0.002), (0.001, 0.005), (0.0015, 0.006), (0.0055, 0.007)]
+    for report in run.ranks:
+        del report.waits[:], report.collectives[1:]
+        report.collectives += [call(report.rank, 3 + n, "all_reduce", a, b, "") for n, (a, b) in enumerate(spans)]
+        report.collectives.append(replace(call(report.rank, 8, "reduce", 0.001, 0.002, ""), group="1"))
+        report.collectives.append(call(report.rank, 8, "send", 0.001, 0.002, ""))
+    items = whole(run).steps[0][0].collectives
+    assert [round(1000 * (one.runs - one.launch), 3) for one in items] == [0, 0, 1, 2.5, 0, 0, 0]
+    drawn = picture(Timeline((whole(run),)))
+    assert drawn.count('class="tl-queue"') == 2 * 2 + 1  # of each rank's five two, and the legend's
+    assert "queued for 2.50 ms of them" in drawn and "queued, while 2 others run" in drawn
+    assert "tl-queue" not in picture(Timeline((whole(made()),))).partition("</style>")[2]
+    events = Timeline((whole(run),)).trace()["traceEvents"]
+    assert [one["args"]["queued_us"] for one in events if "queued_us" in one.get("args", ())][:4] == [0, 0, 1000, 2500]
+
+
+def test_gloo_has_as_many_threads_as_the_picture_says() -> None:
+    text = (
+        "import torch, torch.distributed as dist\nfrom lockstep.ranks import observe\ndist.init_process_group('gloo')\n"
+        "observe('threads', dist.group.WORLD._get_backend(torch.device('cpu')).options._threads)"
+    )
+    run = ranks.run(ranks.Source(text), 1)
+    assert run.observed("threads") == [AT_ONCE], run.cause
 
 
 def test_the_picture_shows_which_part_of_backward_waits() -> None:

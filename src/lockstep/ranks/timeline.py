@@ -28,6 +28,7 @@ READY = "ready "
 END = "end"
 MICROSECONDS = 1e6
 BLOCKING = ("DDP()", "forward")  # Parts of DDP that wait for what they send where no wait of Python's is seen
+AT_ONCE = 2  # Collectives of a group: gloo has that many threads, NCCL one stream, and both keep the order
 FOR_ALL = ("all_", "reduce_scatter", "barrier", "monitored_barrier")  # No rank is through before all have called it
 STEPS_FOR_A_VERDICT = 3
 SLOW, EVEN = 0.2, 0.1  # Shares of a step: who waits longer for one rank, and who waits less than that for any
@@ -55,7 +56,7 @@ class Phase:
 @dataclass(frozen=True)
 class Bucket:
     """One collective. `of_ddp` says that it is a bucket of DDP's: `ready` is when the gradient came that filled it, if the
-    code marks gradients.
+    code marks gradients. From `launch` to `runs` it has queued behind others of its group.
 
     `early` says that it was launched while gradients were still missing, by the order of events. `exposed` are the parts of
     its time in which the code stood still. `done` is false for one that had not ended when the run did.
@@ -65,6 +66,7 @@ class Bucket:
     nbytes: int
     ready: float | None
     launch: float
+    runs: float
     end: float
     early: bool
     exposed: tuple[Span, ...] = ()
@@ -276,6 +278,7 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
     last = gradients[-1].number if gradients else 0
     known = {wait.number: wait.end for wait in report.waits}
     wrapped = any(call.inside == "DDP()" for call in report.collectives)
+    free: dict[str, list[float]] = {}
     collectives = []
     for call in calls:
         before = [mark.at for mark in gradients if mark.number < call.number]
@@ -288,10 +291,15 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
         ]
         end = report.ended if call.end is None else min(call.end, known.get(call.number, call.end), *returned)
         end = max(call.start, end)
+        runs = call.start
+        if not call.is_point_to_point:
+            places = free.setdefault(call.group, [0.0] * AT_ONCE)
+            runs = min(max(runs, places[0]), end)
+            places[:] = sorted([*places[1:], end])
         early = call.number < last
         exposed = tuple(_within(idle, call.start, end))
         done = call.end is not None
-        collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, end, early, exposed, done, of_ddp))
+        collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, runs, end, early, exposed, done, of_ddp))
     stood = [span for one in collectives for span in one.exposed]
     phases = [replace(one, waits=tuple(_within(stood, one.begin, one.end))) for one in phases]
     named = tuple((mark.name.removeprefix(READY), mark.at) for mark in gradients)
@@ -439,7 +447,8 @@ def _trace_step(
     for item, lane in zip(one.collectives, lanes, strict=True):
         args = {"nbytes": item.nbytes, "launched_before_last_gradient": item.early, "done": item.done,
                 "exposed_us": round(item.exposed_seconds * MICROSECONDS, 3),
-                "hidden_us": round(item.hidden_seconds * MICROSECONDS, 3)}  # fmt: skip
+                "hidden_us": round(item.hidden_seconds * MICROSECONDS, 3),
+                "queued_us": round((item.runs - item.launch) * MICROSECONDS, 3)}  # fmt: skip
         at, seconds = item.launch - start, item.end - item.launch
         events.append(_event("X", item.kind, pid, lane + 1, at, dur=seconds, args=args))
         if item.ready is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from . import cards
-from .timeline import Bucket, Panel, Phase, StepOfRank, Timeline, tell
+from .timeline import AT_ONCE, Bucket, Panel, Phase, StepOfRank, Timeline, tell
 
 STYLE = "timeline.css"
 WIDTH, WIDE, NARROW = 720, 1240, 336  # Of a picture, of one that has a page for itself, and of one on a phone
@@ -29,6 +29,7 @@ ABOVE = 60  # How far the highest tip may stand out above the picture
 THIN_FROM = 9
 HATCH = 5  # Between the lines over what waits
 TICK_WIDTH = 42  # What a number of the axis needs at least
+QUEUE = 4  # What a queue needs to be seen
 GUTTER = 2.2  # Between bars, outlines included, so that bars that follow at once can be counted
 LABELS = {"forward": "forward", "backward": "backward", "after backward": "after backward", "step": "optimizer"}
 KINDS = {
@@ -89,6 +90,7 @@ class _Bar:
     """Of these, the first one that has room."""
     group: str = ""
     mark: float = math.inf  # The place of a line before the bar, which a label leaves free
+    queued: float = 0.0  # How much of it, from its left, is a line: there it queues
 
 
 @dataclass
@@ -145,6 +147,10 @@ class _Lane:
             for kind, left, right in bar.parts
             if left < most
         ]
+        if bar.queued:
+            middle = self.top + self.height / 2
+            line = f"M{bar.left:.1f} {self.top + 2:g}v{self.height - 4:g}M{bar.left:.1f} {middle:g}h{bar.queued:.1f}"
+            shapes.append(f'<path class="tl-queue" d="{line}"/>')
         wide = max(bar.right - bar.left, 8.0)
         shapes.append(_rect("hit", (bar.left + bar.right - wide) / 2, self.top, wide, self.height))
         if bar.group == "tl-phase":
@@ -300,7 +306,8 @@ def _own(begin: float, end: float, rank: int, x: Callable[[float], float]) -> _B
 
 def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]) -> _Bar:
     left, right = x(item.launch), x(item.end)
-    exposed = [(x(begin), x(end)) for begin, end in item.exposed]
+    runs = x(item.runs) if x(item.runs) - left > QUEUE else left
+    exposed = [(max(x(begin), runs), x(end)) for begin, end in item.exposed if x(end) > runs]
     mark = WIDTH if item.ready is None else x(item.ready)
     right = max(right, left + 1.5)
     seconds = item.end - item.launch
@@ -313,12 +320,14 @@ def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]
     else:
         told = f"exposed {_ms(item.exposed_seconds)}, hidden {_ms(item.hidden_seconds)}"
     head = f"{name} ({item.kind})" if name != item.kind else name
-    parts = [("hidden", left, right), *(("exposed", a, max(b, a + 0.8)) for a, b in exposed)]
+    parts = [("hidden", runs, right), *(("exposed", a, max(b, a + 0.8)) for a, b in exposed)]
     labels = ((name,) if item.done else (f"{name}, did not end", name)) + (
         (name.split()[-1],) if name != item.kind else ()
     )
-    return _Bar(left, right, parts, [f"{head}, {where}", f"{_size(item.nbytes)}, {_ms(seconds)}", told], labels,
-                "" if item.is_all_reduce else "tl-other", mark)  # fmt: skip
+    said = [f"{head}, {where}", f"{_size(item.nbytes)}, {_ms(seconds)}", told]
+    if runs > left:
+        said[2:2] = [f"queued for {_ms(item.runs - item.launch)} of them"]
+    return _Bar(left, right, parts, said, labels, "" if item.is_all_reduce else "tl-other", mark, runs - left)
 
 
 def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]:
@@ -339,6 +348,8 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
             keys.append(("hidden", f"{words}, hidden: the rank computes", group))
         if any(one.exposed for one in some):
             keys.append(("exposed", f"{words}, exposed: the rank only waits", group))
+    if any(item.runs - item.launch > SHORT for item in items):
+        keys.append(("queue", f"queued, while {AT_ONCE} others run", "" if sums else "tl-other"))
     keys += [("tick", "a gradient is ready", "")] if any(one.gradients for one in steps) else []
     keys += [("ready", "its bucket is full", "")] if any(item.ready is not None for item in items) else []
     keys += [("step", "a step begins", "")] if any(panel.numbers for panel in panels) else []
@@ -353,7 +364,9 @@ def _wide(words: str) -> float:
 
 def _key(key: tuple[str, str, str], x: float, y: float) -> str:
     kind, words, group = key
-    if kind in ("tick", "ready", "step"):
+    if kind == "queue":
+        shape = f'<path class="tl-queue" d="M{x + 1:g} {y + 5:g}v10m0-5h17"/>'
+    elif kind in ("tick", "ready", "step"):
         shape = f'<path class="tl-{kind}" d="M{x + 9:g} {y + 3:g}V{y + 17:g}"/>'
     elif kind.startswith("waits "):
         shape = _waits(kind.split()[1], x + 1, y + 4, x + 19, 12, framed=True)
