@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.notebook.bars import COLOURS
 from lockstep.ranks import Run
 from lockstep.ranks.cards import said
 from lockstep.ranks.report import RankReport
@@ -23,6 +24,8 @@ from lockstep.ranks.report import RankReport
 CHANGE = "vs. first"
 UNITS = {"tokens/s": "", CHANGE: "", "step": "ms", "exposed": "ms", "MFU": "", "sent": "MB", "memory": "MB"}
 """The columns, and what their numbers count."""
+PARTS = dict(zip(("computing", "exposed communication"), COLOURS, strict=False))
+LEAD = 1.05  # A smaller one may be another row's in the next run
 
 
 class StepTable:
@@ -66,6 +69,8 @@ class StepTable:
         columns = [name for name in UNITS if name != CHANGE or len(self.rows) > 1]
         head = "<td></td>" + "".join(f'<th scope="col">{column}</th>' for column in columns)
         speeds = {name: row["tokens/s"] for name, row in self.rows.items()}
+        second, first = sorted([0.0, *speeds.values()])[-2:]
+        slowest = min(speeds.values(), default=0.0)
         lines = []
         for number, (name, row) in enumerate(self.rows.items()):
             row = row | {CHANGE: row["tokens/s"] / next(iter(speeds.values())) - 1}
@@ -74,13 +79,23 @@ class StepTable:
                 f'<td data-name="{column}">{shown[column]}</td>' if column in shown else "<td></td>"
                 for column in columns
             )
-            best = len(speeds) > 1 and row["tokens/s"] == max(speeds.values())
+            best = row["tokens/s"] == first > LEAD * second > 0
             said_best = ' <b class="ls-green">fastest</b>' if best else ""
-            lines.append(
-                f'<tr{" class=ls-best" if best else ""}><th scope="row">{escape(name)}{said_best}</th>{cells}</tr>'
+            whole = 100 * slowest / row["tokens/s"] / row["step"]  # the bar of a millisecond of this step, in percent
+            bar = "".join(
+                f'<i style="width: {max(0.0, row[part]) * whole:.1f}%; background-color: {color}"></i>'
+                for part, color in zip(("alone", "exposed"), PARTS.values(), strict=True)
             )
+            lines.append(
+                f'<tr{" class=ls-best" if best else ""}><th scope="row"><span>{escape(name)}{said_best}</span>'
+                f'<div class="ls-share">{bar}</div></th>{cells}</tr>'
+            )
+        keys = "".join(
+            f'<span><i style="background-color: {color}"></i>{part}</span> ' for part, color in PARTS.items()
+        )
         table = f'<table class="ls-numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-        return said(f'<div class="ls-card" data-measured="">{table}</div>')
+        keys = f'<p class="ls-keys"><span>Time per token:</span> {keys}</p>'
+        return said(f'<div class="ls-card ls-bars" data-measured="">{keys}{table}</div>')
 
 
 def _calls(run: Run) -> list[Any]:

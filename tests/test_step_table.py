@@ -70,6 +70,22 @@ def test_the_fastest_row_is_marked_and_each_says_how_it_differs_from_the_first(t
     assert re.findall(r'<td data-name="vs. first">(.*?)</td>', html) == ["+100%", "-50%"]
 
 
+def test_a_lead_that_may_be_noise_is_not_called_fastest(table: ModuleType) -> None:
+    rows = table.StepTable().add("defaults", run(0.25)).add("a little", run(0.24))
+    assert "fastest" not in rows._repr_html_()
+    assert "fastest" in rows.add("clearly", run(0.22))._repr_html_()
+
+
+def test_the_bars_are_times_per_token_and_the_slowest_fills_the_place(table: ModuleType) -> None:
+    """Each run computes for half of its step. Eight times the tokens in twice the time take a quarter per token."""
+    more = run(0.5)
+    (seen, _) = more.observed("measured")
+    more.observed = lambda name: [seen | {"tokens": 2048, "alone": 0.3}] * 2
+    html = table.StepTable().add("defaults", run(0.25)).add("more", more).add("fast", run(0.2))._repr_html_()
+    wide = [float(one) for one in re.findall(r"<i style=.width: ([\d.]+)%", html)]
+    assert wide == [50, 50, 15, 10, 40, 40]
+
+
 def test_all_rows_are_compared_with_the_first_rows_peak(table: ModuleType) -> None:
     """Each run measures another peak. With those, equally fast steps would have another MFU, or one that later rows change."""
     first, later = run(0.25), run(0.125)

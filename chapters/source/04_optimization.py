@@ -181,7 +181,7 @@ table.add("DDP's defaults", run)
 
 # %% [markdown]
 # Each rank sends 3.5 MB of gradients in two all-reduces. The column "exposed" shows how much longer they make the
-# step.
+# step; the bar divides the step into the same step under `no_sync()` and the exposed rest.
 
 # %%
 quiz("04_optimization/one_step")
@@ -389,7 +389,7 @@ observe("bandwidth", found)
 bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
 
 # %% [markdown]
-# Large tensors approach 62 MB/s, half of the link's 125 MB/s, because two ranks share it. Small tensors spend most of
+# Large tensors reach about 62 MB/s, half of the link's 125 MB/s, because two ranks share it. Small tensors spend most of
 # their time on latency, which is why DDP sends buckets.
 #
 # Now compare computing and sending on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
@@ -480,10 +480,12 @@ table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
 # All buckets but the last now leave during backward. But backward fills them faster than the link sends them: gloo
-# sends two at a time, and the others queue.
+# sends two at a time, and the others queue (the thin lines in the picture).
 #
-# Each bucket also costs latency, so smaller isn't always better. (The column "vs. first" compares tokens/s with the
-# table's first row.)
+# Each bucket also costs latency, so smaller isn't always better.
+#
+# The column "vs. first" compares tokens/s with the table's first row. The times vary by a few per cent from run to run,
+# so a row is called "fastest" only if it leads by more than 5 %.
 #
 # ### The default
 #
