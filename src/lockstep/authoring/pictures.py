@@ -235,7 +235,7 @@ def exposed() -> str:
         drawing.text(8, y + 62, "sends", "q")
         drawing.box(at(0), y + 18, scale * forward - 2, "r0", "forward", 24)
         drawing.box(at(forward), y + 18, scale * backward, "r1", "backward", 24)
-        for bucket, (start, stop) in enumerate(sent(ready, takes)):
+        for bucket, (start, stop) in enumerate(sent(ready, takes), 1):
             hidden = max(0.0, min(stop, done) - start)
             if hidden:
                 drawing.box(at(start), y + 46, scale * hidden - 1, "good", "", 24)
