@@ -331,7 +331,10 @@ def _collective(item: Bucket, name: str, where: str, x: Callable[[float], float]
 
 
 def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]:
-    """One entry for each kind of bar and line that is in the picture (class, words, group), and how wide it is."""
+    """One entry for each kind of bar and line that is in the picture (class, words, group), and how wide it is.
+
+    The line at which a step begins has its words beside it.
+    """
     steps = [one for panel in panels for step in panel.steps for one in step]
     phases = {phase.name for one in steps for phase in one.phases}
     items = [item for one in steps for item in one.collectives]
@@ -352,7 +355,6 @@ def _keys(panels: tuple[Panel, ...]) -> list[tuple[tuple[str, str, str], float]]
         keys.append(("queue", f"queued, while {AT_ONCE} others run", "" if sums else "tl-other"))
     keys += [("tick", "a gradient is ready", "")] if any(one.gradients for one in steps) else []
     keys += [("ready", "its bucket is full", "")] if any(item.ready is not None for item in items) else []
-    keys += [("step", "a step begins", "")] if any(panel.numbers for panel in panels) else []
     return [(key, 24 + 1.05 * _wide(key[1]) + 16) for key in keys]
 
 
@@ -366,7 +368,7 @@ def _key(key: tuple[str, str, str], x: float, y: float) -> str:
     kind, words, group = key
     if kind == "queue":
         shape = f'<path class="tl-queue" d="M{x + 1:g} {y + 5:g}v10m0-5h17"/>'
-    elif kind in ("tick", "ready", "step"):
+    elif kind in ("tick", "ready"):
         shape = f'<path class="tl-{kind}" d="M{x + 9:g} {y + 3:g}V{y + 17:g}"/>'
     elif kind.startswith("waits "):
         shape = _waits(kind.split()[1], x + 1, y + 4, x + 19, 12, framed=True)
