@@ -182,7 +182,7 @@ def test_bars_come_in_order_and_say_their_numbers() -> None:
         for kind in ("hidden", "exposed")
     )
     assert hidden == pytest.approx(3 * exposed, abs=0.3), "the exposed part lies over the whole bar"
-    assert sum(path.get("class") == "tl-step" for path in drawn.iter(f"{SVG}path")) == 2 + 1  # ranks, and the legend
+    assert sum(path.get("class") == "tl-step" for path in drawn.iter(f"{SVG}path")) == 2  # ranks
 
 
 def test_no_two_labels_of_a_line_overlap() -> None:
