@@ -276,6 +276,8 @@ def test_the_maps_links_lead_to_their_sections(browser: Any, running: Lab, untou
     heading = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) h2", has_text=title)
     heading.wait_for()
     wait_for(lambda: 0 < (heading.bounding_box() or {"y": -1})["y"] < 400, 60, "the section is not in view")
+    selected = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell.jp-mod-active")
+    wait_for(lambda: title in selected.inner_text(), 60, "Shift+Enter would run another cell")
     page.close()
 
 
@@ -331,7 +333,7 @@ def test_a_question_is_answered_and_the_answer_kept(first: tuple[Notebook, list[
         kept = "right" if choice.right else "wrong"
         wait_for(lambda kept=kept: running.progress()["quizzes"].get(key) == kept, 20, "the answer is not recorded")
     notebook.run(cell)
-    box.get_by_text("You have answered this one before.").wait_for()
+    box.get_by_role("status").filter(has_text="Right.").wait_for()
     assert errors == []
 
 

@@ -107,7 +107,10 @@ def test_every_choice_is_explained_and_a_right_answer_is_remembered(course: Path
     assert "Right." in feedback and "seed + epoch" in feedback
     assert "Not quite." in answer(box, right=False)
     assert progress.load().quizzes == {"02_setup/set_epoch": "right"}, "once right stays right"
-    assert "answered this one before" in quiz("02_setup/set_epoch")._feedback.value
+    again = quiz("02_setup/set_epoch")
+    assert again._feedback.value == feedback and "lockstep-chose-right" in again._dom_classes
+    assert again.question.choices[again._choices.value].right and "must tell it" not in again.stored_html()
+    assert "Not quite." in answer(again, right=False)
 
 
 def test_a_choice_shows_no_markup(course: Path) -> None:

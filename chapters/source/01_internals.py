@@ -374,8 +374,8 @@ quiz("01_internals/mean")
 # *Easy, 15 minutes.* Open [`exercises/average_gradients.py`](../exercises/average_gradients.py). Start from the loop in
 # "The mean" and add the rule for missing gradients. Which collective tells all ranks which gradients exist?
 #
-# `%check average_gradients` runs your file on several ranks and grades it. `%hint average_gradients` shows the next
-# hint; the solution is in `solutions/`.
+# `%check average_gradients` runs your saved file on several ranks and grades it. `%hint average_gradients` shows the
+# next hint, and in a terminal `./lockstep solution average_gradients` the solution.
 
 # %%
 from lockstep.notebook.contract import contract

@@ -400,7 +400,7 @@ contract("setup_ddp", "setup_ddp", "cleanup_ddp")
 # %check setup_ddp
 
 # %% [markdown]
-# The solution is `solutions/setup_ddp.py`.
+# `./lockstep solution setup_ddp` shows the solution.
 #
 # ## Sharding
 #
@@ -1033,7 +1033,7 @@ contract("train_ddp")
 # %check train_ddp
 
 # %% [markdown]
-# The solution is `solutions/train_ddp.py`.
+# `./lockstep solution train_ddp` shows the solution.
 #
 # ## Launching from Python
 #
@@ -1146,7 +1146,7 @@ contract("launch_distributed")
 
 # %% [markdown]
 # If the check sometimes reports exit status −6, call `os._exit` on each rank after saving its result (see the box in
-# "Cleanup"). The solution is `solutions/launch_distributed.py`.
+# "Cleanup"). `./lockstep solution launch_distributed` shows the solution.
 #
 # ## Several nodes
 #

@@ -900,7 +900,7 @@ contract("find_divergence")
 # %check find_divergence
 
 # %% [markdown]
-# Solution: `solutions/find_divergence.py`.
+# `./lockstep solution find_divergence` shows the solution.
 #
 # ## Devices
 #
@@ -978,7 +978,7 @@ contract("device_report")
 # %check device_report
 
 # %% [markdown]
-# Solution: `solutions/device_report.py`.
+# `./lockstep solution device_report` shows the solution.
 #
 # ## The network
 #
@@ -1255,7 +1255,7 @@ contract("preflight")
 # %check preflight
 
 # %% [markdown]
-# Solution: `solutions/preflight.py`.
+# `./lockstep solution preflight` shows the solution.
 #
 # ## Find the bug in the check
 #

@@ -698,7 +698,7 @@ contract("accumulate", "train_step")
 # Weight each micro-batch by its samples, divide by the samples of <em>all</em> ranks, and undo DDP's division.
 # </details>
 #
-# The solution is `solutions/accumulate.py`.
+# `./lockstep solution accumulate` shows the solution.
 #
 # ## Mixed precision
 #
@@ -895,7 +895,7 @@ contract("mixed_precision", "train_step")
 # Call it once per optimizer and step. <code>scaler.step</code> calls it if you have not.
 # </details>
 #
-# The solution is `solutions/mixed_precision.py`.
+# `./lockstep solution mixed_precision` shows the solution.
 #
 # ## Compression
 #
@@ -1002,7 +1002,7 @@ contract("compress_gradients", "compress_hook", "register")
 # parameter.
 # </details>
 #
-# The solution is `solutions/compress_gradients.py`.
+# `./lockstep solution compress_gradients` shows the solution.
 #
 # ## Memory
 #
@@ -1184,7 +1184,7 @@ contract("measure_step", "exposed_communication", "scaling_efficiency", "predict
 # A single bucket is full only when backward is over, so nothing is hidden.
 # </details>
 #
-# The solution is `solutions/measure_step.py`.
+# `./lockstep solution measure_step` shows the solution.
 
 # %% [markdown]
 # ## Data loading

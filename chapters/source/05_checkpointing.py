@@ -659,7 +659,7 @@ contract("checkpoint", "save_checkpoint", "load_latest")
 # Keep this order: flush and fsync the open file, rename it, fsync the folder.
 # </details>
 #
-# The solution is `solutions/checkpoint.py`.
+# `./lockstep solution checkpoint` shows the solution.
 #
 # ## Formats
 #
@@ -1178,7 +1178,7 @@ contract("exact_resume", "train_step", "train")
 # DDP's buckets are the cause ("Restarts change the bits"). Your checkpoint is fine.
 # </details>
 #
-# The solution is `solutions/exact_resume.py`.
+# `./lockstep solution exact_resume` shows the solution.
 #
 # # Part 2: Elastic training, SLURM and the capstone
 #
@@ -1594,7 +1594,7 @@ contract("elastic_training", "train")
 # Check the step before the loop.
 # </details>
 #
-# The solution is `solutions/elastic_training.py`.
+# `./lockstep solution elastic_training` shows the solution.
 #
 # ## Capstone: implement train
 #
@@ -1640,7 +1640,7 @@ else:
 # Does the script confuse rank and local rank? Can every node reach the rendezvous address?
 # </details>
 #
-# The solutions are `solutions/train.py` and `solutions/train.sbatch`.
+# `./lockstep solution train` shows the solutions.
 #
 # ## Before a long run
 #

@@ -215,7 +215,7 @@ contract("shard_optimizer", "ShardedOptimizer")
 # Every rank calls every broadcast, in the order of the parameters.
 # </details>
 #
-# The solution is `solutions/shard_optimizer.py`. PyTorch's own is `ZeroRedundancyOptimizer`.
+# `./lockstep solution shard_optimizer` shows the solution. PyTorch's own is `ZeroRedundancyOptimizer`.
 #
 # ## Shard the parameters
 #
@@ -303,7 +303,7 @@ contract("sharded_linear", "ShardedLinear")
 # A slice is a view of the whole tensor: `clone` it. Then check which tensors `self` and `ctx` refer to.
 # </details>
 #
-# The solution is `solutions/sharded_linear.py`.
+# `./lockstep solution sharded_linear` shows the solution.
 #
 # ## Shard everything: FSDP2
 #
@@ -756,7 +756,7 @@ contract("fsdp_train", "ShardedTraining")
 # is 0.
 # </details>
 #
-# The solution is `solutions/fsdp_train.py`.
+# `./lockstep solution fsdp_train` shows the solution.
 
 # %% [markdown]
 # ## Which way

@@ -64,19 +64,22 @@ def lab(folder: Path) -> Iterator[Lab]:
     command = [sys.executable, "-m", "lockstep", "lab", "--no-browser", "--ServerApp.port=0"]
     command += ["--allow-root"] if os.geteuid() == 0 else []
     with open(folder / "lab.log", "w+", encoding="utf-8") as log:
+        usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
         server = subprocess.Popen(
             command, cwd=course, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+        signal.signal(signal.SIGINT, usual)
         try:
             said = wait_for(lambda: _announced(folder / "lab.log", server), START_SECONDS, "JupyterLab does not start")
             yield Lab(course, *said)
         finally:
-            server.send_signal(signal.SIGTERM)
+            os.killpg(server.pid, signal.SIGINT)  # as Ctrl-C
             try:
                 server.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 os.killpg(server.pid, signal.SIGKILL)
                 server.wait(timeout=20)
+        assert "Shut down" not in (folder / "lab.log").read_text(encoding="utf-8"), "Ctrl-C stops it, and asks nothing"
 
 
 def _announced(log: Path, server: subprocess.Popen[bytes]) -> tuple[str, str] | None:

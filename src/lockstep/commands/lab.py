@@ -93,7 +93,8 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     command += ["--Application.log_level=CRITICAL", "--KernelManager.transport_encryption=auto"]
     # The file browser without the course's machinery; exercises that open beside a chapter.
     command += [f"--ServerApp.contents_manager_class={__package__}.contents.CourseFiles"]
-    command += ["--LabApp.expose_app_in_browser=True"]
+    # Ctrl-C stops it, and it asks nothing.
+    command += ["--LabApp.expose_app_in_browser=True", "--ServerApp.answer_yes=True"]
     if not (Path(jupyter_config_dir()) / "custom" / "custom.css").is_file():  # theirs, if they have one
         looks = {"static_custom_path": [str(LOOKS)]}
         command += ["--LabApp.custom_css=True", f"--ServerApp.tornado_settings={looks}"]
@@ -106,7 +107,7 @@ def open_lab(course: Course, arguments: list[str]) -> int:
     threading.Thread(target=_announce, args=(course, server, there), daemon=True).start()
     try:
         return server.wait()
-    except KeyboardInterrupt:  # the server has received it too, and asks or ends by itself
+    except KeyboardInterrupt:  # the server has received it too, and ends by itself
         try:
             return server.wait(timeout=10) and 0
         except (KeyboardInterrupt, subprocess.TimeoutExpired):

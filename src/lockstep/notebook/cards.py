@@ -24,6 +24,7 @@ from ..ranks import Run, text
 from ..ranks.cards import breakable, card, coded, proof, said
 
 HINT = "%hint"
+UNSAVED = "(or not saved: Ctrl+S)"
 SOLUTIONS = "The course's solution:"
 COMMAND = re.compile(r"(%check [\w/]+)")
 REFERENCE = re.compile(r"chapter (\d+), &quot;(.+?)&quot;")  # In HTML
@@ -121,7 +122,7 @@ def _failed(check: CheckResult, exercise: str) -> str:
     message, _, more = found.message.partition("\n")
     place = opened(found.file or "", found.line)
     if is_unwritten(check):
-        return f"<p>✗ {escape(message.removesuffix('.'))} ·&nbsp;{place} ·&nbsp;{_hint(exercise)}</p>"
+        return f"<p>✗ {escape(message.removesuffix('.'))} {UNSAVED} ·&nbsp;{place} ·&nbsp;{_hint(exercise)}</p>"
     name = f'<span class="ls-red">✗ {breakable(check.name)}</span>'
     id = f'<code class="ls-soft">{escape(found.id)}</code>'
     parts = [

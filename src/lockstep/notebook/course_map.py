@@ -71,6 +71,8 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
       const at = heading ? heading.getBoundingClientRect().top - all.top : -1;
       const seen = at >= 0 && at < all.height / 3;
       there = seen ? there + 1 : 0;
+      const { content } = opened;
+      if (there === 1) content.activeCellIndex = content.widgets.findIndex((one) => one.node.contains(heading));
       if (!seen && heading) heading.scrollIntoView();
       else if (!seen) opened.setFragment(to.hash);
       await new Promise((done) => { setTimeout(done, 250) });
@@ -87,7 +89,7 @@ window.lockstepBeside ??= (addEventListener("click", async (event) => {
 JupyterLab does it, over the chapter. In a narrow window the file browser makes room for both. A section is shown even
 if its chapter has to be opened first: JupyterLab itself goes there before the chapter is drawn, and stays at its top.
 We go there again until its heading has been in the upper third for 2 s, for a minute at most, and not against the
-learner.
+learner. Its cell is then the selected one, which Shift+Enter runs.
 """
 
 

@@ -94,8 +94,10 @@ class Quiz(Stored):
         self.add_class("lockstep-quiz")
         self._choices.observe(self._on_choice, names="value")
         self._button.on_click(self._on_check)
-        if progress.load().quizzes.get(question.key) == progress.RIGHT:
-            self._feedback.value = "You have answered this one before."
+        known = progress.load()
+        if known.quizzes.get(question.key) == progress.RIGHT:
+            self._choices.value = next(index for index, choice in enumerate(question.choices) if choice.right)
+            self._tell(known)
 
     def __repr__(self) -> str:
         return f"Quiz({self.question.key})"
@@ -130,15 +132,19 @@ class Quiz(Stored):
     def _on_check(self, _: Any) -> None:
         if self._choices.value is None:
             return
+        with progress.change() as known:
+            if known.quizzes.get(self.question.key) != progress.RIGHT:
+                right = self.question.choices[self._choices.value].right
+                known.quizzes[self.question.key] = progress.RIGHT if right else progress.WRONG
+        self._tell(known)
+
+    def _tell(self, known: progress.Progress) -> None:
+        """Say whether the choice is right, and why."""
         choice = self.question.choices[self._choices.value]
         verdict, style = ("Right.", "right") if choice.right else ("Not quite.", "wrong")
         self._color(style)
-        with progress.change() as known:
-            if known.quizzes.get(self.question.key) != progress.RIGHT:
-                known.quizzes[self.question.key] = progress.RIGHT if choice.right else progress.WRONG
-            count = self._count(known)
-        said = f"<b>{verdict}</b> {rich(choice.why)}"
-        self._feedback.value = f'<div class="lockstep-{style}">{said}<div class="lockstep-count">{count}</div></div>'
+        said = f'<b>{verdict}</b> {rich(choice.why)}<div class="lockstep-count">{self._count(known)}</div>'
+        self._feedback.value = f'<div class="lockstep-{style}">{said}</div>'
 
     def _count(self, known: progress.Progress) -> str:
         """How far the reader is with this chapter's questions."""

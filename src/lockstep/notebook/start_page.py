@@ -50,8 +50,7 @@ def write_start_page(course: Course) -> Path:
     """Write it into the course's folder. A chapter that cannot be read is named in the place of the map."""
     try:
         now = standing(course)
-        shown = as_html(course, now, folder=course.root)
-        shown += f'<p class="ls-soft">{STALE}</p>'
+        shown = f'<p class="ls-soft">{STALE}</p>{as_html(course, now, folder=course.root)}'
     except CourseError as unreadable:
         shown = f"<p>{escape(str(unreadable))}</p>"
     output = v4.new_output("display_data", {"text/html": said(ALONE + shown + ROOM), "text/plain": "CourseMap()"})
