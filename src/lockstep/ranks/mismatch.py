@@ -25,6 +25,8 @@ OTHER_ORDER = (
     "If both tensors are right, a rank makes its calls in another order: order alone decides which calls meet."
 )
 
+MISMATCHED = (SAME_ROOT, SAME_TENSORS, SKIPPED, OTHER_ORDER)
+
 
 def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
     """The first collective in which two ranks met with different calls, roots, sizes, types or reductions: {rank: its call}.

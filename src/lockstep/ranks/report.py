@@ -187,6 +187,11 @@ class Collective:
         return self.members[self.peer] if self.peer < len(self.members) else self.peer
 
     @property
+    def chain(self) -> tuple[Frame, ...]:
+        """The call's line and what led to it, the outermost first."""
+        return tuple(frame for frame in (self.frame, *self.callers) if frame)[::-1]
+
+    @property
     def is_point_to_point(self) -> bool:
         """True for send and receive, which two ranks do, against collectives, which a whole group does."""
         return self.kind in ("send", "recv")

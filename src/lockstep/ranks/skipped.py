@@ -1,0 +1,193 @@
+"""A collective that some ranks skipped, and the `if` that let them: proved from the source, or not said.
+
+Two sides parted in one function: a line of it led one side to its call; the other has come past that line without the call.
+If there is only one `if` by which a rank can come past, there or in what is called from there, that `if` parted them.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .branches import SURE, Block, Loop, Parting, alike, in_words, scopes, shared, why_of, within
+from .places import said_of
+from .rank_values import Function, Scope, Source, TooLong, called_name
+from .report import Collective, Frame, RankReport
+from .words import names
+
+Chain = tuple[Frame, ...]
+Leaves = tuple[type[ast.stmt], ...]
+MAYBE_NOT = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.comprehension, ast.Await, ast.Yield, ast.YieldFrom)
+"""An expression with one of these need not make a call that is in it."""
+CALLED_ANYWAY = ("no_grad", "inference_mode", "enable_grad", "staticmethod", "classmethod", "record")
+"""Decorators that call the function each time."""
+
+
+class Unsure(Exception):
+    """There may be another way past the call."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names."""
+
+    call: Collective
+    made: list[int]
+    without: list[int]
+    parting: str
+    line: int
+
+    def say(self, odd: Sequence[int]) -> str:
+        """Who skipped what."""
+        return (
+            f"{names(self.without)} skipped {said_of(self.call)}{at(self.call.frame)}, which {names(self.made)} called."
+        )
+
+
+def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
+    """Which of the ranks whose `calls` met had skipped one; None if it isn't certain."""
+    sides: dict[Chain, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        sides.setdefault(call.chain, []).append(rank)
+    if len(sides) != 2 or any(call.inside or call.via for call in calls.values()):
+        return None
+    one, other = sides
+    common = shared(one, other)
+    files = {frame.file for chain in sides for frame in chain[common:]}
+    if len(files) != 1 or common in (len(one), len(other)):
+        return None
+    try:
+        source = Source("".join(linecache.getlines(files.pop())))
+        made, past = (one, other) if _is_next(one, other, common, calls, members) else (other, one)
+        ways = [
+            [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members))]
+            for mine, theirs in ((made, past), (past, made))
+        ]
+    except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
+        return None
+    if not ways[0] or len({way.node for some in ways for way in some}) > 1:
+        return None
+    found = ways[0][0]
+    return Skip(calls[sides[made][0]], sides[made], sides[past], in_words(found, source, past=True), found.node.lineno)
+
+
+def _is_next(
+    one: Chain, other: Chain, common: int, calls: Mapping[int, Collective], members: Sequence[RankReport]
+) -> bool:
+    """Whether, after all that the ranks had called before, `one` was due rather than `other`.
+
+    Raises Unsure if they have not called the two in turns: then a rank may skip one of them.
+    """
+    before = one[common].line < other[common].line
+    met = next(iter(calls.values()))
+    due = set()
+    for report in members:
+        turns = [
+            call.chain
+            for call in report.collectives
+            if call.chain in (one, other) and call.group_number < met.group_number
+            and (call.group, call.members) == (met.group, met.members)
+        ]  # fmt: skip
+        if any(a == b for a, b in pairwise(turns)) or (turns and (turns[0] == one) is not before):
+            raise Unsure
+        if report.rank in calls:
+            due.add(turns[-1] == other if turns else before)
+    if len(due) > 1:
+        raise Unsure
+    return due.pop()
+
+
+def _ways(
+    source: Source, frames: Sequence[Frame], there: int, made: list[int], past: list[int], size: int
+) -> Iterator[Parting]:
+    """The `if`s by which those that are `past` may have missed the call that the frames led to, on the way to line `there`.
+
+    Raises Unsure if there may be other ways.
+    """
+    homes = [next(iter(source.around(frame.line)), None) for frame in frames]
+    if homes[0] is not next(iter(source.around(there)), None) or None in homes[1:]:
+        raise Unsure
+    for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
+        body: Sequence[ast.stmt] = scope.home.body
+        leaves: Leaves = (ast.Return,)
+        if depth == 0:  # Those that are past are still in this function: only a new turn of a loop is a way.
+            loops = [one for one in ast.walk(scope.home) if isinstance(one, Loop)]
+            around = [one.body for one in loops if within(one.body, frame.line) and within(one.body, there)]
+            body, leaves = max(around, key=lambda block: block[0].lineno, default=body), (ast.Continue,)
+        for node, taken in _missing(body, frame.line, leaves, 0 if depth else there):
+            if alike(node, scope) or not _may(node, taken, scope, past):
+                continue
+            if not isinstance(node, ast.If):
+                raise Unsure
+            yield Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
+        _surely_calls(scope, frame.line, homes[depth + 1] if depth + 1 < len(homes) else None)
+
+
+def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -> Iterator[tuple[Block, bool]]:
+    """The statements by which a rank may miss a line of this block, and whether it takes their branch then."""
+    for one in block:
+        if not within([one], line):
+            yield from _leaving(one, leaves)
+            continue
+        if isinstance(one, (Function, ast.ClassDef)) or hasattr(one, "handlers") or hasattr(one, "cases"):
+            raise Unsure
+        arms = [getattr(one, name, []) for name in ("body", "orelse")]
+        if arm := next((arm for arm in arms if within(arm, line)), None):
+            if isinstance(one, ast.With) and any("suppress" in ast.unparse(item) for item in one.items):
+                raise Unsure
+            if isinstance(one, Block) and not (there and within(arm, there)):
+                if there and within([one], there):  # each in an arm of its own
+                    raise Unsure
+                yield one, arm is not one.body
+            yield from _missing(arm, line, leaves, there)
+        return
+
+
+def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
+    """The `if`s in a statement that leave the block around it, and whether by their branch or by the `else`."""
+    if isinstance(one, (Function, ast.ClassDef)):
+        return
+    if isinstance(one, Loop):
+        leaves = tuple(kind for kind in leaves if kind is ast.Return)
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(one, name, []):
+            if not isinstance(inner, leaves):
+                yield from _leaving(inner, leaves)
+            elif isinstance(one, ast.If):
+                yield one, name == "body"
+            else:
+                raise Unsure
+
+
+def _may(node: Block, taken: bool, scope: Scope, ranks: list[int]) -> bool:
+    """Whether one of these ranks may have come past there, as far as the test can be told."""
+    known = [scope.value(node.test, rank) if isinstance(node, ast.If) else None for rank in ranks]
+    return any(one is None or bool(one) is taken for one in known)
+
+
+def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
+    """Raises Unsure unless all that come to this line call this function; None is one that is not of the file."""
+    parts = [
+        part
+        for one in ast.walk(scope.home)
+        for child in ast.iter_child_nodes(one)
+        if isinstance(one, ast.stmt) and isinstance(child, ast.expr) and within([child], line)
+        for part in ast.walk(child)
+    ]
+    if any(isinstance(part, MAYBE_NOT) for part in parts):
+        raise Unsure
+    if function is None:
+        return
+    calls = [part for part in parts if isinstance(part, ast.Call) and called_name(part) == function.name]
+    named = [one for one in scope.source.functions if one.name == function.name]
+    wraps = [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in function.decorator_list]
+    generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
+    if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
+        raise Unsure
+    if isinstance(function, ast.AsyncFunctionDef) or (
+        isinstance(calls[0].func, ast.Attribute) and scope.depends(calls[0].func.value)
+    ):
+        raise Unsure
