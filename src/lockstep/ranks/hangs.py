@@ -98,11 +98,11 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     """The same, of calls that met only because ranks had skipped one."""
     here = {report.rank for report in waiting if pending(report) == calls.get(report.rank)}
     passed = [one for rank, one in calls.items() if rank not in here]
-    notes = dict.fromkeys([SAME_ORDER, *found.notes, *_came_out(calls, passed)])
+    notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
+    notes = [*dict.fromkeys([SAME_ORDER, *notes, *_came_out(calls, passed)])]
     said = (
         skip.say(found.at_fault) if found.at_fault != skip.made or found.topic is Topic.MISMATCHES else found.headline
     )
-    notes = [note for note in notes if note not in MISMATCHED]
     return replace(found, headline=said, notes=notes, topic=Topic.HANGS)
 
 

@@ -41,10 +41,10 @@ class Skip:
     line: int
 
     def say(self, odd: Sequence[int]) -> str:
-        """Who skipped what."""
-        return (
-            f"{names(self.without)} skipped {said_of(self.call)}{at(self.call.frame)}, which {names(self.made)} called."
-        )
+        """Who skipped what; of a call that only the `odd` ranks made, nobody knows that the others should have."""
+        if self.made == odd:
+            return f"{names(self.made)} called {said_of(self.call)}, and {names(self.without)} did not."
+        return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called."
 
 
 def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
@@ -187,7 +187,17 @@ def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
     generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
     if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
         raise Unsure
-    if isinstance(function, ast.AsyncFunctionDef) or (
-        isinstance(calls[0].func, ast.Attribute) and scope.depends(calls[0].func.value)
-    ):
+    if isinstance(function, ast.AsyncFunctionDef) or not _is_its_own(calls[0].func, function, scope):
         raise Unsure
+
+
+def _is_its_own(called: ast.expr, function: Function, scope: Scope) -> bool:
+    """Whether this is the function by its name, or a method of `self` or of an object whose class the code names."""
+    if isinstance(called, ast.Name):
+        return not scope.assigned(called.id)
+    if not (isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)):
+        return False
+    classes = [node.name for node in ast.walk(scope.source.tree) if isinstance(node, ast.ClassDef) and function in node.body]
+    made = [one.value for one in scope.assigned(called.value.id)]
+    known = all(isinstance(one, ast.Call) and called_name(one) in classes for one in made)
+    return called.value.id == "self" or bool(made and known)
