@@ -119,7 +119,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
             if skip := skipped(parted.calls, run.ranks):
                 notes = (f"{SAME_ORDER} {skip.parting}", *(note for note in found.notes if note not in MISMATCHED))
                 found = replace(
-                    found, headline=skip.say(parted.odd), frame=skip.call.frame, notes=notes, branch=skip.line, own=(skip.parting,),
+                    found, headline=skip.headline, frame=skip.call.frame, notes=notes, branch=skip.line, own=(skip.parting,),
                     rows=mismatch_rows(parted.calls, parted.odd), topic=Topic.HANGS,
                 )  # fmt: skip
             elif parted.calls != mismatch or len(kinds_of(mismatch)) > 1:

@@ -100,9 +100,7 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     passed = [one for rank, one in calls.items() if rank not in here]
     notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *_came_out(calls, passed)])]
-    said = (
-        skip.say(found.at_fault) if found.at_fault != skip.made or found.topic is Topic.MISMATCHES else found.headline
-    )
+    said = skip.headline if skip.usual or found.topic is Topic.MISMATCHES else found.headline
     return replace(found, headline=said, notes=notes, topic=Topic.HANGS)
 
 

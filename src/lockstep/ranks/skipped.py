@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .branches import SURE, Block, Loop, Parting, alike, in_words, scopes, shared, why_of, within
+from .branches import LEAVES, SURE, Block, Loop, Parting, alike, in_words, scopes, shared, why_of, within
 from .places import said_of
 from .rank_values import Function, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
@@ -39,12 +39,15 @@ class Skip:
     without: list[int]
     parting: str
     line: int
+    usual: bool
+    """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
 
-    def say(self, odd: Sequence[int]) -> str:
-        """Who skipped what; of a call that only the `odd` ranks made, nobody knows that the others should have."""
-        if self.made == odd:
-            return f"{names(self.made)} called {said_of(self.call)}, and {names(self.without)} did not."
-        return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called."
+    @property
+    def headline(self) -> str:
+        """Who skipped what, or only who called what."""
+        if self.usual:
+            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called."
+        return f"{names(self.made)} called {said_of(self.call)}, and {names(self.without)} did not."
 
 
 def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
@@ -62,8 +65,9 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     try:
         source = Source("".join(linecache.getlines(files.pop())))
         made, past = (one, other) if _is_next(one, other, common, calls, members) else (other, one)
+        again = any(frame.file != one[common].file or _loops(source, frame.line) for frame in one[:common])
         ways = [
-            [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members))]
+            [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again)]
             for mine, theirs in ((made, past), (past, made))
         ]
     except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
@@ -71,7 +75,10 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     if not ways[0] or len({way.node for some in ways for way in some}) > 1:
         return None
     found = ways[0][0]
-    return Skip(calls[sides[made][0]], sides[made], sides[past], in_words(found, source, past=True), found.node.lineno)
+    line, call = found.node.lineno, calls[sides[made][0]]
+    aside = not found.leaves and source.around(line)[:1] == source.around(made[common].line)[:1]
+    usual = not aside and len(sides[made]) >= len(sides[past])
+    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, usual)
 
 
 def _is_next(
@@ -101,11 +108,11 @@ def _is_next(
 
 
 def _ways(
-    source: Source, frames: Sequence[Frame], there: int, made: list[int], past: list[int], size: int
+    source: Source, frames: Sequence[Frame], there: int, made: list[int], past: list[int], size: int, again: bool
 ) -> Iterator[Parting]:
     """The `if`s by which those that are `past` may have missed the call that the frames led to, on the way to line `there`.
 
-    Raises Unsure if there may be other ways.
+    Raises Unsure if there may be other ways. `again`: the function where they parted may be called again.
     """
     homes = [next(iter(source.around(frame.line)), None) for frame in frames]
     if homes[0] is not next(iter(source.around(there)), None) or None in homes[1:]:
@@ -113,10 +120,17 @@ def _ways(
     for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
         body: Sequence[ast.stmt] = scope.home.body
         leaves: Leaves = (ast.Return,)
-        if depth == 0:  # Those that are past are still in this function: only a new turn of a loop is a way.
+        if (
+            depth == 0
+        ):  # Those that are past are still in this function: a new turn of a loop is a way, or a new call of it.
             loops = [one for one in ast.walk(scope.home) if isinstance(one, Loop)]
-            around = [one.body for one in loops if within(one.body, frame.line) and within(one.body, there)]
-            body, leaves = max(around, key=lambda block: block[0].lineno, default=body), (ast.Continue,)
+            loops = [one for one in loops if within(one.body, frame.line) and within(one.body, there)]
+            leaves = LEAVES if len(loops) > 1 or again else (ast.Continue,)
+            if loops:
+                loop = max(loops, key=lambda one: one.lineno)
+                body = loop.body
+                if leaves is LEAVES and (isinstance(loop, ast.While) or scope.depends(loop.iter)):
+                    raise Unsure
         for node, taken in _missing(body, frame.line, leaves, 0 if depth else there):
             if alike(node, scope) or not _may(node, taken, scope, past):
                 continue
@@ -124,6 +138,11 @@ def _ways(
                 raise Unsure
             yield Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
         _surely_calls(scope, frame.line, homes[depth + 1] if depth + 1 < len(homes) else None)
+
+
+def _loops(source: Source, line: int) -> bool:
+    """Whether a line is in a loop."""
+    return any(isinstance(one, Loop) and within(one.body, line) for one in ast.walk(source.tree))
 
 
 def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -> Iterator[tuple[Block, bool]]:
@@ -151,7 +170,7 @@ def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
     if isinstance(one, (Function, ast.ClassDef)):
         return
     if isinstance(one, Loop):
-        leaves = tuple(kind for kind in leaves if kind is ast.Return)
+        leaves = tuple(kind for kind in leaves if kind in (ast.Return, ast.Raise))
     for name in ("body", "orelse", "finalbody", "handlers", "cases"):
         for inner in getattr(one, name, []):
             if not isinstance(inner, leaves):
@@ -177,11 +196,12 @@ def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
         if isinstance(one, ast.stmt) and isinstance(child, ast.expr) and within([child], line)
         for part in ast.walk(child)
     ]
-    if any(isinstance(part, MAYBE_NOT) for part in parts):
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    calls = [one for one in calls if function is None or called_name(one) == function.name]
+    if any(isinstance(part, MAYBE_NOT) and not {*calls}.isdisjoint(ast.walk(part)) for part in parts):
         raise Unsure
     if function is None:
         return
-    calls = [part for part in parts if isinstance(part, ast.Call) and called_name(part) == function.name]
     named = [one for one in scope.source.functions if one.name == function.name]
     wraps = [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in function.decorator_list]
     generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
@@ -197,7 +217,9 @@ def _is_its_own(called: ast.expr, function: Function, scope: Scope) -> bool:
         return not scope.assigned(called.id)
     if not (isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)):
         return False
-    classes = [node.name for node in ast.walk(scope.source.tree) if isinstance(node, ast.ClassDef) and function in node.body]
+    classes = [
+        node.name for node in ast.walk(scope.source.tree) if isinstance(node, ast.ClassDef) and function in node.body
+    ]
     made = [one.value for one in scope.assigned(called.value.id)]
     known = all(isinstance(one, ast.Call) and called_name(one) in classes for one in made)
     return called.value.id == "self" or bool(made and known)
