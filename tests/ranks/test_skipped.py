@@ -128,12 +128,13 @@ for step in range(4):
     "all have returned early before": """
 for step in range(4):
     sync(9 if step == 1 else 1)
-    for once in range(1 + (rank and step == 2)):
+    if step == 2 and rank == 1:
         dist.all_reduce(loss)
+    dist.all_reduce(loss)
 """,
     "an inner loop turns once more": """
 for step in range(3):
-    sync(1)
+    sync(loss)
     for once in extra(step):
         dist.all_reduce(loss)
 """,
@@ -153,8 +154,38 @@ def sync(all):
 sync([1, 1][rank:])
 dist.all_reduce(loss)
 """,
+    "now and then all return early": """
+for step in range(4):
+    sync(9 if step == 1 or (rank and step == 2) else 1)
+    dist.all_reduce(loss)
+""",
+    "two functions, called by one line": """
+def other(g):
+    if g > 5:
+        return
+    dist.barrier()
+    dist.barrier()
+
+(other if rank else sync)(loss)
+dist.barrier()
+""",
+    "a loop that returns": """
+def sync(g):
+    for one in extra(1):
+        if one:
+            pass
+        else:
+            for turn in range(rank):
+                return
+    if g > 5:
+        return
+    dist.all_reduce(g)
+
+sync(loss)
+dist.all_reduce(loss)
+""",
     "a short circuit": """
-done = rank == 0 and sync(1)
+done = rank == 0 and sync(loss)
 dist.all_reduce(loss)
 """,
     "an exception on the way": """
@@ -166,13 +197,13 @@ def careful(g):
     except OSError:
         pass
 
-careful(1)
+careful(loss)
 dist.all_reduce(loss)
 """,
     "a suppressed exception": """
 with suppress(OSError):
     fail(rank)
-    sync(1)
+    sync(loss)
 dist.all_reduce(loss)
 """,
     "another object with such a method": """
@@ -184,7 +215,7 @@ class Loud:
 
 class Trainer:
     def fit(self):
-        self.logger.log(1)
+        self.logger.log(loss)
         dist.all_reduce(loss)
 
 trainer = Trainer()
@@ -196,14 +227,14 @@ def quiet(g):
     pass
 
 sync = quiet if rank else sync
-sync(1)
+sync(loss)
 dist.all_reduce(loss)
 """,
     "each in a branch of its own": """
 if len(extra(1)) > 1:
     dist.all_reduce(loss)
 else:
-    sync(1)
+    sync(loss)
 dist.barrier()
 """,
     "a decorated function": """
@@ -213,7 +244,7 @@ def log(g):
         return
     dist.all_reduce(g)
 
-log(1)
+log(loss)
 dist.all_reduce(loss)
 """,
 }  # fmt: skip
