@@ -121,8 +121,16 @@ def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
             lines = dict.fromkeys(side, frame.line)
             might = [one for one in _partings(scope, lines, others) if one.odds == FITS]
             around = _innermost(scope, lines, others)
-            found += might[:1] or ([around] if around else [])
+            sure = not any(_skips_turns(home, chain[0].line, chains[rank][0].line) for rank in others)
+            found += might[:1] or ([around] if around and sure else [])
     return found
+
+
+def _skips_turns(home: Function | ast.Module, call: int, line: int) -> bool:
+    """Whether a loop around both lines goes on early: then the ranks inside may have missed a call after this one."""
+    loops = (node for node in ast.walk(home) if isinstance(node, Loop))
+    around = (one for one in loops if within(one.body, call) and within(one.body, line))
+    return any(isinstance(node, ast.Continue) for one in around for node in ast.walk(one))
 
 
 def _may_be_past(home: Function | ast.Module, call: int, line: int) -> bool:
