@@ -3,6 +3,7 @@
 import pytest
 
 from lockstep import ranks
+from lockstep.notebook.magic import RanksMagic
 from lockstep.ranks import text
 
 PRELUDE = """\
@@ -211,6 +212,15 @@ def test_the_two_calls_are_named_by_the_numbers_that_met() -> None:
     assert "rank 0 called `dist.all_reduce(loss)` before `dist.all_reduce(count)`, rank 1 in the opposite" in told, told
     assert "all_reduce #2 and all_reduce #3 each combined both" in told
     assert "cell line 9 dist.all_reduce(loss)" in told and "cell line 10 dist.all_reduce(count)" in told
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"), [(CROSSED["around a call that all make"], True), (HEALTHY["a source and its receivers"], False)]
+)
+def test_a_notebook_tells_it_as_the_terminal_does(cell: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    RanksMagic(None).ranks("2", PRELUDE + HELPERS + cell)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("MIXED UP at cell line " in printed and "in the opposite order" in printed) is told, printed
 
 
 @pytest.mark.parametrize("size", [2, 3])

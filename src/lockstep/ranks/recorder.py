@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -136,6 +136,17 @@ def _value(frame: FrameType, name: str) -> Any:
     if isinstance(seen, dict):
         seen.clear()
     return value
+
+
+class Caller(NamedTuple):
+    """Where a call comes from: see `report.Collective`."""
+
+    frame: messages.Place
+    callers: list[messages.Place]
+    via: str
+    inside: str
+    reduce_op: str
+    turn: tuple[str, str] | None
 
 
 class Recorder:
@@ -321,10 +332,8 @@ class Recorder:
         """True for code that is neither Python's, nor an installed library's, nor ours."""
         return _is_users(filename, self._hidden)
 
-    def caller(self) -> tuple[messages.Place, list[messages.Place], str, str, str, tuple[str, str] | None]:
-        """The user's frame below this call, its callers, the libraries' frames in between, the part of DDP, the reduction, and
-        the turn of the loop.
-        """
+    def caller(self) -> Caller:
+        """Where the call that is being made comes from."""
         frame: FrameType | None = sys._getframe(2)
         users: list[messages.Place] = []
         libraries: list[str] = []
@@ -345,7 +354,7 @@ class Recorder:
                     libraries.append(library)
             frame = frame.f_back
         via = f"{folded} frames of {' and '.join(dict.fromkeys(libraries[::-1]))}" if libraries else ""
-        return (users or [None])[0], users[1:], via, inside, reduce_op, turn
+        return Caller((users or [None])[0], users[1:], via, inside, reduce_op, turn)
 
     def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
@@ -657,7 +666,7 @@ def _keep_groups(recorder: Recorder) -> None:
         with contextlib.suppress(Exception):
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])
-            place = recorder.caller()[0]
+            place = recorder.caller().frame
             recorder.send(messages.MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
         with processes.threads_named(processes.POLLERS[0]):
             made = make(*args, **kwargs)
