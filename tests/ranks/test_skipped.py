@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lockstep.ranks.report import Collective, Frame, RankReport
-from lockstep.ranks.skipped import Skip, skipped
+from lockstep.ranks.skipped import Skip, may_skip, skipped
 
 HELPER = """
 def sync(g):
@@ -325,3 +325,17 @@ def test_the_statement_that_let_a_rank_skip_a_call_is_named(case: str, tmp_path:
 @pytest.mark.parametrize("case", SILENT)
 def test_nothing_is_named_that_may_not_be_it(case: str, tmp_path: Path) -> None:
     assert played(with_helper(SILENT[case]), tmp_path / "train.py") is None
+
+
+@pytest.mark.parametrize(("before", "told"), [
+    ("", []),
+    ("if g == 0: continue", ["A rank that takes the branch at line 2 (if g == 0) skips this call."]),
+    ("if dist.get_world_size() == 1: continue", []),
+    ("if g == 0 or g > limit: break", []),
+])  # fmt: skip
+def test_what_may_skip_a_call_of_a_loop(before: str, told: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"for g in grads:\n    {before}\n    dist.all_reduce(g)\n")
+    linecache.checkcache(str(file))
+    call = Collective(0, 1, "all_reduce", "0", 1, 4, (1,), "float32", 0, Frame(str(file), 3), members=(0, 1))
+    assert may_skip(call) == told

@@ -183,7 +183,7 @@ def _innermost(scope: Scope, lines: Mapping[int, int], gone: Collection[int] = (
             if _is_plain(decides, scope):
                 why = why_of(exits[0].test, scope, inside, out)
                 return Parting(exits[0], inside, out, leaves=True, odds=FITS, why=why)
-            return Parting(best, inside, out, why=f"The loop can also be left {_at(exits[0], scope.source)}.")
+            return Parting(best, inside, out, why=f"The loop can also be left {header(exits[0], scope.source)}.")
     return Parting(best, inside, out)
 
 
@@ -383,7 +383,7 @@ def why_of(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -
 def in_words(found: Parting, source: Source, past: bool) -> str:
     """Who took which branch."""
     node, inside, out = found.node, found.inside, found.out
-    at = _at(node, source)
+    at = header(node, source)
     if isinstance(node, ast.If):
         takers, others = (out, inside) if found.leaves else (inside, out)
         if found.leaves and found.odds < SURE and isinstance(node.test, ast.BoolOp):
@@ -400,7 +400,8 @@ def in_words(found: Parting, source: Source, past: bool) -> str:
     return f"{said} {found.why}".rstrip()
 
 
-def _at(node: Block, source: Source) -> str:
+def header(node: Block, source: Source) -> str:
+    """`at line 7 (if rank == 0)`."""
     header = source.lines[node.lineno - 1].partition("  #")[0].strip()
     if not header.endswith(":") or node.body[0].lineno == node.lineno:  # the rest is on other lines, or all on this one
         header = ast.unparse(node).partition("\n")[0]

@@ -86,7 +86,7 @@ def hang(run: Run, job: Job) -> Cause:
     frames = {report.rank: row.frame for report, row in zip(members, table, strict=True) if report in waiting}
     frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
     frames |= found.where
-    frame = skip.call.frame if skip else next((frames[rank] for rank in at_fault if frames.get(rank)), None)
+    frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((one for one in frames.values() if one), None)
     return Cause(
         Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
@@ -100,8 +100,10 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     passed = [one for rank, one in calls.items() if rank not in here]
     notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *_came_out(calls, passed)])]
-    said = skip.headline if skip.usual or found.topic is Topic.MISMATCHES else found.headline
-    return replace(found, headline=said, notes=notes, topic=Topic.HANGS)
+    told = skip.usual or found.topic is Topic.MISMATCHES
+    where = dict.fromkeys(calls, skip.call.frame) if told else found.where
+    headline = skip.headline if told else found.headline
+    return replace(found, headline=headline, notes=notes, where=where, topic=Topic.HANGS)
 
 
 def _branch(

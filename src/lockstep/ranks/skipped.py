@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .branches import LEAVES, SURE, Block, Loop, Parting, alike, in_words, scopes, shared, why_of, within
+from .branches import LEAVES, SURE, Block, Loop, Parting, alike, header, in_words, scopes, shared, why_of, within
 from .places import said_of
 from .rank_values import Function, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
@@ -145,6 +145,29 @@ def _loops(source: Source, line: int) -> bool:
     return any(isinstance(one, Loop) and within(one.body, line) for one in ast.walk(source.tree))
 
 
+def may_skip(call: Collective) -> list[str]:
+    """The only `if` that lets a rank skip a call in a loop, if there is one: what it does, whether or not a rank has."""
+    if call.frame is None or call.inside or call.via:
+        return []
+    try:
+        source = Source("".join(linecache.getlines(call.frame.file)))
+        home = next(iter(source.around(call.frame.line)), source.tree)
+        loops = [one for one in ast.walk(home) if isinstance(one, Loop) and within(one.body, call.frame.line)]
+        body = max(loops, key=lambda one: one.lineno).body if loops else home.body
+        scope = Scope(source, len(call.members), home if isinstance(home, Function) else None)
+        leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
+        ways = [
+            (node, taken) for node, taken in _missing(body, call.frame.line, leaves, 0)
+            if not alike(node, scope) and _may(node, taken, scope, call.members)
+        ]  # fmt: skip
+    except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
+        return []
+    if len(ways) != 1 or not isinstance(ways[0][0], ast.If):
+        return []
+    node, taken = ways[0]
+    return [f"A rank that {'takes' if taken else 'does not take'} the branch {header(node, source)} skips this call."]
+
+
 def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -> Iterator[tuple[Block, bool]]:
     """The statements by which a rank may miss a line of this block, and whether it takes their branch then."""
     for one in block:
@@ -181,7 +204,7 @@ def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
                 raise Unsure
 
 
-def _may(node: Block, taken: bool, scope: Scope, ranks: list[int]) -> bool:
+def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
     """Whether one of these ranks may have come past there, as far as the test can be told."""
     known = [scope.value(node.test, rank) if isinstance(node, ast.If) else None for rank in ranks]
     return any(one is None or bool(one) is taken for one in known)
