@@ -237,6 +237,30 @@ else:
     sync(loss)
 dist.barrier()
 """,
+    "the other branch has a call of its own, which an error skips": """
+if rank == 1:
+    with suppress(OSError):
+        fail(1)
+        dist.barrier()
+else:
+    dist.barrier()
+dist.all_reduce(loss)
+""",
+    "so has what leaves": """
+def save():
+    with suppress(OSError):
+        fail(1)
+        dist.barrier()
+
+def sync(g):
+    if g > 5:
+        save()
+        return
+    dist.barrier()
+
+sync(9 * rank)
+dist.all_reduce(loss)
+""",
     "a decorated function": """
 @on_rank_zero
 def log(g):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -134,7 +135,7 @@ def _ways(
         for node, taken in _missing(body, frame.line, leaves, 0 if depth else there):
             if alike(node, scope) or not _may(node, taken, scope, past):
                 continue
-            if not isinstance(node, ast.If):
+            if not isinstance(node, ast.If) or _communicates(node.body if taken else node.orelse, source):
                 raise Unsure
             yield Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
         _surely_calls(scope, frame.line, homes[depth + 1] if depth + 1 < len(homes) else None)
@@ -208,6 +209,13 @@ def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
     """Whether one of these ranks may have come past there, as far as the test can be told."""
     known = [scope.value(node.test, rank) if isinstance(node, ast.If) else None for rank in ranks]
     return any(one is None or bool(one) is taken for one in known)
+
+
+def _communicates(block: Sequence[ast.stmt], source: Source) -> bool:
+    """Whether a block has calls that may be collectives: those that have gone there may have missed one there."""
+    calls = [node for one in block for node in ast.walk(one) if isinstance(node, ast.Call)]
+    own = [one for one in source.functions if one.name in map(called_name, calls)]
+    return any(re.search(r"\b(dist|distributed)\.", ast.unparse(node)) for node in (*calls, *own))
 
 
 def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
