@@ -143,7 +143,8 @@ class Caller(NamedTuple):
 
     frame: messages.Place
     callers: list[messages.Place]
-    via: str
+    via: list[str]
+    folded: int
     inside: str
     reduce_op: str
     turn: tuple[str, str] | None
@@ -190,7 +191,7 @@ class Recorder:
         tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
         group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
-        frame, callers, via, inside, reduce_op, turn = self.caller()
+        frame, callers, via, folded, inside, reduce_op, turn = self.caller()
         if self.reduced is not None and inside == "backward":
             self.reduced(tensors)
         with self._lock:
@@ -205,7 +206,7 @@ class Recorder:
             of_kind = self._of_kind[group, kind] = self._of_kind.get((group, kind), 0) + 1
             if number % SITES_AGAIN == 0:
                 self._sites.clear()
-            known, site = len(self._sites), self._sites.setdefault((frame, *callers, via), len(self._sites))
+            known, site = len(self._sites), self._sites.setdefault((frame, *callers, *via, folded), len(self._sites))
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
             now = time.monotonic_ns()
@@ -218,8 +219,8 @@ class Recorder:
                 device=first.device.type if first is not None else "",
                 time=now, inside=inside, reduce_op=reduce_op,
                 peer=int(peer) if isinstance(peer, int) else None, frame=frame,
-                site=site, callers=callers if site == known else [], via=via if site == known else "",
-                turn=turn,
+                site=site, callers=callers if site == known else [], via=via if site == known else [],
+                folded=folded if site == known else 0, turn=turn,
             ))  # fmt: skip
         return number
 
@@ -353,8 +354,8 @@ class Recorder:
                 if library := _library_in(file, frame.f_globals.get("__name__", "")):
                     libraries.append(library)
             frame = frame.f_back
-        via = f"{folded} frames of {' and '.join(dict.fromkeys(libraries[::-1]))}" if libraries else ""
-        return Caller((users or [None])[0], users[1:], via, inside, reduce_op, turn)
+        via = [*dict.fromkeys(libraries[::-1])]
+        return Caller((users or [None])[0], users[1:], via, folded if via else 0, inside, reduce_op, turn)
 
     def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
