@@ -339,6 +339,17 @@ def evaluate(model):
 dist.barrier()  # at 1
 evaluate(model)  # through 0
 """,
+    "the others may have skipped the next call": """
+def sync(g):
+    if g.sum() < 5:
+        dist.all_reduce(g)  # at 0
+
+for step in range(4):
+    sync(g)  # through 0
+    if late():
+        continue
+    dist.all_reduce(t)  # at 1
+""",
     "one of two functions": """
 def wait():
     if careful():

@@ -3,6 +3,7 @@
 import pytest
 
 from lockstep import ranks
+from lockstep.notebook.magic import RanksMagic
 from lockstep.ranks import text
 
 PRELUDE = """\
@@ -213,6 +214,15 @@ def test_the_two_calls_are_named_by_the_numbers_that_met() -> None:
     assert "cell line 9 dist.all_reduce(loss)" in told and "cell line 10 dist.all_reduce(count)" in told
 
 
+@pytest.mark.parametrize(
+    ("cell", "told"), [(CROSSED["around a call that all make"], True), (HEALTHY["a source and its receivers"], False)]
+)
+def test_a_notebook_tells_it_as_the_terminal_does(cell: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    RanksMagic(None).ranks("2", PRELUDE + HELPERS + cell)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("MIXED UP at cell line " in printed and "in the opposite order" in printed) is told, printed
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_said_of_lines_that_may_differ(name: str, size: int) -> None:
@@ -250,6 +260,6 @@ dist.all_reduce(weights)
     cause = ranks.run(ranks.Source(PRELUDE + source), 2).cause
     assert cause is not None and cause.kind == "hang"
     said = " ".join(cause.notes)
-    assert "1 × float32 of rank 0 met 4 × float32 of rank 1 without an error. What rank 0 got from it is wrong" in said
+    assert "1 × float32 of rank 0 met 4 × float32 of rank 1 without an error. Trust neither what rank 0 got" in said
     assert "`seen` is 3 on rank 0 and 0 on rank 1" in said
     assert said.count("without an error") == 1 and " ".join(cause.own).count("without an error") == 1

@@ -67,7 +67,7 @@ def test_another_row_of_a_mesh_decides_between_two() -> None:
     assert found is not None and found.odd == [0]
 
 
-def helped(callers: dict[int, str], via: str = "") -> list[RankReport]:
+def helped(callers: dict[int, str], via: tuple[str, ...] = ()) -> list[RankReport]:
     """As `record`, but every call is made in one line of a helper, which the letter's line has called, and that one line 99."""
     reports = record(callers)
     for report in reports:
@@ -77,6 +77,7 @@ def helped(callers: dict[int, str], via: str = "") -> list[RankReport]:
                 frame=Frame("helper.py", 4),
                 callers=tuple(filter(None, (one.frame, Frame("train.py", 99)))),
                 via=via,
+                folded=9,
             )
             for one in report.collectives
         ]
@@ -94,10 +95,10 @@ def test_calls_of_one_helper_are_told_apart_by_who_called_it() -> None:
 
 
 def test_the_frames_of_a_library_are_folded_into_a_line() -> None:
-    calls = {report.rank: report.collectives[0] for report in helped({0: "a", 1: "a"}, "9 frames of accelerate")}
+    calls = {report.rank: report.collectives[0] for report in helped({0: "a", 1: "a"}, ("accelerate",))}
     assert reached(calls) == ["Ranks 0 and 1 reached the call via 9 frames of accelerate."]
-    assert reached({rank: replace(one, via="") for rank, one in calls.items()}) == []
-    calls[1] = replace(calls[1], via="")
+    assert reached({rank: replace(one, via=()) for rank, one in calls.items()}) == []
+    calls[1] = replace(calls[1], via=())
     assert reached(calls) == ["On rank 1, your code made the call; on rank 0, accelerate made it."]
     calls[1] = replace(calls[1], inside="forward")
     assert reached(calls) == ["On rank 1, DDP's forward made the call; on rank 0, accelerate made it."]

@@ -169,6 +169,8 @@ class RanksMagic(Magics):
     def _conclude(self, result: Run, expected: str) -> None:
         if result.cause is not None:
             display(run_card(result))
+        elif mixed := text.silent_mismatch(result):
+            print(mixed)
         if expected == ANYTHING:
             return
         kind = result.cause.kind.value if result.cause else ""

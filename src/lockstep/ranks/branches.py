@@ -18,9 +18,9 @@ from .report import Frame
 from .words import names, one_or_more
 
 LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
-UNLIKELY, MAYBE, FITS = range(3)
+UNLIKELY, MAYBE, FITS, SURE = range(4)
 """The odds that a statement parted the ranks. `MAYBE`: what decides it depends on the rank. `FITS`: what it is on each rank
-is known, and tells these ranks apart as they stand.
+is known, and tells these ranks apart as they stand. `SURE`: nothing else can have (`skipped`).
 """
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -76,7 +76,7 @@ def branch(
         found = _found(source, chains, finished, here(callers), size)
     except (SyntaxError, RecursionError, TooLong, ValueError):
         return "", None
-    return (_said(found, source, past), found.node.lineno) if found else ("", None)
+    return (in_words(found, source, past), found.node.lineno) if found else ("", None)
 
 
 def _found(
@@ -121,15 +121,28 @@ def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
             lines = dict.fromkeys(side, frame.line)
             might = [one for one in _partings(scope, lines, others) if one.odds == FITS]
             around = _innermost(scope, lines, others)
-            found += might[:1] or ([around] if around else [])
+            sure = not any(_skips_turns(home, chain[0].line, chains[rank][0].line) for rank in others)
+            found += might[:1] or ([around] if around and sure else [])
     return found
+
+
+def _skips_turns(home: Function | ast.Module, call: int, line: int) -> bool:
+    """Whether a loop around both lines goes on early: then the ranks inside may have missed a call after this one."""
+    loops = (node for node in ast.walk(home) if isinstance(node, Loop))
+    around = (one for one in loops if within(one.body, call) and within(one.body, line))
+    return any(isinstance(node, ast.Continue) for one in around for node in ast.walk(one))
 
 
 def _may_be_past(home: Function | ast.Module, call: int, line: int) -> bool:
     """Whether code at this line may have made the call before: the line comes later, or both are in one loop."""
     return line > call or any(
-        isinstance(node, Loop) and _in(node.body, call) and _in(node.body, line) for node in ast.walk(home)
+        isinstance(node, Loop) and within(node.body, call) and within(node.body, line) for node in ast.walk(home)
     )
+
+
+def shared(one: Sequence[Frame], other: Sequence[Frame]) -> int:
+    """How many frames, from the outermost on, the two calls of a rank have in common."""
+    return len(list(takewhile(lambda frames: frames[0] == frames[1], zip(one, other, strict=False))))
 
 
 def scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
@@ -157,20 +170,20 @@ def _innermost(scope: Scope, lines: Mapping[int, int], gone: Collection[int] = (
     best: Block | None = None
     for node in ast.walk(scope.source.tree):
         if isinstance(node, Block) and (best is None or node.lineno > best.lineno):
-            inside = [rank for rank, line in lines.items() if _in(node.body, line)]
-            if inside and len(inside) < len({*lines, *gone}) and not _alike(node, scope):
+            inside = [rank for rank, line in lines.items() if within(node.body, line)]
+            if inside and len(inside) < len({*lines, *gone}) and not alike(node, scope):
                 best = node
     if best is None:
         return None
-    inside = [rank for rank, line in lines.items() if _in(best.body, line)]
+    inside = [rank for rank, line in lines.items() if within(best.body, line)]
     out = sorted({*lines, *gone} - {*inside})
     if isinstance(best, Loop) and (exits := _exits(best)):
         decides = _decides(best)
         if len(exits) == 1 and decides is not None and isinstance(best, ast.For):
             if _is_plain(decides, scope):
-                why = _why(exits[0].test, scope, inside, out)
+                why = why_of(exits[0].test, scope, inside, out)
                 return Parting(exits[0], inside, out, leaves=True, odds=FITS, why=why)
-            return Parting(best, inside, out, why=f"The loop can also be left {_at(exits[0], scope.source)}.")
+            return Parting(best, inside, out, why=f"The loop can also be left {header(exits[0], scope.source)}.")
     return Parting(best, inside, out)
 
 
@@ -195,14 +208,14 @@ def _partings(scope: Scope, lines: Mapping[int, int], finished: Collection[int])
     ranks = sorted({*lines, *finished})
 
     def parting(node: Block, block: Sequence[ast.stmt], *, leaves: bool = False) -> Iterator[Parting]:
-        inside = [rank for rank in ranks if rank in lines and _in(block, lines[rank])]
+        inside = [rank for rank in ranks if rank in lines and within(block, lines[rank])]
         out = [rank for rank in ranks if rank not in inside]
         decides = _decides(node)
         if inside and out and decides is not None and not _is_plain(decides, scope):
             yield Parting(node, inside, out, leaves, *_odds(node, scope, inside, out, leaves))
 
     def past(loop: Loop) -> bool:
-        return all(_in(loop.body, line) or line > (loop.end_lineno or 0) for line in lines.values())
+        return all(within(loop.body, line) or line > (loop.end_lineno or 0) for line in lines.values())
 
     for node, rest, loop in _walked(scope.home.body, None):
         if isinstance(node, ast.If) and isinstance(node.body[-1], LEAVES) and not node.orelse:
@@ -231,7 +244,8 @@ def _walked(block: Sequence[ast.stmt], loop: Loop | None) -> Iterator[tuple[ast.
             yield from _walked(handler.body, loop)
 
 
-def _in(block: Sequence[ast.stmt], line: int) -> bool:
+def within(block: Sequence[ast.stmt | ast.expr], line: int) -> bool:
+    """Whether a line is in this block."""
     return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno)
 
 
@@ -243,7 +257,7 @@ def _odds(node: Block, scope: Scope, inside: list[int], out: list[int], leaves: 
     decides = _decides(node)
     if decides is None or not scope.depends(decides):
         return UNLIKELY, ""
-    ranks, why = [*inside, *out], _why(decides, scope, inside, out)
+    ranks, why = [*inside, *out], why_of(decides, scope, inside, out)
     if isinstance(node, (ast.For, ast.AsyncFor)):
         turns = _turns(decides, scope, ranks)
         return MAYBE if turns is None else _more(turns, inside, out), why
@@ -269,7 +283,7 @@ def _decides(node: Block) -> ast.expr | None:
     return node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else None if isinstance(node, ast.Try) else node.test
 
 
-def _alike(node: Block, scope: Scope) -> bool:
+def alike(node: Block, scope: Scope) -> bool:
     """True for a loop over a plain range that nothing leaves, and for an `if` that asks for the turn of such a loop."""
     decides = _decides(node)
     if isinstance(node, ast.If):
@@ -347,7 +361,7 @@ def _numbers(one: ast.expr, scope: Scope, ranks: list[int]) -> dict[int, int] | 
     return found if all(isinstance(known, int) for known in found.values()) else None
 
 
-def _why(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -> str:
+def why_of(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -> str:
     """Where the name that depends on the rank gets its value: `batches` is 8 on rank 0 and 5 on rank 1 (line 7)."""
     for one in ast.walk(decides):
         if not (isinstance(one, ast.Name) and one.id != "rank" and scope.depends(one)):
@@ -366,12 +380,13 @@ def _why(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -> 
 # In words ----------------------------------------------------------------------------------------------------------
 
 
-def _said(found: Parting, source: Source, past: bool) -> str:
+def in_words(found: Parting, source: Source, past: bool) -> str:
+    """Who took which branch."""
     node, inside, out = found.node, found.inside, found.out
-    at = _at(node, source)
+    at = header(node, source)
     if isinstance(node, ast.If):
         takers, others = (out, inside) if found.leaves else (inside, out)
-        if found.leaves and isinstance(node.test, ast.BoolOp):
+        if found.leaves and found.odds < SURE and isinstance(node.test, ast.BoolOp):
             said = f"Only {names(takers)} can take the branch {at}."
         elif found.leaves and found.odds < FITS:
             said = f"Whether a rank takes the branch {at} depends on the rank."
@@ -385,7 +400,8 @@ def _said(found: Parting, source: Source, past: bool) -> str:
     return f"{said} {found.why}".rstrip()
 
 
-def _at(node: Block, source: Source) -> str:
+def header(node: Block, source: Source) -> str:
+    """`at line 7 (if rank == 0)`."""
     header = source.lines[node.lineno - 1].partition("  #")[0].strip()
     if not header.endswith(":") or node.body[0].lineno == node.lineno:  # the rest is on other lines, or all on this one
         header = ast.unparse(node).partition("\n")[0]

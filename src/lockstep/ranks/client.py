@@ -516,7 +516,7 @@ def _stack(told: messages.StackReport) -> Stack:
 
 def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:
     ends: dict[int, float] = {}
-    sites: dict[int, tuple[tuple[Frame, ...], str]] = {}
+    sites: dict[int, tuple[tuple[Frame, ...], tuple[str, ...], int]] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
             at = event.time / 1e9 - began
@@ -530,8 +530,10 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
                 case messages.MadeGroup():
                     report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
                 case messages.Begin():
-                    callers, via = sites.setdefault(event.site, (_frames(event.callers), event.via))
-                    report.collectives.append(replace(_collective(report.rank, event, at), callers=callers, via=via))
+                    known = sites.setdefault(event.site, (_frames(event.callers), tuple(event.via), event.folded))
+                    callers, via, folded = known
+                    one = _collective(report.rank, event, at)
+                    report.collectives.append(replace(one, callers=callers, via=via, folded=folded))
     if ends:
         report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
 

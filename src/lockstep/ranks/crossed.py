@@ -13,9 +13,8 @@ import ast
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
-from .branches import branch, scopes, stands
+from .branches import branch, scopes, shared, stands
 from .divergence import groups
 from .mismatch import ROOTED, signature
 from .rank_values import Function, Scope, Source, TooLong
@@ -41,8 +40,8 @@ class Crossed:
     @property
     def places(self) -> dict[int, Frame | None]:
         """Where the code of each called the first of the two; of calls within helpers, where it called the helper."""
-        chains = {rank: [_chain(call) for call in pair] for rank, pair in self.calls.items()}
-        return {rank: mine[0][min(_shared(*mine), len(mine[0]) - 1)] for rank, mine in chains.items()}
+        chains = {rank: [call.chain for call in pair] for rank, pair in self.calls.items()}
+        return {rank: mine[0][min(shared(*mine), len(mine[0]) - 1)] for rank, mine in chains.items()}
 
     def say(self) -> str:
         """Who called what before what."""
@@ -93,10 +92,10 @@ def _words(mine: Pair, theirs: Pair) -> str:
     calls = (*mine, *reversed(theirs))  # X, Y, X, Y
     if any(call.inside or call.kind in ROOTED for call in calls):
         return ""
-    chains = [_chain(call) for call in calls]
+    chains = [call.chain for call in calls]
     if chains[0] == chains[1] == chains[2] == chains[3]:
         return _in_turns(calls)
-    depths = {_shared(*chains[:2]), _shared(*chains[2:])}
+    depths = {shared(*chains[:2]), shared(*chains[2:])}
     if len(depths) > 1:
         return ""
     common = depths.pop()
@@ -120,13 +119,8 @@ def _words(mine: Pair, theirs: Pair) -> str:
     return f"`{x}` before `{y}`"
 
 
-def _chain(call: Collective) -> list[Frame]:
-    """The call's line and what led to it, the outermost first."""
-    return [frame for frame in (call.frame, *call.callers) if frame][::-1]
-
-
 def _made(call: Collective) -> tuple[object, ...]:
-    return (*_chain(call), call.turn)
+    return (*call.chain, call.turn)
 
 
 def _in_turns(calls: Sequence[Collective]) -> str:
@@ -147,11 +141,6 @@ def _in_turns(calls: Sequence[Collective]) -> str:
     if x[0] not in of_the_loop or not of_the_loop & in_the_call:
         return ""
     return f"`{ast.unparse(called)}` for `{x[0]} = {x[1]}` before `{y[0]} = {y[1]}`"
-
-
-def _shared(one: Sequence[Frame], other: Sequence[Frame]) -> int:
-    """How many frames, from the outermost on, the two calls of a rank have in common."""
-    return len(list(takewhile(lambda frames: frames[0] == frames[1], zip(one, other, strict=False))))
 
 
 def _follows(block: Sequence[ast.stmt], line: int, later: int) -> bool:

@@ -76,18 +76,20 @@ def say(parted: Divergence) -> str:
 
 def reached(calls: Mapping[int, Collective]) -> list[str]:
     """How each side's code came to its call, if not directly: from where the sides parted, and through which libraries."""
-    sides: dict[tuple[str, str], list[int]] = {}
+    sides: dict[tuple[str, str, str], list[int]] = {}
     for rank, frames in _parting(calls).items():
         came = ", called ".join(f"from {frame.short} ({frame.text})" for frame in frames[1:])
-        sides.setdefault((came, calls[rank].via), []).append(rank)
-    direct = sides.get(("", ""), [])
+        libraries = " and ".join(calls[rank].via)
+        via = f"via {calls[rank].folded} frames of {libraries}" if libraries else ""
+        sides.setdefault((came, via, libraries), []).append(rank)
+    direct = sides.get(("", "", ""), [])
     if len(direct) == len(calls):
         return []
-    if direct and not any(came for came, _ in sides):
+    if direct and not any(came for came, _, _ in sides):
         own = " and ".join(sorted({_maker(calls[rank]) for rank in direct}))
-        made = [f"on {names(ranks)}, {via.partition(' of ')[2]} made it" for (_, via), ranks in sides.items() if via]
+        made = [f"on {names(ranks)}, {by} made it" for (_, _, by), ranks in sides.items() if by]
         return [f"On {names(direct)}, {own} made the call; {'; '.join(made)}."]
-    ways = {(came, via): ", ".join(filter(None, (came, via and f"via {via}"))) or "directly" for came, via in sides}
+    ways = {side: ", ".join(filter(None, side[:2])) or "directly" for side in sides}
     first, *others = [f"{names(ranks)} {ways[side]}" for side, ranks in sides.items()]
     head = names(next(iter(sides.values())))
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]

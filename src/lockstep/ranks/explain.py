@@ -16,10 +16,20 @@ from .branches import branch, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .hangs import SAME_ORDER, groups_apart, hang
 from .job import Job, TargetKind
-from .mismatch import SAME_ROOT, SAME_TENSORS, apart_from_most, first_mismatch, kinds_of, mismatch_cause, mismatch_rows
+from .mismatch import (
+    MISMATCHED,
+    SAME_ROOT,
+    SAME_TENSORS,
+    apart_from_most,
+    first_mismatch,
+    kinds_of,
+    mismatch_cause,
+    mismatch_rows,
+)
 from .places import IN_DDP, call, is_users, pending, place, rows, said_of, what
 from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
+from .skipped import skipped
 from .words import at, first_line, line, names, one_or_more, size
 
 ECHO = re.compile(
@@ -106,7 +116,13 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
         mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
         if mismatch and parted:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
-            if parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
+            if skip := skipped(parted.calls, run.ranks):
+                notes = (f"{SAME_ORDER} {skip.parting}", *(note for note in found.notes if note not in MISMATCHED))
+                found = replace(
+                    found, headline=skip.headline, frame=skip.call.frame, notes=notes, branch=skip.line, own=(skip.parting,),
+                    rows=mismatch_rows(parted.calls, parted.odd), topic=Topic.HANGS,
+                )  # fmt: skip
+            elif parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
                 found = _parted(parted, found, run.world_size)
             elif (named := branch(parted_at(parted.calls), size=run.world_size))[1]:
                 notes = tuple(f"{note} {named[0]}" if note == SAME_TENSORS else note for note in found.notes)

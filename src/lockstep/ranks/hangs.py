@@ -9,10 +9,21 @@ from dataclasses import dataclass, field, replace
 from .branches import branch, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
 from .job import Job
-from .mismatch import OTHER_ORDER, SAME_TENSORS, SKIPPED, apart_from_most, first_mismatch, kinds_of, rules, say_mismatch
+from .mismatch import (
+    MISMATCHED,
+    OTHER_ORDER,
+    SAME_TENSORS,
+    SKIPPED,
+    apart_from_most,
+    first_mismatch,
+    kinds_of,
+    rules,
+    say_mismatch,
+)
 from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
+from .skipped import Skip, skipped
 from .words import names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
@@ -51,7 +62,11 @@ def hang(run: Run, job: Job) -> Cause:
     at_fault, notes = found.at_fault, found.notes
     finished = [report.rank for report in members if report not in waiting]
     calls = found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None}
-    parting, line = _branch(found, waiting, finished, calls, len(members))
+    skip = skipped(calls, members)
+    if skip is not None:
+        found = _skipped(found, skip, calls, waiting)
+        notes = found.notes
+    parting, line = (skip.parting, skip.line) if skip else _branch(found, waiting, finished, calls, len(members))
     came = reached(calls)  # if from different places, the line that they share is not what differs
     notes = [SKIPPED if came and note == OTHER_ORDER else note for note in notes]
     said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS) else note for note in notes]
@@ -79,6 +94,18 @@ def hang(run: Run, job: Job) -> Cause:
     )  # fmt: skip
 
 
+def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waiting: Sequence[RankReport]) -> Finding:
+    """The same, of calls that met only because ranks had skipped one."""
+    here = {report.rank for report in waiting if pending(report) == calls.get(report.rank)}
+    passed = [one for rank, one in calls.items() if rank not in here]
+    notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
+    notes = [*dict.fromkeys([SAME_ORDER, *notes, *_came_out(calls, passed)])]
+    told = skip.usual or found.topic is Topic.MISMATCHES
+    where = dict.fromkeys(calls, skip.call.frame) if told else found.where
+    headline = skip.headline if told else found.headline
+    return replace(found, headline=headline, notes=notes, where=where, topic=Topic.HANGS)
+
+
 def _branch(
     found: Finding, waiting: list[RankReport], finished: list[int], calls: Mapping[int, Collective], size: int
 ) -> tuple[str, int | None]:
@@ -96,12 +123,7 @@ def _branch(
 
 
 def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> Waiting:
-    """A rank may wait further down than it called, or in a later call. If its call is what went wrong, the row has the
-    call's line, and of a mismatch also its tensor, as the headline.
-    """
-    met = found.calls.get(row.rank) if found.topic is Topic.MISMATCHES else None
-    if met is not None and operation is not None and met != operation:
-        row = replace(row, what=f"{said_of(met)}, now {row.what}", tensor=met.tensor, since=None, frame=met.frame)
+    """A rank may wait further down than it called. If its call is what went wrong, the row has the call's line."""
     called = operation.frame if operation else None
     return replace(row, frame=called) if called is not None and found.where.get(row.rank) == called else row
 
@@ -137,7 +159,9 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
         if any(operation in mismatch.values() for operation in operations.values()):
             at_fault = (parted.odd if parted else []) or sorted(mismatch)
             where = {rank: one.frame for rank, one in mismatch.items()}
-            return Finding(f"{say_mismatch(mismatch)}.", at_fault, rules(mismatch), where, mismatch, Topic.MISMATCHES)
+            passed = [one for rank, one in mismatch.items() if operations.get(rank) != one]
+            notes = [*rules(mismatch), *_came_out(mismatch, passed)]
+            return Finding(f"{say_mismatch(mismatch)}.", at_fault, notes, where, mismatch, Topic.MISMATCHES)
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
     if any(operation and operation.is_point_to_point for operation in operations.values()):
         return _point_to_point(waiting, finished, operations)
@@ -190,8 +214,8 @@ def _came_out(met: Mapping[int, Collective], passed: Sequence[Collective]) -> li
     )
     who = names(one.rank for one in passed)
     return [
-        f"In that call, {' met '.join(brought)} without an error. What {who} got from it is wrong, and so is every number that "
-        f"{one_or_more(passed, 'it has', 'they have')} printed from it."
+        f"In that call, {' met '.join(brought)} without an error. Trust neither what {who} got from it nor any number "
+        "computed from that."
     ]
 
 

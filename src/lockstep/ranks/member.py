@@ -10,7 +10,7 @@ from typing import Any
 from .channel import Channel
 from .job import Job
 from .messages import Begin, Event, MadeGroup, MemberReport, Pulse, Raised, Role, StackReport
-from .report import Outcome, RunEnd, Why
+from .report import Outcome, RunEnd, Why, named
 
 KEPT_EVENTS = 50_000
 
@@ -132,8 +132,8 @@ def others(call: Begin, rank: int | None) -> list[int]:
     """The ranks that have to make this rank's call too."""
     if call.kind not in ("send", "recv"):
         return [other for other in call.members if other != rank]
-    peer = call.peer
-    return [call.members[peer]] if peer is not None and 0 <= peer < len(call.members) else []
+    other = named(call.peer, call.members)
+    return [other] if other is not None and other in call.members else []
 
 
 def line_of(call: Begin, rank: int | None) -> tuple[object, ...]:

@@ -42,7 +42,7 @@ class Hello(msgspec.Struct, tag_field="event", tag="hello"):
 
 
 class Begin(msgspec.Struct, tag_field="event", tag="begin"):
-    """A communication call begins; see `report.Collective`. `callers` and `via` come with the first call of a `site`."""
+    """A communication call begins; see `report.Collective`. `callers`, `via` and `folded` come with the first call of a `site`."""
 
     number: int
     kind: str
@@ -61,7 +61,8 @@ class Begin(msgspec.Struct, tag_field="event", tag="begin"):
     device: str = ""
     site: int = 0
     callers: list[Place] = []
-    via: str = ""
+    via: list[str] = []
+    folded: int = 0
     turn: tuple[str, str] | None = None
 
 

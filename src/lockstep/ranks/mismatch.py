@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from .places import said_of
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
+from .skipped import may_skip
 from .words import names
 
 FREE_SIZES = (
@@ -21,9 +22,9 @@ SKIPPED = (
     "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped one before, "
     "or made one too many."
 )
-OTHER_ORDER = (
-    "If both tensors are right, a rank makes its calls in another order: order alone decides which calls meet."
-)
+OTHER_ORDER = "If both tensors are right, a rank makes its calls in another order or skips one: order alone decides which calls meet."
+
+MISMATCHED = (SAME_ROOT, SAME_TENSORS, SKIPPED, OTHER_ORDER)
 
 
 def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
@@ -110,7 +111,7 @@ def rules(found: dict[int, Collective]) -> list[str]:
     if mine.frame is None or theirs.frame is None:
         return said
     if mine.frame.short == theirs.frame.short and mine.tensor != theirs.tensor and not other_root:
-        said += [*_turns(found), OTHER_ORDER]
+        said += [*_turns(found), OTHER_ORDER, *may_skip(mine)]
     elif mine.frame.short != theirs.frame.short:
         said.append(SKIPPED)
     return said

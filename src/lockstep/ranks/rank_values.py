@@ -189,6 +189,8 @@ class Scope:
         name, args = called_name(call), call.args
         if name in ("get_rank", "get_world_size") and not args and not call.keywords:
             return rank if name == "get_rank" else self.size
+        if name in ("is_initialized", "is_available") and _is_distributed(call):
+            return True
         if name in ("get", "getenv") and args and isinstance(args[0], ast.Constant) and args[0].value == "RANK":
             return str(rank) if name == "getenv" or _is_environment(getattr(call.func, "value", call)) else None
         if name in CALCULATE and isinstance(call.func, ast.Name) and args:
@@ -278,6 +280,11 @@ class Scope:
 def called_name(call: ast.Call) -> str:
     """`get_rank` of `dist.get_rank()`."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _is_distributed(call: ast.Call) -> bool:
+    """`dist.is_initialized()`, of a rank that communicates."""
+    return isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in ("dist", "torch.distributed")
 
 
 def _is_environment(one: ast.expr) -> bool:

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -138,6 +138,18 @@ def _value(frame: FrameType, name: str) -> Any:
     return value
 
 
+class Caller(NamedTuple):
+    """Where a call comes from: see `report.Collective`."""
+
+    frame: messages.Place
+    callers: list[messages.Place]
+    via: list[str]
+    folded: int
+    inside: str
+    reduce_op: str
+    turn: tuple[str, str] | None
+
+
 class Recorder:
     """One process's record of communication, written straight to the supervisor's channel."""
 
@@ -179,7 +191,7 @@ class Recorder:
         tensors = _flatten(next((by_name[name] for name in _PAYLOAD if name in by_name), ()))
         group, members = self._group(by_name.get("process_group"))
         peer = by_name.get(_PEER.get(kind, ""))
-        frame, callers, via, inside, reduce_op, turn = self.caller()
+        frame, callers, via, folded, inside, reduce_op, turn = self.caller()
         if self.reduced is not None and inside == "backward":
             self.reduced(tensors)
         with self._lock:
@@ -194,7 +206,7 @@ class Recorder:
             of_kind = self._of_kind[group, kind] = self._of_kind.get((group, kind), 0) + 1
             if number % SITES_AGAIN == 0:
                 self._sites.clear()
-            known, site = len(self._sites), self._sites.setdefault((frame, *callers, via), len(self._sites))
+            known, site = len(self._sites), self._sites.setdefault((frame, *callers, *via, folded), len(self._sites))
             first = tensors[0] if tensors else None
             barrier = kind in ("barrier", "monitored_barrier")
             now = time.monotonic_ns()
@@ -207,8 +219,8 @@ class Recorder:
                 device=first.device.type if first is not None else "",
                 time=now, inside=inside, reduce_op=reduce_op,
                 peer=int(peer) if isinstance(peer, int) else None, frame=frame,
-                site=site, callers=callers if site == known else [], via=via if site == known else "",
-                turn=turn,
+                site=site, callers=callers if site == known else [], via=via if site == known else [],
+                folded=folded if site == known else 0, turn=turn,
             ))  # fmt: skip
         return number
 
@@ -321,10 +333,8 @@ class Recorder:
         """True for code that is neither Python's, nor an installed library's, nor ours."""
         return _is_users(filename, self._hidden)
 
-    def caller(self) -> tuple[messages.Place, list[messages.Place], str, str, str, tuple[str, str] | None]:
-        """The user's frame below this call, its callers, the libraries' frames in between, the part of DDP, the reduction, and
-        the turn of the loop.
-        """
+    def caller(self) -> Caller:
+        """Where the call that is being made comes from."""
         frame: FrameType | None = sys._getframe(2)
         users: list[messages.Place] = []
         libraries: list[str] = []
@@ -344,8 +354,8 @@ class Recorder:
                 if library := _library_in(file, frame.f_globals.get("__name__", "")):
                     libraries.append(library)
             frame = frame.f_back
-        via = f"{folded} frames of {' and '.join(dict.fromkeys(libraries[::-1]))}" if libraries else ""
-        return (users or [None])[0], users[1:], via, inside, reduce_op, turn
+        via = [*dict.fromkeys(libraries[::-1])]
+        return Caller((users or [None])[0], users[1:], via, folded if via else 0, inside, reduce_op, turn)
 
     def stack(self) -> messages.StackReport:
         """Where the main thread stands now; see `report.Stack`. From another thread, only `without_collections`."""
@@ -657,7 +667,7 @@ def _keep_groups(recorder: Recorder) -> None:
         with contextlib.suppress(Exception):
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])
-            place = recorder.caller()[0]
+            place = recorder.caller().frame
             recorder.send(messages.MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
         with processes.threads_named(processes.POLLERS[0]):
             made = make(*args, **kwargs)

@@ -100,7 +100,7 @@ class ReplicaWatch:
                 followed.infinite.add(number)
             if value == "NaN" or (value and number not in followed.infinite):
                 self.told_of_value = True
-                frame = self.recorder.caller()[0]
+                frame = self.recorder.caller().frame
                 gradient = followed.values[number] if followed.values else ""
                 self.recorder.send(NotFinite(
                     followed.step, followed.names[number], value, gradient, self.brought_value, bool(self.brought), frame
@@ -108,7 +108,7 @@ class ReplicaWatch:
                 return
 
     def _tell(self, followed: _Followed, prints: list[int], **found: Any) -> None:
-        frame = self.recorder.caller()[0]
+        frame = self.recorder.caller().frame
         self.recorder.send(Replica(followed.index, followed.step, prints, frame, **found))
 
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import linecache
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -147,6 +147,13 @@ class Frame:
         return f"cell line {self.line}" if self.is_cell else f"{self.file}:{self.line}"
 
 
+def named(peer: int | None, members: Sequence[int]) -> int | None:
+    """The rank of the world that a call within a group of these members names as `peer`."""
+    if peer is None or peer < 0:
+        return None
+    return members[peer] if peer < len(members) else peer
+
+
 @dataclass(frozen=True)
 class Collective:
     """One communication call of one rank, recorded where PyTorch dispatches it, below the user's code.
@@ -155,7 +162,8 @@ class Collective:
     of a group meet when theirs are equal. `nbytes` is what this rank put in (for a receive: what it asked for).
     `start` and `end` are seconds since the run began; `end` is None unless the run asked for a timeline. `members` are
     the ranks of the group, as the default group numbers them. `of_kind` counts the group's calls of this kind from 1.
-    `callers` called `frame`'s function, the nearest first; `via` is what lies between `frame` and the call, folded.
+    `callers` called `frame`'s function, the nearest first; `folded` frames lie between `frame` and the call, of the
+    libraries `via`.
     `turn` is the variable of the loop around the call, and what it was, if that is a number or a text.
     """
 
@@ -176,15 +184,19 @@ class Collective:
     members: tuple[int, ...] = ()
     of_kind: int = 0
     callers: tuple[Frame, ...] = ()
-    via: str = ""
+    via: tuple[str, ...] = ()
+    folded: int = 0
     turn: tuple[str, str] | None = None
 
     @property
     def named(self) -> int | None:
         """The rank that the call names, its root or the other end of a message, as the world numbers it; None is any."""
-        if self.peer is None or self.peer < 0:
-            return None
-        return self.members[self.peer] if self.peer < len(self.members) else self.peer
+        return named(self.peer, self.members)
+
+    @property
+    def chain(self) -> tuple[Frame, ...]:
+        """The call's line and what led to it, the outermost first."""
+        return tuple(frame for frame in (self.frame, *self.callers) if frame)[::-1]
 
     @property
     def is_point_to_point(self) -> bool:

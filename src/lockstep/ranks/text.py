@@ -195,7 +195,7 @@ def silent_mismatch(run: Run, width: int | None = None) -> str:
         return _crossed(run, width)
     if run.device != "cpu" and kinds_of(met) <= UNEVEN:
         return ""
-    said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but what they got from it is wrong."
+    said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but trust nothing that they got from it."
     return _mixed(said, mismatch_rows(met, odd_ones(met)), ["\n".join(rules(met))], width)
 
 

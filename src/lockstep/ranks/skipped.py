@@ -1,0 +1,256 @@
+"""A collective that some ranks skipped, and the `if` that let them: proved from the source, or not said.
+
+Two sides parted in one function: a line of it led one side to its call; the other has come past that line without the call.
+If there is only one `if` by which a rank can come past, there or in what is called from there, that `if` parted them.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .branches import LEAVES, SURE, Block, Loop, Parting, alike, header, in_words, scopes, shared, why_of, within
+from .places import said_of
+from .rank_values import Function, Scope, Source, TooLong, called_name
+from .report import Collective, Frame, RankReport
+from .words import names
+
+Chain = tuple[Frame, ...]
+Leaves = tuple[type[ast.stmt], ...]
+MAYBE_NOT = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.comprehension, ast.Await, ast.Yield, ast.YieldFrom)
+"""An expression with one of these need not make a call that is in it."""
+CALLED_ANYWAY = ("no_grad", "inference_mode", "enable_grad", "staticmethod", "classmethod", "record")
+"""Decorators that call the function each time."""
+
+
+class Unsure(Exception):
+    """There may be another way past the call."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names."""
+
+    call: Collective
+    made: list[int]
+    without: list[int]
+    parting: str
+    line: int
+    usual: bool
+    """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
+
+    @property
+    def headline(self) -> str:
+        """Who skipped what, or only who called what."""
+        if self.usual:
+            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called."
+        return f"{names(self.made)} called {said_of(self.call)}, and {names(self.without)} did not."
+
+
+def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
+    """Which of the ranks whose `calls` met had skipped one; None if it isn't certain."""
+    sides: dict[Chain, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        sides.setdefault(call.chain, []).append(rank)
+    if len(sides) != 2 or any(call.inside or call.via for call in calls.values()):
+        return None
+    one, other = sides
+    common = shared(one, other)
+    files = {frame.file for chain in sides for frame in chain[common:]}
+    if len(files) != 1 or common in (len(one), len(other)):
+        return None
+    try:
+        source = Source("".join(linecache.getlines(files.pop())))
+        made, past = (one, other) if _is_next(one, other, common, calls, members) else (other, one)
+        again = any(frame.file != one[common].file or _loops(source, frame.line) for frame in one[:common])
+        ways = [
+            [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again)]
+            for mine, theirs in ((made, past), (past, made))
+        ]
+    except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
+        return None
+    if not ways[0] or len({way.node for some in ways for way in some}) > 1:
+        return None
+    found = ways[0][0]
+    line, call = found.node.lineno, calls[sides[made][0]]
+    aside = not found.leaves and source.around(line)[:1] == source.around(made[common].line)[:1]
+    usual = not aside and len(sides[made]) >= len(sides[past])
+    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, usual)
+
+
+def _is_next(
+    one: Chain, other: Chain, common: int, calls: Mapping[int, Collective], members: Sequence[RankReport]
+) -> bool:
+    """Whether, after all that the ranks had called before, `one` was due rather than `other`.
+
+    Raises Unsure if they have not called the two in turns: then a rank may skip one of them.
+    """
+    before = one[common].line < other[common].line
+    met = next(iter(calls.values()))
+    due = set()
+    for report in members:
+        turns = [
+            call.chain
+            for call in report.collectives
+            if call.chain in (one, other) and call.group_number < met.group_number
+            and (call.group, call.members) == (met.group, met.members)
+        ]  # fmt: skip
+        if any(a == b for a, b in pairwise(turns)) or (turns and (turns[0] == one) is not before):
+            raise Unsure
+        if report.rank in calls:
+            due.add(turns[-1] == other if turns else before)
+    if len(due) > 1:
+        raise Unsure
+    return due.pop()
+
+
+def _ways(
+    source: Source, frames: Sequence[Frame], there: int, made: list[int], past: list[int], size: int, again: bool
+) -> Iterator[Parting]:
+    """The `if`s by which those that are `past` may have missed the call that the frames led to, on the way to line `there`.
+
+    Raises Unsure if there may be other ways. `again`: the function where they parted may be called again.
+    """
+    homes = [next(iter(source.around(frame.line)), None) for frame in frames]
+    if homes[0] is not next(iter(source.around(there)), None) or None in homes[1:]:
+        raise Unsure
+    for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
+        body: Sequence[ast.stmt] = scope.home.body
+        leaves: Leaves = (ast.Return,)
+        if (
+            depth == 0
+        ):  # Those that are past are still in this function: a new turn of a loop is a way, or a new call of it.
+            loops = [one for one in ast.walk(scope.home) if isinstance(one, Loop)]
+            loops = [one for one in loops if within(one.body, frame.line) and within(one.body, there)]
+            leaves = LEAVES if len(loops) > 1 or again else (ast.Continue,)
+            if loops:
+                loop = max(loops, key=lambda one: one.lineno)
+                body = loop.body
+                if leaves is LEAVES and (isinstance(loop, ast.While) or scope.depends(loop.iter)):
+                    raise Unsure
+        for node, taken in _missing(body, frame.line, leaves, 0 if depth else there):
+            if alike(node, scope) or not _may(node, taken, scope, past):
+                continue
+            if not isinstance(node, ast.If) or _communicates(node.body if taken else node.orelse, source):
+                raise Unsure
+            yield Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
+        _surely_calls(scope, frame.line, homes[depth + 1] if depth + 1 < len(homes) else None)
+
+
+def _loops(source: Source, line: int) -> bool:
+    """Whether a line is in a loop."""
+    return any(isinstance(one, Loop) and within(one.body, line) for one in ast.walk(source.tree))
+
+
+def may_skip(call: Collective) -> list[str]:
+    """The only `if` that lets a rank skip a call in a loop, if there is one: what it does, whether or not a rank has."""
+    if call.frame is None or call.inside or call.via:
+        return []
+    try:
+        source = Source("".join(linecache.getlines(call.frame.file)))
+        home = next(iter(source.around(call.frame.line)), source.tree)
+        loops = [one for one in ast.walk(home) if isinstance(one, Loop) and within(one.body, call.frame.line)]
+        body = max(loops, key=lambda one: one.lineno).body if loops else home.body
+        scope = Scope(source, len(call.members), home if isinstance(home, Function) else None)
+        leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
+        ways = [
+            (node, taken) for node, taken in _missing(body, call.frame.line, leaves, 0)
+            if not alike(node, scope) and _may(node, taken, scope, call.members)
+        ]  # fmt: skip
+    except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
+        return []
+    if len(ways) != 1 or not isinstance(ways[0][0], ast.If):
+        return []
+    node, taken = ways[0]
+    return [f"A rank that {'takes' if taken else 'does not take'} the branch {header(node, source)} skips this call."]
+
+
+def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -> Iterator[tuple[Block, bool]]:
+    """The statements by which a rank may miss a line of this block, and whether it takes their branch then."""
+    for one in block:
+        if not within([one], line):
+            yield from _leaving(one, leaves)
+            continue
+        if isinstance(one, (Function, ast.ClassDef)) or hasattr(one, "handlers") or hasattr(one, "cases"):
+            raise Unsure
+        arms = [getattr(one, name, []) for name in ("body", "orelse")]
+        if arm := next((arm for arm in arms if within(arm, line)), None):
+            if isinstance(one, ast.With) and any("suppress" in ast.unparse(item) for item in one.items):
+                raise Unsure
+            if isinstance(one, Block) and not (there and within(arm, there)):
+                if there and within([one], there):  # each in an arm of its own
+                    raise Unsure
+                yield one, arm is not one.body
+            yield from _missing(arm, line, leaves, there)
+        return
+
+
+def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
+    """The `if`s in a statement that leave the block around it, and whether by their branch or by the `else`."""
+    if isinstance(one, (Function, ast.ClassDef)):
+        return
+    if isinstance(one, Loop):
+        leaves = tuple(kind for kind in leaves if kind in (ast.Return, ast.Raise))
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(one, name, []):
+            if not isinstance(inner, leaves):
+                yield from _leaving(inner, leaves)
+            elif isinstance(one, ast.If):
+                yield one, name == "body"
+            else:
+                raise Unsure
+
+
+def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
+    """Whether one of these ranks may have come past there, as far as the test can be told."""
+    known = [scope.value(node.test, rank) if isinstance(node, ast.If) else None for rank in ranks]
+    return any(one is None or bool(one) is taken for one in known)
+
+
+def _communicates(block: Sequence[ast.stmt], source: Source) -> bool:
+    """Whether a block has calls that may be collectives: those that have gone there may have missed one there."""
+    calls = [node for one in block for node in ast.walk(one) if isinstance(node, ast.Call)]
+    own = [one for one in source.functions if one.name in map(called_name, calls)]
+    return any(re.search(r"\b(dist|distributed)\.", ast.unparse(node)) for node in (*calls, *own))
+
+
+def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
+    """Raises Unsure unless all that come to this line call this function; None is one that is not of the file."""
+    parts = [
+        part
+        for one in ast.walk(scope.home)
+        for child in ast.iter_child_nodes(one)
+        if isinstance(one, ast.stmt) and isinstance(child, ast.expr) and within([child], line)
+        for part in ast.walk(child)
+    ]
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    calls = [one for one in calls if function is None or called_name(one) == function.name]
+    if any(isinstance(part, MAYBE_NOT) and not {*calls}.isdisjoint(ast.walk(part)) for part in parts):
+        raise Unsure
+    if function is None:
+        return
+    named = [one for one in scope.source.functions if one.name == function.name]
+    wraps = [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in function.decorator_list]
+    generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
+    if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
+        raise Unsure
+    if isinstance(function, ast.AsyncFunctionDef) or not _is_its_own(calls[0].func, function, scope):
+        raise Unsure
+
+
+def _is_its_own(called: ast.expr, function: Function, scope: Scope) -> bool:
+    """Whether this is the function by its name, or a method of `self` or of an object whose class the code names."""
+    if isinstance(called, ast.Name):
+        return not scope.assigned(called.id)
+    if not (isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name)):
+        return False
+    classes = [
+        node.name for node in ast.walk(scope.source.tree) if isinstance(node, ast.ClassDef) and function in node.body
+    ]
+    made = [one.value for one in scope.assigned(called.value.id)]
+    known = all(isinstance(one, ast.Call) and called_name(one) in classes for one in made)
+    return called.value.id == "self" or bool(made and known)
