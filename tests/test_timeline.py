@@ -125,6 +125,69 @@ def test_a_group_runs_two_at_once_and_the_others_queue() -> None:
     assert [one["args"]["queued_us"] for one in events if "queued_us" in one.get("args", ())][:4] == [0, 0, 1000, 2500]
 
 
+def test_who_has_waited_knows_that_it_has_ended() -> None:
+    """gloo's reduce_scatter never says so: without that it would last to the run's end, and hold one of the two places."""
+    run = made()
+    for report in run.ranks:
+        del report.waits[:], report.collectives[1:]
+        for n, at in enumerate((0.0, 0.002, 0.004)):
+            report.collectives.append(call(report.rank, 3 + n, "reduce_scatter", at, None, ""))
+            report.waits.append(Wait(3 + n, at, at + 0.001))
+        report.collectives.append(call(report.rank, 8, "all_reduce", 0.006, 0.007, ""))
+    items = whole(run).steps[0][0].collectives
+    assert [(one.done, one.runs, round(one.end - one.launch, 6)) for one in items] == [
+        (True, one.launch, 0.001) for one in items
+    ]
+    for report in run.ranks:
+        del report.waits[:]
+    items = whole(run).steps[0][0].collectives
+    assert [one.done for one in items] == [False] * 3 + [True]
+    assert all(one.runs == one.launch for one in items), "what is not known to have ended holds no place"
+
+
+ENDS = """
+import datetime, time, torch, torch.distributed as dist
+from lockstep.ranks import mark, observe
+dist.init_process_group("gloo")
+rank, size, tensor = dist.get_rank(), dist.get_world_size(), torch.ones(4)
+mark("forward")
+dist.reduce_scatter_tensor(torch.empty(4), torch.ones(8))
+dist.monitored_barrier()
+dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+if rank == 1:
+    time.sleep(0.5)
+work = dist.all_reduce(tensor, async_op=True)
+try:
+    work.wait(datetime.timedelta(milliseconds=100))
+except RuntimeError:
+    observe("gave up", rank)
+while not work.is_completed():
+    time.sleep(0.01)
+mark("end")
+"""
+
+
+def test_calls_that_end_have_an_end_and_a_wait_that_gives_up_is_none() -> None:
+    run = ranks.run(ranks.Source(ENDS), 2, timeline=True)
+    assert run.ok and run.observed("gave up")[0] == 0, run.cause
+    step = whole(run).steps[0][0]
+    assert [one.kind for one in step.collectives] == [
+        "reduce_scatter_tensor",
+        "monitored_barrier",
+        "send",
+        "all_reduce",
+    ]
+    assert all(one.done and one.runs == one.launch for one in step.collectives)
+    ends = [one.end for one in step.collectives]
+    assert ends == sorted(ends) and ends[-1] > run.ranks[1].collectives[-1].start, "the other rank called it later"
+
+
+def test_a_run_without_steps_has_a_picture() -> None:
+    run = ranks.run(ranks.Source("import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+                                 "dist.all_reduce(torch.ones(4))"), 2, timeline=True)  # fmt: skip
+    assert "all_reduce, rank 1" in page(Timeline((whole(run),)), "a page")
+
+
 def test_gloo_has_as_many_threads_as_the_picture_says() -> None:
     text = (
         "import torch, torch.distributed as dist\nfrom lockstep.ranks import observe\ndist.init_process_group('gloo')\n"

@@ -239,9 +239,11 @@ class Recorder:
             return "?", []
 
     def launched(self, number: int, result: Any) -> None:
-        """Remember the operation's Work, to know later whether it has completed."""
+        """Remember the operation's Work, to know later whether it has completed. One without is over when it returns."""
         while self._outstanding and _completed(self._outstanding[0][0]):
             self._outstanding.popleft()
+        if result is None and self.timeline:
+            self._end(number)
         boxed = result[-1] if isinstance(result, (tuple, list)) else result
         try:
             work = dist.Work.unbox(boxed)
@@ -282,6 +284,9 @@ class Recorder:
             since = self._began[1]
         try:
             yield
+        except BaseException:  # the wait has given up; what it waited for goes on
+            number = 0
+            raise
         finally:
             self.send(messages.Waited(number, since, time.monotonic_ns()))
 

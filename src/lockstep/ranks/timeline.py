@@ -195,7 +195,7 @@ def panel_of(run: Run, title: str = "", step: int | None = None) -> Panel:
 
     Raises ValueError when it has no marks to tell its steps by, or no ends of its collectives.
     """
-    of_ranks = [_steps(replace(report, ended=0.0)) for report in run.ranks]  # what has no end is not drawn
+    of_ranks = [_steps(replace(_with_ends(report), ended=0.0)) for report in run.ranks]  # what has no end is not drawn
     if not of_ranks or not all(of_ranks):
         raise ValueError('no step to draw: let every rank call mark("forward"), mark("backward") and mark("end")')
     count = min(map(len, of_ranks))
@@ -208,7 +208,7 @@ def whole(run: Run, most: int | None = None) -> Panel:
 
     Raises ValueError when nothing was recorded.
     """
-    reports = [_closed(report) for report in run.ranks]
+    reports = [_closed(_with_ends(report)) for report in run.ranks]
     of_ranks = [_steps(report, between=True) for report in reports]
     count = min(map(len, of_ranks), default=0)
     if count:
@@ -219,6 +219,18 @@ def whole(run: Run, most: int | None = None) -> Panel:
     if not any(report.collectives for report in reports):
         raise ValueError("the ranks took no training step and called no collective")
     return Panel("", (), (tuple(_step(report, [], report.collectives) for report in reports),))
+
+
+def _with_ends(report: RankReport) -> RankReport:
+    """Who has waited for a call knows that it has ended, however late torch's thread is to say so, or if it never does."""
+    known = {wait.number: wait.end for wait in report.waits}
+    told = [
+        replace(
+            call, end=known.get(call.number) if call.end is None else min(call.end, known.get(call.number, call.end))
+        )
+        for call in report.collectives
+    ]
+    return replace(report, collectives=told)
 
 
 def _closed(report: RankReport) -> RankReport:
@@ -276,7 +288,6 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
         raise ValueError("this run has no ends of its collectives: record it with --timeline")
     idle = _idle(report, phases, gradients, calls)
     last = gradients[-1].number if gradients else 0
-    known = {wait.number: wait.end for wait in report.waits}
     wrapped = any(call.inside == "DDP()" for call in report.collectives)
     free: dict[str, list[float]] = {}
     collectives = []
@@ -284,21 +295,19 @@ def _step(report: RankReport, marks: list[Mark], calls: list[Collective]) -> Ste
         before = [mark.at for mark in gradients if mark.number < call.number]
         of_ddp = wrapped and call.inside == "backward" and call.kind.startswith("all_reduce")
         ready = before[-1] if before and of_ddp else None
-        # Who has waited for it knows that it has ended, however late torch's thread was to say so.
         # Backward returns when DDP has waited for all its buckets.
         returned = [
             one.end for one in phases if of_ddp and one.name == "backward" and one.begin <= call.start <= one.end
         ]
-        end = report.ended if call.end is None else min(call.end, known.get(call.number, call.end), *returned)
-        end = max(call.start, end)
+        done = call.end is not None
+        end = report.ended if call.end is None else max(call.start, min([call.end, *returned]))
         runs = call.start
-        if not call.is_point_to_point:
+        if done and not call.is_point_to_point and call.kind != "monitored_barrier":
             places = free.setdefault(call.group, [0.0] * AT_ONCE)
             runs = min(max(runs, places[0]), end)
             places[:] = sorted([*places[1:], end])
         early = call.number < last
         exposed = tuple(_within(idle, call.start, end))
-        done = call.end is not None
         collectives.append(Bucket(call.kind, call.nbytes, ready, call.start, runs, end, early, exposed, done, of_ddp))
     stood = [span for one in collectives for span in one.exposed]
     phases = [replace(one, waits=tuple(_within(stood, one.begin, one.end))) for one in phases]

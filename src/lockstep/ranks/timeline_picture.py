@@ -108,7 +108,7 @@ class _Lane:
     def draw(self) -> list[str]:
         afters = [*(bar.left for bar in self.bars[1:]), float(self.wide)]
         free, drawn, labels = float(LEFT), [], []
-        for bar, after in zip(self.bars, afters, strict=True):
+        for bar, after in zip(self.bars, afters, strict=False):  # without bars there is one `after` all the same
             drawn.append(self._draw(bar, after))
             if bar.group == "tl-phase" or self.height < 13:
                 continue
