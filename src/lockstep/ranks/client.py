@@ -165,7 +165,7 @@ def warm(preload: Sequence[str] = ()) -> None:
     """Start the warm process in the background, so that the first run does not wait for it.
 
     The modules `preload`, which the runs will want, are imported as soon as it is idle. A warm process that lacks one of them
-    is ended first.
+    is ended first; no run may be under way then.
     """
     if start_method() == "fork":
         if not {*preload} <= {*_server.preload}:
