@@ -26,6 +26,9 @@ MAYBE_NOT = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.comprehension, ast.Await, as
 CALLED_ANYWAY = ("no_grad", "inference_mode", "enable_grad", "staticmethod", "classmethod", "record")
 """Decorators that call the function each time."""
 
+LETS_OUT = ("autocast", "nullcontext", "record_function", "no_sync", "set_grad_enabled", "device", "stream", "open")
+"""Blocks that no exception is swallowed by."""
+
 
 class Unsure(Exception):
     """There may be another way past the call."""
@@ -121,9 +124,8 @@ def _ways(
     for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
         body: Sequence[ast.stmt] = scope.home.body
         leaves: Leaves = (ast.Return,)
-        if (
-            depth == 0
-        ):  # Those that are past are still in this function: a new turn of a loop is a way, or a new call of it.
+        if depth == 0:
+            # Those that are past are in this function: only a new turn of a loop is a way there, or a new call of it.
             loops = [one for one in ast.walk(scope.home) if isinstance(one, Loop)]
             loops = [one for one in loops if within(one.body, frame.line) and within(one.body, there)]
             leaves = LEAVES if len(loops) > 1 or again else (ast.Continue,)
@@ -179,7 +181,9 @@ def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -
             raise Unsure
         arms = [getattr(one, name, []) for name in ("body", "orelse")]
         if arm := next((arm for arm in arms if within(arm, line)), None):
-            if isinstance(one, ast.With) and any("suppress" in ast.unparse(item) for item in one.items):
+            if isinstance(one, ast.With) and not all(
+                _name(item.context_expr) in (*CALLED_ANYWAY, *LETS_OUT) for item in one.items
+            ):
                 raise Unsure
             if isinstance(one, Block) and not (there and within(arm, there)):
                 if there and within([one], there):  # each in an arm of its own
@@ -211,6 +215,11 @@ def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
     return any(one is None or bool(one) is taken for one in known)
 
 
+def _name(one: ast.expr) -> str:
+    """`no_grad` of `torch.no_grad()`."""
+    return ast.unparse(one).partition("(")[0].rpartition(".")[2]
+
+
 def _communicates(block: Sequence[ast.stmt], source: Source) -> bool:
     """Whether a block has calls that may be collectives: those that have gone there may have missed one there."""
     calls = [node for one in block for node in ast.walk(one) if isinstance(node, ast.Call)]
@@ -234,7 +243,7 @@ def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
     if function is None:
         return
     named = [one for one in scope.source.functions if one.name == function.name]
-    wraps = [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in function.decorator_list]
+    wraps = map(_name, function.decorator_list)
     generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
     if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
         raise Unsure
