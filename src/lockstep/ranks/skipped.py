@@ -36,22 +36,25 @@ class Unsure(Exception):
 
 @dataclass(frozen=True)
 class Skip:
-    """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names."""
+    """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names, and
+    went on to `next`."""
 
     call: Collective
     made: list[int]
     without: list[int]
     parting: str
     line: int
+    next: Frame
     usual: bool
     """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
 
     @property
     def headline(self) -> str:
         """Who skipped what, or only who called what."""
+        on = f"and went on to {self.next.short}"
         if self.usual:
-            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called."
-        return f"{names(self.made)} called {said_of(self.call)}, and {names(self.without)} did not."
+            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called, {on}."
+        return f"{names(self.made)} called {said_of(self.call)}, {names(self.without)} did not {on}."
 
 
 def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
@@ -82,7 +85,7 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     line, call = found.node.lineno, calls[sides[made][0]]
     aside = not found.leaves and source.around(line)[:1] == source.around(made[common].line)[:1]
     usual = not aside and len(sides[made]) >= len(sides[past])
-    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, usual)
+    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, past[common], usual)
 
 
 def _is_next(
