@@ -349,10 +349,11 @@ def test_a_mismatch_in_a_function_that_all_use_says_from_where_each_came() -> No
     )
     run = ranks.run(ranks.Source(PRELUDE + text, "shared"), 3)
     assert run.cause is not None and run.cause.kind == "hang" and run.cause.topic is Topic.HANGS
-    assert run.cause.headline == "rank 1 called all_reduce #2, and ranks 0 and 2 did not."
+    at = PRELUDE.count("\n")
+    assert run.cause.headline == f"rank 1 called all_reduce #2, ranks 0 and 2 did not and went on to shared:{at + 9}."
     tensors = {"all_reduce #2": {"4 × float32", "3 × float32"}, "all_reduce #3": {"4 × float32"}}
     assert all(row.tensor in tensors[row.what] for row in run.cause.rows), run.cause.rows
-    at, said = PRELUDE.count("\n"), " ".join(run.cause.notes)
+    said = " ".join(run.cause.notes)
     assert f"Rank 1 took the branch at line {at + 5} (if rank == 1); ranks 0 and 2 did not." in said
     came = rf"from shared:{at + 6} \(mean\(torch.ones\(3\)\)\), called from shared:{at + 10} \(evaluate\(\)\)"
     assert re.search(came, said), said

@@ -9,6 +9,7 @@ import linecache
 import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def sync(g):
         return
     if g > 5:  # HERE
         return
-    with guard():
+    with torch.no_grad():
         dist.all_reduce(g)
 
 for step in range(9):
@@ -206,6 +207,12 @@ with suppress(OSError):
     sync(loss)
 dist.all_reduce(loss)
 """,
+    "a block that may swallow an exception": """
+with quietly(OSError):
+    fail(rank)
+    sync(loss)
+dist.all_reduce(loss)
+""",
     "another object with such a method": """
 class Loud:
     def log(self, g):
@@ -320,9 +327,9 @@ def played(program: str, file: Path) -> Skip | None:
                 raise OSError
 
         names: dict[str, Any] = {
-            "dist": dist, "rank": rank, "loss": 1, "loader": range(3), "guard": nullcontext,
+            "dist": dist, "rank": rank, "loss": 1, "loader": range(3), "torch": SimpleNamespace(no_grad=nullcontext),
             "extra": lambda step, rank=rank: range(1 + (rank and step == 1)),
-            "suppress": suppress, "fail": fail,
+            "suppress": suppress, "quietly": suppress, "fail": fail,
             "loggers": lambda loud, rank=rank, quiet=Quiet: quiet() if rank else loud(),
             "on_rank_zero": lambda called, rank=rank: (lambda g: None) if rank else called,
         }  # fmt: skip

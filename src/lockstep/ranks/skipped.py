@@ -26,6 +26,9 @@ MAYBE_NOT = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.comprehension, ast.Await, as
 CALLED_ANYWAY = ("no_grad", "inference_mode", "enable_grad", "staticmethod", "classmethod", "record")
 """Decorators that call the function each time."""
 
+LETS_OUT = ("autocast", "nullcontext", "record_function", "no_sync", "set_grad_enabled", "device", "stream", "open")
+"""Blocks that no exception is swallowed by."""
+
 
 class Unsure(Exception):
     """There may be another way past the call."""
@@ -33,22 +36,25 @@ class Unsure(Exception):
 
 @dataclass(frozen=True)
 class Skip:
-    """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names."""
+    """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names, and
+    went on to `next`."""
 
     call: Collective
     made: list[int]
     without: list[int]
     parting: str
     line: int
+    next: Frame
     usual: bool
     """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
 
     @property
     def headline(self) -> str:
         """Who skipped what, or only who called what."""
+        on = f"and went on to {self.next.short}"
         if self.usual:
-            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called."
-        return f"{names(self.made)} called {said_of(self.call)}, and {names(self.without)} did not."
+            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called, {on}."
+        return f"{names(self.made)} called {said_of(self.call)}, {names(self.without)} did not {on}."
 
 
 def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
@@ -79,7 +85,7 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     line, call = found.node.lineno, calls[sides[made][0]]
     aside = not found.leaves and source.around(line)[:1] == source.around(made[common].line)[:1]
     usual = not aside and len(sides[made]) >= len(sides[past])
-    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, usual)
+    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, past[common], usual)
 
 
 def _is_next(
@@ -121,9 +127,8 @@ def _ways(
     for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
         body: Sequence[ast.stmt] = scope.home.body
         leaves: Leaves = (ast.Return,)
-        if (
-            depth == 0
-        ):  # Those that are past are still in this function: a new turn of a loop is a way, or a new call of it.
+        if depth == 0:
+            # Those that are past are in this function: only a new turn of a loop is a way there, or a new call of it.
             loops = [one for one in ast.walk(scope.home) if isinstance(one, Loop)]
             loops = [one for one in loops if within(one.body, frame.line) and within(one.body, there)]
             leaves = LEAVES if len(loops) > 1 or again else (ast.Continue,)
@@ -179,7 +184,9 @@ def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -
             raise Unsure
         arms = [getattr(one, name, []) for name in ("body", "orelse")]
         if arm := next((arm for arm in arms if within(arm, line)), None):
-            if isinstance(one, ast.With) and any("suppress" in ast.unparse(item) for item in one.items):
+            if isinstance(one, ast.With) and not all(
+                _name(item.context_expr) in (*CALLED_ANYWAY, *LETS_OUT) for item in one.items
+            ):
                 raise Unsure
             if isinstance(one, Block) and not (there and within(arm, there)):
                 if there and within([one], there):  # each in an arm of its own
@@ -211,6 +218,11 @@ def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
     return any(one is None or bool(one) is taken for one in known)
 
 
+def _name(one: ast.expr) -> str:
+    """`no_grad` of `torch.no_grad()`."""
+    return ast.unparse(one).partition("(")[0].rpartition(".")[2]
+
+
 def _communicates(block: Sequence[ast.stmt], source: Source) -> bool:
     """Whether a block has calls that may be collectives: those that have gone there may have missed one there."""
     calls = [node for one in block for node in ast.walk(one) if isinstance(node, ast.Call)]
@@ -234,7 +246,7 @@ def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
     if function is None:
         return
     named = [one for one in scope.source.functions if one.name == function.name]
-    wraps = [ast.unparse(one).partition("(")[0].rpartition(".")[2] for one in function.decorator_list]
+    wraps = map(_name, function.decorator_list)
     generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
     if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
         raise Unsure
