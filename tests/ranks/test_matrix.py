@@ -4,6 +4,7 @@ Rank 1 is the one that misbehaves, unless a case says otherwise. A case's text r
 """
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from lockstep import ranks
 from lockstep.ranks import Outcome, explain
 from lockstep.ranks.mismatch import OTHER_ORDER
 from lockstep.ranks.report import Topic
+from lockstep.ranks.text import silent_mismatch
 
 PRELUDE = """\
 import ctypes, os, signal, subprocess, sys, time
@@ -256,6 +258,15 @@ def test_what_gloo_mixes_without_a_word_is_exposed(first: str, second: str) -> N
     met = run.silent_mismatch
     assert set(met) == {0, 1}
     assert (met[0].dtype, met[0].reduce_op) != (met[1].dtype, met[1].reduce_op)
+
+
+def test_a_mismatch_that_raised_is_not_told_as_one_that_nobody_noticed() -> None:
+    """torch has compared the calls itself, and the program has caught its error: nothing was combined."""
+    text = "try:\n    dist.all_reduce(torch.ones(4 + rank))\nexcept RuntimeError as error:\n    assert 'differ' in str(error)"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2, environment={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    assert run.ok, run.cause
+    assert [call.failed for report in run.ranks for call in report.collectives] == [True, True]
+    assert run.silent_mismatch and silent_mismatch(run) == ""
 
 
 def test_an_honest_run_has_no_mismatch() -> None:

@@ -516,6 +516,7 @@ def _stack(told: messages.StackReport) -> Stack:
 
 def _place_events(report: RankReport, events: list[messages.Event], began: float) -> None:
     ends: dict[int, float] = {}
+    failed: set[int] = set()
     sites: dict[int, tuple[tuple[Frame, ...], tuple[str, ...], int]] = {}
     for event in events:
         with contextlib.suppress(OverflowError):
@@ -523,6 +524,8 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
             match event:
                 case messages.End():
                     ends[event.number] = at
+                case messages.Failed():
+                    failed.add(event.number)
                 case messages.Waited():
                     report.waits.append(Wait(event.number, event.since / 1e9 - began, at))
                 case messages.Mark():
@@ -534,8 +537,10 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
                     callers, via, folded = known
                     one = _collective(report.rank, event, at)
                     report.collectives.append(replace(one, callers=callers, via=via, folded=folded))
-    if ends:
-        report.collectives = [replace(one, end=ends.get(one.number)) for one in report.collectives]
+    if ends or failed:
+        report.collectives = [
+            replace(one, end=ends.get(one.number), failed=one.number in failed) for one in report.collectives
+        ]
 
 
 def _collective(rank: int, begin: messages.Begin, at: float) -> Collective:

@@ -73,6 +73,13 @@ class End(msgspec.Struct, tag_field="event", tag="end"):
     time: int
 
 
+class Failed(msgspec.Struct, tag_field="event", tag="failed"):
+    """A communication call has raised an error, which the code may have caught."""
+
+    number: int
+    time: int
+
+
 class Waited(msgspec.Struct, tag_field="event", tag="waited"):
     """The main thread has waited for communication; see `report.Wait`."""
 
@@ -211,7 +218,7 @@ class ChildEnded(msgspec.Struct, tag_field="event", tag="ended"):
     code: int
 
 
-Event = Begin | End | Waited | Mark | MadeGroup  # What a rank tells of its communication
+Event = Begin | End | Failed | Waited | Mark | MadeGroup  # What a rank tells of its communication
 FromRank = (Hello | Event | IsRank | Observe | Show | Returned | Raised | Exit | Sample | Watcher | Replica
             | NotFinite | ChildEnded)  # fmt: skip
 

@@ -290,6 +290,11 @@ class Recorder:
         finally:
             self.send(messages.Waited(number, since, time.monotonic_ns()))
 
+    def failed(self, number: int | None) -> None:
+        """Say that a call has raised an error, or the wait for it."""
+        if number:
+            self.send(messages.Failed(number, time.monotonic_ns()))
+
     def _end(self, number: int) -> None:
         self.send(messages.End(number, time.monotonic_ns()))
         self._untold.pop(number, None)
@@ -599,7 +604,11 @@ def _make_kernel(operator: Any, kind: str) -> Any:
         if recorder is None:
             return operator.redispatch(below, *values)
         number = recorder.begin(kind, names, values)
-        result = operator.redispatch(below, *values)
+        try:
+            result = operator.redispatch(below, *values)
+        except BaseException:
+            recorder.failed(number)
+            raise
         recorder.launched(number, result)
         return result
 
@@ -616,7 +625,11 @@ def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
     if recorder is None:
         return _wait(self, *args, **kwargs)
     with recorder.waiting(self, blocking=sys._getframe(1).f_code.co_filename == c10d.__file__):
-        result = _wait(self, *args, **kwargs)
+        try:
+            result = _wait(self, *args, **kwargs)
+        except BaseException:
+            recorder.failed(recorder._number_of(self))
+            raise
     recorder.waited(self)
     return result
 

@@ -164,7 +164,8 @@ class Collective:
     the ranks of the group, as the default group numbers them. `of_kind` counts the group's calls of this kind from 1.
     `callers` called `frame`'s function, the nearest first; `folded` frames lie between `frame` and the call, of the
     libraries `via`.
-    `turn` is the variable of the loop around the call, and what it was, if that is a number or a text.
+    `turn` is the variable of the loop around the call, and what it was, if that is a number or a text. `failed`: it has
+    raised an error, which the code may have caught.
     """
 
     rank: int
@@ -187,6 +188,7 @@ class Collective:
     via: tuple[str, ...] = ()
     folded: int = 0
     turn: tuple[str, str] | None = None
+    failed: bool = False
 
     @property
     def named(self) -> int | None:

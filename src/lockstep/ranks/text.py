@@ -191,7 +191,7 @@ def silent_mismatch(run: Run, width: int | None = None) -> str:
         frame = next((frame for frame in apart.where.values() if frame), None)
         said = f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck."
         return _mixed(said, [], apart.notes, width)
-    if not met:
+    if not met or any(call.failed for call in met.values()):  # an error has told the code
         return _crossed(run, width)
     if run.device != "cpu" and kinds_of(met) <= UNEVEN:
         return ""
