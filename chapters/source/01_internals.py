@@ -833,10 +833,11 @@ for name, whole in times.items():
 stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", timed=True)
 
 # %% [markdown]
-# Without communication, a step takes 12 × 20 ms and a little more. Without overlap, communication adds at least 318 ms
-# for 24 messages, 134 ms for one flat buffer. With handles, all-reduces run during backward once the first gradient is
-# ready, and what is left of 240 ms can't hide them all. Buckets do best: only the last is exposed. By the formula, that
-# is 92 ms with two buckets, 29 ms with six.
+# Without communication, a step takes 12 × 20 ms and a little more. Without overlap, the simulated network adds 318 ms
+# for 24 messages, 134 ms for one flat buffer. With handles, sending starts when the first gradient is ready, after 20
+# ms, so of 318 ms at least 98 are exposed. Buckets do best: only the last is exposed, for 92 ms with two buckets, 29 ms
+# with six. You measure a little more, because each message is also a real all-reduce and wakes a thread. With 24
+# messages this adds up.
 #
 # ### One order on all ranks
 #

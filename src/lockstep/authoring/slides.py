@@ -30,12 +30,12 @@ from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 ROOM, TEXT, CODE = 26.0, 1.9, 1.37  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
-TIGHT = 1.1  # a slide may be this much too full, and is made smaller
-TOGETHER = 1.25  # ... or this much, with a short cell and what it printed
+TIGHT = 1.05  # a slide may be this much too full, and is made smaller
+TOGETHER = 1.15  # ... or this much, with a short cell and what it printed
 LARGER = 1.3  # by so much one of text alone grows; code has one size in all slides
 EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
-ALONE = re.compile(r'data-alone|class="highlight printed alone"')  # what has a slide of its own
+ALONE = re.compile(r"data-alone")  # what has a slide of its own
 SHORT = 3  # lines of a cell that stays with what it printed
 BELOW = re.compile(r"\b[Bb]elow,|\bnext cell\b")
 LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
@@ -162,11 +162,11 @@ class _Deck:
             effort = next((node for node in nodes if node.em and EFFORT.match(f"*{node.em.get_text()}*")), None)
             if effort or (main and section.exercises and not section.effort):
                 task = effort or nodes[0]
-                told = self.exercise(section, task)
+                asked = self.exercise(section, task)
                 nodes = [node for node in nodes if node is not effort and node.name != "details"]
                 if effort and nodes and nodes[0].name == "pre":  # what it looks like
-                    told += self.last(task) + Markup(str(nodes.pop(0)))
-                yield Slide(title, told, anchor, "exercise", "" if main else above)
+                    asked += self.last(task) + Markup(str(nodes.pop(0)))
+                yield Slide(title, asked, anchor, "exercise", "" if main else above)
             elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
                 below = [
                     one.decode_contents() for one, _ in takewhile(lambda one: one[0].name == "h3", parts[number + 1 :])
@@ -383,9 +383,11 @@ def _end(cell: Tag) -> Markup:
 
 
 def _level(lines: list[str]) -> list[str]:
-    """Lines without the indent that they share."""
-    shared = min((len(line) - len(line.lstrip()) for line in map(_plain, lines)), default=0)
-    return [line[shared:] if line[:shared].isspace() else line for line in lines]
+    """Lines from the first on that has the least indent, without this indent."""
+    depths = [len(line) - len(line.lstrip()) for line in map(_plain, lines)]
+    least = min(depths, default=0)
+    kept = lines[depths.index(least) :] if lines else []
+    return [line[least:] if line[:least].isspace() else line for line in kept]
 
 
 def _asking(asked: Markup) -> Markup:
@@ -504,8 +506,8 @@ def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
 def _packed(
     kind: str, slide: Markup, parts: list[Markup], again: str = "", ends: Iterable[Markup] = ()
 ) -> Iterator[Block]:
-    """The parts on as few slides as have room for them. From the second slide on, `again` is above them. Each output has
-    its cell on its slide, or the cell's last lines from `ends`.
+    """The parts on as few slides as have room for them. From the second slide on, `again` is above them. Each output
+    has its cell on its slide, or the cell's last lines from `ends`.
     """
     made, start = [], slide
     for part, end in zip_longest(parts, ends, fillvalue=Markup()):
@@ -533,9 +535,9 @@ def _outputs(cell: Tag) -> list[Markup]:
             made += [] if output.iframe else _card_apart(output) or _runs_apart(output)  # what moves is in the book
             continue
         lines = _lines(output.pre or output)
-        for number, part in enumerate(_explained_apart(lines)):
+        for part in _explained_apart(lines):
             end = _fitting(part, ROOM - 6)
-            shown = _shown(part[:end], "printed" if not number else "printed alone")
+            shown = _shown(part[:end], "printed")
             made.append(shown + _remark(len(part) - end, "more lines"))
     return made
 
@@ -619,7 +621,7 @@ def _fitting(lines: list[str], room: float) -> int:
 def _shown(lines: list[str], kind: str) -> Markup:
     """Lines that go on under their own beginning. An output that is wider than code is smaller."""
     plain = [_plain(line) for line in lines]
-    wide = kind != "input" and max(map(len, plain)) > CODE_WIDTH
+    wide = kind == "printed" and max(map(len, plain)) > CODE_WIDTH
     inside = "".join(
         f'<span class="line" style="--in:{len(line) - len(line.lstrip())}">{line}\n</span>' for line in lines
     )
