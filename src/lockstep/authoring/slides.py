@@ -512,7 +512,8 @@ def _packed(
     made, start = [], slide
     for part, end in zip_longest(parts, ends, fillvalue=Markup()):
         room = ROOM if "ls-card" in part else TIGHT * ROOM
-        if slide and (ALONE.search(part) or (slide != start and _height(slide + part) > room)):
+        whole = slide != start or (kind == "ask" and not made)  # more than a question that is asked again
+        if slide and (ALONE.search(part) or (whole and _height(slide + part) > room)):
             made.append(slide)
             goes_on = kind == "code" and ('class="highlight input"' in part or ALONE.search(part))
             slide = start = Markup("" if goes_on else again)
@@ -619,9 +620,11 @@ def _fitting(lines: list[str], room: float) -> int:
 
 
 def _shown(lines: list[str], kind: str) -> Markup:
-    """Lines that go on under their own beginning. An output that is wider than code is smaller."""
+    """Lines that go on under their own beginning. An output that is wider than code is smaller if that
+    keeps lines whole.
+    """
     plain = [_plain(line) for line in lines]
-    wide = kind == "printed" and max(map(len, plain)) > CODE_WIDTH
+    wide = kind == "printed" and any(CODE_WIDTH < len(line) <= WIDE_WIDTH for line in plain)
     inside = "".join(
         f'<span class="line" style="--in:{len(line) - len(line.lstrip())}">{line}\n</span>' for line in lines
     )
