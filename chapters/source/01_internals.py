@@ -745,7 +745,8 @@ missing = cluster.available("bandwidth")
 print(f"The link is not slow here: {missing}" if missing else "The ranks share a link of 1 Gbit/s.")
 link = None if missing else cluster.slow_link("1gbit")
 caps = ("None", "25", "0.5")
-slow = [ranks.run(ranks.Script("overlap.py", (cap, "0.003")), 2, timeline=True, network=link) for cap in caps]
+scripts = [ranks.Script("overlap.py", (cap, "0.003")) for cap in caps]
+slow = [ranks.run(script, 2, timeline=True, network=link) for script in scripts]
 pictures = timeline(*slow, titles=[f"bucket_cap_mb={cap}" for cap in caps], step=-1)
 pictures.save_trace("trace.json")  # for a closer look in ui.perfetto.dev or chrome://tracing
 pictures

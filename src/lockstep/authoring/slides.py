@@ -33,6 +33,7 @@ TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or
 TIGHT = 1.05  # a slide may be this much too full, and is made smaller
 TOGETHER = 1.15  # ... or this much, with a short cell and what it printed
 LARGER = 1.3  # by so much one of text alone grows; code has one size in all slides
+LONG = 7.0  # rem: a higher question has a slide before its code
 EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
 ALONE = re.compile(r"data-alone")  # what has a slide of its own
@@ -171,7 +172,9 @@ class _Deck:
                 below = [
                     one.decode_contents() for one, _ in takewhile(lambda one: one[0].name == "h3", parts[number + 1 :])
                 ]
-                listed = Markup(f"<ul>{''.join(f'<li>{one}</li>' for one in below)}</ul>" if below else "")
+                listed = Markup(
+                    f'<ul class="below">{"".join(f"<li>{one}</li>" for one in below)}</ul>' if below else ""
+                )
                 yield Slide(title, self.paragraph(self.first(nodes, 260)) or listed, anchor, "section")
             made = list(_together(self.blocks(nodes)))
             if main and not effort and nodes and nodes[0].name == "ul":
@@ -231,7 +234,8 @@ class _Deck:
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
                     told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
-                    code = [one for cell in told for one in _code(cell)]
+                    high = _height(asked)
+                    code = [one for cell in told for one in _code(cell, TIGHT * ROOM - (high if high <= LONG else 3))]
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
                     made = _joined(outputs, self.taken(rest, outputs))
@@ -423,7 +427,7 @@ def _height(block: Markup, zoom: float = 1.0) -> float:
         height += timeline if timeline else 3 + 1.7 * _rows(rows, text_width) if rows else 13
     for lines, is_wide in printed:
         height += 1 + CODE * _rows(lines, wide_width if is_wide else code_width)
-    return zoom * (height + sum(0.6 + TEXT * _rows([text], text_width) for text in texts))
+    return zoom * (height + sum(0.6 + TEXT * _rows([text], text_width) if text else 1.6 for text in texts))
 
 
 @lru_cache(16)
@@ -437,7 +441,11 @@ def _content(block: Markup) -> tuple[list[tuple[list[str], float]], list[tuple[l
         drawn.append((rows, 4.8 + min(28.6, 60 * high[1] / high[0]) if high else 0.0))
     for pre in [pre.extract() for pre in soup("pre")]:
         printed.append((pre.get_text().rstrip().split("\n"), _is("wide", pre)))
-    return drawn, printed, [text.get_text() for text in soup(["p", "li", "tr"])]
+    texts = [
+        "" if {"runs", "cut"} & {*one.get_attribute_list("class")} else one.get_text()
+        for one in soup(["p", "li", "tr"])
+    ]
+    return drawn, printed, texts
 
 
 def _source(cell: Tag) -> str:
@@ -509,10 +517,11 @@ def _packed(
     """The parts on as few slides as have room for them. From the second slide on, `again` is above them. Each output
     has its cell on its slide, or the cell's last lines from `ends`.
     """
-    made, start = [], slide
+    made: list[Markup] = []
+    start = slide
     for part, end in zip_longest(parts, ends, fillvalue=Markup()):
         room = ROOM if "ls-card" in part else TIGHT * ROOM
-        whole = slide != start or (kind == "ask" and not made)  # more than a question that is asked again
+        whole = slide != start or (kind == "ask" and not made and _height(slide) > LONG)
         if slide and (ALONE.search(part) or (whole and _height(slide + part) > room)):
             made.append(slide)
             goes_on = kind == "code" and ('class="highlight input"' in part or ALONE.search(part))
