@@ -229,7 +229,6 @@ def test_the_lines_are_of_a_length_that_reads_well(book: Path, browser: Any) -> 
 def test_on_a_phone_sentences_wrap_small_pictures_fit_and_what_goes_on_fades(book: Path, browser: Any) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     wider = "(one) => one.scrollWidth - one.clientWidth"
-    large = page.locator("main p:has(> img[src$='/drift.svg'])")
     page.goto(f"file://{book}/01_internals.html")
     loaded = "(one) => one.complete && one.naturalWidth"
     for name in ("broadcast", "reduce", "sum_everywhere", "all_gather", "reduce_scatter"):
@@ -251,6 +250,9 @@ def test_on_a_phone_sentences_wrap_small_pictures_fit_and_what_goes_on_fades(boo
     page.goto(f"file://{book}/03_debugging.html")
     drift = page.locator("pre", has_text="DRIFT at step 4").first
     assert drift.evaluate(wider) == 0 and "weight on rank 1 differs" in drift.inner_text()
+    assert page.locator("main p:has(> img[src$='/drift.svg'])").evaluate(wider) == 0
+    page.goto(f"file://{book}/02_setup.html")
+    large = page.locator("main p:has(> img[src$='/deal.svg'])")
     assert large.evaluate(wider) > 0
     for wide, classes in ((0, "more"), (1e4, ""), (0, "more")):
         large.evaluate(f"(one) => {{ one.scrollLeft = {wide} }}")

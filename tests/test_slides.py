@@ -6,11 +6,12 @@ import base64
 import json
 import re
 from functools import cache
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 from support import ROOT, one_of
 from support.browser import CONTRASTS, faults
 
@@ -33,6 +34,18 @@ CUT_OFF = """() => [...document.querySelectorAll(".slide")].flatMap((slide) => {
     .map((one) => `${slide.id}: ${one.outerHTML.slice(0, 80)}`) })"""
 SMALLEST = """() => Math.min(...[...document.querySelectorAll(".fit pre.source, .fit > p:not(.cut, .runs, .keys)")].map((one) =>
   parseFloat(getComputedStyle(one).fontSize) * one.closest(".fit").dataset.zoom))"""
+
+# The sizes of code and of what it printed, in pixels of a window of 720, each with how many slides have it.
+SIZES = """() => { const found = {};
+  for (const pre of document.querySelectorAll(".fit .highlight pre.source:not(.wide)")) {
+    const size = (parseFloat(getComputedStyle(pre).fontSize) * pre.closest(".fit").dataset.zoom).toFixed(1);
+    (found[size] ||= new Set()).add(pre.closest(".slide").id) }
+  return Object.fromEntries(Object.entries(found).map(([size, ids]) => [size, ids.size])) }"""
+
+# Lines of an output that take several lines, though a slide of the widest output is as wide.
+BROKEN = """(columns) => [...document.querySelectorAll(".fit .printed .line")].filter((line) => line.textContent.trimEnd().length <= columns
+  && line.getBoundingClientRect().height / line.closest(".fit").dataset.zoom > 1.5 * parseFloat(getComputedStyle(line).lineHeight))
+  .map((line) => `${line.closest(".slide").id}: ${line.textContent}`)"""
 
 # What was made larger than its slide has room for.
 GROWN = """() => [...document.querySelectorAll(".fit[data-grow] .wide, .fit[data-grow]")].filter((one) =>
@@ -337,11 +350,32 @@ def test_a_hangs_card_is_two_slides(book: Path) -> None:
 
 
 @each_chapter
-def test_what_a_cell_printed_has_the_cell_or_a_word_above_it(book: Path, name: str) -> None:
-    for one in slides(book, name):
-        first = one.select_one(".fit > *")
-        if "code" in one["class"] and first is not None and "printed" in (first.get("class") or ()):
-            assert "alone" in first["class"], (one["id"], words(one)[:80])
+def test_what_a_cell_printed_has_the_cell_or_its_last_lines_above_it(book: Path, name: str) -> None:
+    """Only where they have no room, the question or a word is above it."""
+    shown, apart = slides(book, name), 0
+    for one in shown:
+        printed = one.select_one(".printed")
+        if printed is not None and not printed.find_previous_sibling(class_=["input", "end"]):
+            assert printed.find_previous_sibling("p"), (one["id"], words(one)[:80])
+            apart += 1
+        for end in one.select(".end"):
+            lines = [line.get_text().rstrip() for line in end.select(".line")]
+            assert len(lines) <= decks.SHORT and not lines[0].startswith(" "), (one["id"], lines)
+    assert apart <= len(shown) / 20, "most have it"
+
+
+@each_chapter
+def test_no_slide_is_a_tail(book: Path, name: str) -> None:
+    """What follows under one heading and has room is on one slide; no slide but a question's is a line or a sentence."""
+    shown = slides(book, name)
+    for one in (one for one in shown if {"code", "text", "answer"} & {*one["class"]}):
+        height = decks._height(Markup(one.select_one(".fit").decode_contents()))
+        assert height > 4, (one["id"], height, words(one)[:80])
+    for one, then in pairwise(shown):
+        if all({"code", "text", "picture"} & {*slide["class"]} and not slide.select(".part") for slide in (one, then)):
+            both = Markup("".join(slide.select_one(".fit").decode_contents() for slide in (one, then)))
+            alike = one.select_one(".foot a")["href"] == then.select_one(".foot a")["href"]
+            assert not alike or "data-alone" in both or decks._height(both) > decks.ROOM, (one["id"], then["id"])
 
 
 # The slides in a browser ----------------------------------------------------------------------------------------------
@@ -360,6 +394,11 @@ def test_nothing_is_cut_and_all_can_be_read_from_the_back(
     assert page.evaluate(CUT_OFF) == []
     assert page.evaluate(SMALLEST) >= 0.021 * height
     assert page.evaluate(GROWN) == []
+    if width == 1280:
+        sizes = page.evaluate(SIZES)
+        most = max(sizes, key=sizes.get)
+        assert max(map(float, sizes)) == float(most) and sizes[most] >= 0.9 * sum(sizes.values()), "code has one size"
+        assert page.evaluate(BROKEN, 80 + len("[rank 0] ")) == [], "a terminal's line is not broken again"
     assert page.evaluate(LABELS) >= 0.0165 * height, "12 pixels of 720"
     assert page.evaluate(CONTRASTS) == {}
     assert page.evaluate("document.documentElement.scrollWidth") == width

@@ -163,12 +163,14 @@ def replicas(steps: int = 10, changed: int = 4) -> tuple[list[float], list[float
 def drift() -> str:
     """The same weight on two ranks, step by step: equal, until one rank's learning rate is another."""
     ours, changed = replicas(), 4
-    drawing = Drawing(250, "A weight on two ranks: equal for four steps, then rank 1's drifts away from rank 0's")
-    x, y = (lambda step: 70 + 48 * step), (lambda weight: 200 - 160 * (weight - 0.4) / 1.6)
-    drawing.line("M70 30V208H556")
-    drawing.line(f"M{x(changed)} 30V208", "l dash red")
-    drawing.text(x(changed) + 8, 44, "from here on rank 1 has twice the learning rate", "says")
-    drawing.text(x(changed) + 8, 62, "The averaged gradient is still the same on both.", "q")
+    drawing = Drawing(
+        250, "A weight on two ranks: equal for four steps, then rank 1's drifts away from rank 0's", PHONE
+    )
+    x, y = (lambda step: 20 + 25 * step), (lambda weight: 200 - 160 * (weight - 0.4) / 1.6)
+    drawing.line("M20 34V208H272")
+    drawing.line(f"M{x(changed)} 74V208", "l dash red")
+    drawing.text(x(changed) + 8, 44, "rank 1: twice the learning rate,", "says")
+    drawing.text(x(changed) + 8, 62, "with the same averaged gradient", "q")
     for rank in (1, 0):
         path = "L".join(f"{x(step):g} {y(weight):.1f}" for step, weight in enumerate(ours[rank]))
         drawing.line(f"M{path}", f"c{rank}" + (" dash" if rank else ""))
@@ -176,8 +178,8 @@ def drift() -> str:
     for step in range(0, 11, 2):
         drawing.text(x(step), 226, step, "n q")
     drawing.text(x(5), 244, "step", "n q")
-    drawing.text(14, 24, "a weight", "q")
-    drawing.text(x(0) + 14, y(1.02), "equal, bit for bit")
+    drawing.text(8, 24, "a weight", "q")
+    drawing.text(x(0) + 6, y(0.62), "equal, bit for bit")
     return drawing.svg()
 
 

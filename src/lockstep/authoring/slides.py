@@ -13,8 +13,8 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from itertools import accumulate, pairwise, takewhile
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise, takewhile, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,26 +25,28 @@ from ..course import Course
 from ..course.outline import EFFORT, Outline, Section
 from ..course.quizzes import Question, rich
 from ..ranks.timeline_picture import AXIS, AXIS_LINE, GAP, TITLE_LINE
-from .book import COLUMNS, PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
+from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 
-ROOM, TEXT, CODE = 26.0, 1.9, 1.5  # rem: the height below a title, of a line of text and of a line of code
+ROOM, TEXT, CODE = 26.0, 1.9, 1.37  # rem: the height below a title, of a line of text and of a line of code
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
-TIGHT = 1.2  # a slide may be this much too full, and is made smaller
-TOGETHER = 1.4  # ... or this much, with a short cell and what it printed
-LARGER = (1.6, 1.5, 1.4, 1.3, 1.2, 1.1)  # by so much one with little on it may grow
+TIGHT = 1.05  # a slide may be this much too full, and is made smaller
+TOGETHER = 1.15  # ... or this much, with a short cell and what it printed
+LARGER = 1.3  # by so much one of text alone grows; code has one size in all slides
+LONG = 7.0  # rem: a higher question has a slide before its code
 EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
-ALONE = re.compile(r'data-alone|class="highlight printed alone"')  # what has a slide of its own
+ALONE = re.compile(r"data-alone")  # what has a slide of its own
 SHORT = 3  # lines of a cell that stays with what it printed
 BELOW = re.compile(r"\b[Bb]elow,|\bnext cell\b")
 LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
-TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH = 76, 82, 97  # characters on a line at 16:9; there are more lines at 4:3
+TEXT_WIDTH, CODE_WIDTH, WIDE_WIDTH = 76, 92, 104  # characters on a line at 16:9; there are more lines at 4:3
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
 ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
+BEFORE = Markup('<p class="runs">What the cell before printed</p>')
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 PLUMBING = re.compile(
     r"\b(?:redirect_stdout|subprocess\.run)\("
@@ -64,19 +66,11 @@ class Slide:
     above: str = ""
     part: str = ""
 
-    @cached_property
+    @property
     def grow(self) -> float:
-        """By how much a slide with little on it is made larger, so that no line of code has to be broken for it."""
-        if "lockstep-timeline" in self.body:
-            return 1.0
-        shown = [(pre, pre.get_text()) for pre in BeautifulSoup(self.body, "html.parser")("pre")]
-        cells = [said for pre, said in shown if pre.find_parent(class_="input")]
-        tables = [said for pre, said in shown if COLUMNS.search(said) and not pre.find_parent(class_="input")]
-        code = [line.partition("  # ")[0] for said in cells for line in said.split("\n")]  # a comment may be broken
-        code += [line for said in tables for line in said.split("\n")]
-        room = CODE_WIDTH / max(1, 1, *map(len, code))
-        fitting = (one for one in LARGER if one <= room and _height(self.body, one) <= ROOM)
-        return next(fitting, 1.0)
+        """By how much a slide of text alone is made larger."""
+        alone = not BeautifulSoup(self.body, "html.parser").select("pre:not(.command), img, svg, table")
+        return LARGER if alone and _height(self.body, LARGER) <= ROOM else 1.0
 
 
 class Block(NamedTuple):
@@ -159,7 +153,7 @@ class _Deck:
                 last = self.fitting(_sentences(told)[::-1], 140)[::-1] if told else []
                 shown = Markup(str(drawn.parent)) + self.paragraph(last, "taken")
                 yield Slide(first.decode_contents(), shown, str(first["id"]), "picture")
-        for heading, nodes in parts:
+        for number, (heading, nodes) in enumerate(parts):
             title, anchor = heading.decode_contents(), str(heading["id"])
             main = heading.name == "h2"
             if main:
@@ -168,13 +162,21 @@ class _Deck:
                 above = ""
             effort = next((node for node in nodes if node.em and EFFORT.match(f"*{node.em.get_text()}*")), None)
             if effort or (main and section.exercises and not section.effort):
-                yield Slide(
-                    title, self.exercise(section, effort or nodes[0]), anchor, "exercise", "" if main else above
-                )
+                task = effort or nodes[0]
+                asked = self.exercise(section, task)
                 nodes = [node for node in nodes if node is not effort and node.name != "details"]
+                if effort and nodes and nodes[0].name == "pre":  # what it looks like
+                    asked += self.last(task) + Markup(str(nodes.pop(0)))
+                yield Slide(title, asked, anchor, "exercise", "" if main else above)
             elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
-                yield Slide(title, self.paragraph(self.first(nodes, 260)), anchor, "section")
-            made = list(self.blocks(nodes))
+                below = [
+                    one.decode_contents() for one, _ in takewhile(lambda one: one[0].name == "h3", parts[number + 1 :])
+                ]
+                listed = Markup(
+                    f'<ul class="below">{"".join(f"<li>{one}</li>" for one in below)}</ul>' if below else ""
+                )
+                yield Slide(title, self.paragraph(self.first(nodes, 260)) or listed, anchor, "section")
+            made = list(_together(self.blocks(nodes)))
             if main and not effort and nodes and nodes[0].name == "ul":
                 made[0] = made[0]._replace(kind="section")
             if not made and heading.name == "h3" and not effort:
@@ -215,9 +217,14 @@ class _Deck:
                     yield Block("ask", asking + Markup(covered))
                 yield Block("answer" if turns else "picture", before + Markup(str(node.img)) + self.taken(rest))
             elif node.name == "details":
-                before = Markup(str(lead)) if lead else self.paragraph([self.question] if self.question else [])
+                before = Markup(str(lead)) if lead else self.paragraph([self.question] if self.question else [], "lead")
                 hidden = Markup("".join(str(one) for one in node.contents if getattr(one, "name", "") != "summary"))
-                yield from (Block("ask", before), Block("answer", hidden))
+                hidden = (
+                    hidden if node.find(["p", "pre", "ul", "ol", "table"]) else Markup(f'<p class="key">{hidden}</p>')
+                )
+                yield from (
+                    [Block("ask", before), Block("answer", hidden)] if lead else [Block("answer", before + hidden)]
+                )
             elif _is("quiz", node):
                 question = self.questions[str(node["data-key"])]
                 yield from (Block("ask", _choices(question)), Block("answer", _answer(question)))
@@ -227,15 +234,13 @@ class _Deck:
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
                     told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
-                    code = [one for cell in told for one in _code(cell)]
+                    high = _height(asked)
+                    code = [one for cell in told for one in _code(cell, TIGHT * ROOM - (high if high <= LONG else 3))]
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    yield from _packed(
-                        "answer",
-                        _asking(asked),
-                        _joined(outputs, self.taken(rest, outputs)),
-                        _asking(asked),
-                    )
+                    made = _joined(outputs, self.taken(rest, outputs))
+                    ends = [_end(cell) for cell in shown for _ in _outputs(cell)]
+                    yield from _packed("answer", _asking(asked), made, _asking(asked), ends)
                 else:
                     held = Markup()
                     for cell in shown:
@@ -267,10 +272,10 @@ class _Deck:
             together = lead + Markup().join([*code, *made[:1]])
             if made and _is_short(cell) and _height(together) <= TOGETHER * ROOM:
                 yield Block("code", together)
-                yield from _packed("code", Markup(), made[1:])
+                yield from _packed("code", Markup(), made[1:], ends=[_end(cell)] * len(made[1:]))
             else:
-                again = self.asked_by(lead) or _ran(cell)
-                yield from _packed("code", lead, [*code, *made], again)
+                ends = [Markup()] * len(code) + [_end(cell)] * len(made)
+                yield from _packed("code", lead, [*code, *made], self.asked_by(lead), ends)
 
     def taken(self, rest: list[Tag], outputs: Iterable[Markup] = ()) -> Markup:
         """What the text says first about an output: the sentence or two after it, up to one that leads on.
@@ -318,6 +323,28 @@ class _Deck:
         return Markup(f'<p class="{kind}">{" ".join(sentences)}</p>') if sentences else Markup()
 
 
+def _together(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks below a heading, those that follow one another on one slide if they have room on it. A question is not
+    asked on two slides, and is below what it is about.
+    """
+    last: Block | None = None
+    for one in blocks:
+        if last and one.kind == "ask" and _plain(one.body) in _plain(last.body):
+            continue
+        about = last and last.kind == "text" and "<pre" in last.body and one.kind == "ask" and "<ol" not in one.body
+        kinds = {last.kind, one.kind} if last else {"ask"}
+        if last and (about or not kinds & {"ask", "answer"}) and not last.part and not one.part:
+            body = last.body + one.body
+            if not ALONE.search(body) and _height(body) <= (TIGHT if about else 1) * ROOM:
+                last = Block(next(kind for kind in ("ask", "picture", "code", "text") if kind in kinds), body)
+                continue
+        if last:
+            yield last
+        last = one
+    if last:
+        yield last
+
+
 def _parts(body: BeautifulSoup) -> Iterator[tuple[Tag, list[Tag]]]:
     """Each heading with what is below it, the chapter's own first, of which only pictures are shown."""
     found: list[tuple[Tag, list[Tag]]] = []
@@ -351,11 +378,20 @@ def _is_short(cell: Tag) -> bool:
     return sum(bool(line.strip()) and not line.startswith("%%") for line in _source(cell).split("\n")) <= SHORT
 
 
-def _ran(cell: Tag) -> Markup:
-    """Who has printed what stands on a slide without its cell."""
+def _end(cell: Tag) -> Markup:
+    """A cell's last lines, above what it printed on another slide."""
     runs = str(cell.select(".input")[0].get("data-runs", "")).partition(" · meant to end")[0]
-    by = f" ({html.escape(runs)})" if runs else ""
-    return Markup(f'<p class="runs">What the cell before printed{by}</p>')
+    lines = [line for line in _lines(cell.select(".input pre")[0])[bool(runs) :] if _plain(line).strip()]
+    by = [html.escape(runs)] * bool(runs) + ["the cell's last lines"] * (len(lines) > SHORT)
+    return Markup(f'<p class="runs">{" · ".join(by)}</p>' if by else "") + _shown(_level(lines[-SHORT:]), "end")
+
+
+def _level(lines: list[str]) -> list[str]:
+    """Lines from the first on that has the least indent, without this indent."""
+    depths = [len(line) - len(line.lstrip()) for line in map(_plain, lines)]
+    least = min(depths, default=0)
+    kept = lines[depths.index(least) :] if lines else []
+    return [line[least:] if line[:least].isspace() else line for line in kept]
 
 
 def _asking(asked: Markup) -> Markup:
@@ -384,27 +420,32 @@ def _rows(lines: Iterable[str], width: int) -> int:
 
 def _height(block: Markup, zoom: float = 1.0) -> float:
     """About how high a block is, in rem, also made larger. Pictures and cards need a slide almost for themselves."""
-    text_width, code_width, table_width = (int(width / zoom) for width in (TEXT_WIDTH, CODE_WIDTH, TABLE_WIDTH))
+    text_width, code_width, wide_width = (int(width / zoom) for width in (TEXT_WIDTH, CODE_WIDTH, WIDE_WIDTH))
     drawn, printed, texts = _content(block)
     height = 0.0
     for rows, timeline in drawn:
-        height += 25 if timeline else 3 + 1.7 * _rows(rows, text_width) if rows else 13
-    for lines, is_table in printed:
-        height += 1 + CODE * _rows(lines, table_width if is_table else code_width)
-    return zoom * (height + sum(0.6 + TEXT * _rows([text], text_width) for text in texts))
+        height += timeline if timeline else 3 + 1.7 * _rows(rows, text_width) if rows else 13
+    for lines, is_wide in printed:
+        height += 1 + CODE * _rows(lines, wide_width if is_wide else code_width)
+    return zoom * (height + sum(0.6 + TEXT * _rows([text], text_width) if text else 1.6 for text in texts))
 
 
 @lru_cache(16)
-def _content(block: Markup) -> tuple[list[tuple[list[str], bool]], list[tuple[list[str], bool]], list[str]]:
-    """The lines of its pictures, and which are timelines; the lines of its code, and which are tables; its texts."""
+def _content(block: Markup) -> tuple[list[tuple[list[str], float]], list[tuple[list[str], bool]], list[str]]:
+    """The lines of its pictures, and how high are timelines; the lines of its code, and which are wide; its texts."""
     soup = BeautifulSoup(block, "html.parser")
     drawn, printed = [], []
     for one in [one.extract() for one in soup.find_all(lambda one: one.name == "img" or _is("html", one))]:
         rows = [line for part in one.select("p, tr, pre, li, .ls-code > div") for line in part.get_text().split("\n")]
-        drawn.append((rows, one.find(class_="lockstep-timeline") is not None))
+        high = [float(n) for box in one.select(".tl-box > svg") for n in str(box["viewbox"]).split()[2:]]
+        drawn.append((rows, 4.8 + min(28.6, 60 * high[1] / high[0]) if high else 0.0))
     for pre in [pre.extract() for pre in soup("pre")]:
-        printed.append((pre.get_text().rstrip().split("\n"), _is("table", pre)))
-    return drawn, printed, [text.get_text() for text in soup(["p", "li", "tr"])]
+        printed.append((pre.get_text().rstrip().split("\n"), _is("wide", pre)))
+    texts = [
+        "" if {"runs", "cut"} & {*one.get_attribute_list("class")} else one.get_text()
+        for one in soup(["p", "li", "tr"])
+    ]
+    return drawn, printed, texts
 
 
 def _source(cell: Tag) -> str:
@@ -470,17 +511,25 @@ def _joined(outputs: list[Markup], taken: Markup) -> list[Markup]:
     return [*(one + taken if "lockstep-timeline" in one else one for one in others), last + taken]
 
 
-def _packed(kind: str, slide: Markup, parts: list[Markup], again: str = "") -> Iterator[Block]:
-    """The parts on as few slides as have room for them. From the second slide on, `again` is above them."""
-    height, made = _height(slide), []
-    for part in parts:
-        more, carded = _height(part), "ls-card" in part
-        if slide and (height + more > (ROOM if carded else TIGHT * ROOM) or ALONE.search(part)):
+def _packed(
+    kind: str, slide: Markup, parts: list[Markup], again: str = "", ends: Iterable[Markup] = ()
+) -> Iterator[Block]:
+    """The parts on as few slides as have room for them. From the second slide on, `again` is above them. Each output
+    has its cell on its slide, or the cell's last lines from `ends`.
+    """
+    made: list[Markup] = []
+    start = slide
+    for part, end in zip_longest(parts, ends, fillvalue=Markup()):
+        room = ROOM if "ls-card" in part else TIGHT * ROOM
+        whole = slide != start or (kind == "ask" and not made and _height(slide) > LONG)
+        if slide and (ALONE.search(part) or (whole and _height(slide + part) > room)):
             made.append(slide)
             goes_on = kind == "code" and ('class="highlight input"' in part or ALONE.search(part))
-            slide = Markup("" if goes_on else again)
-            height = _height(slide)
-        slide, height = slide + part, height + more
+            slide = start = Markup("" if goes_on else again)
+        if end and end not in slide and 'class="highlight input"' not in slide and not ALONE.search(part):
+            fits = _height(slide + end + part) <= ROOM
+            slide += end if fits else BEFORE if kind == "code" and not slide else ""
+        slide += part
     made += [slide] if slide else []
     code = [number for number, one in enumerate(made) if 'class="highlight input"' in one]
     for number, one in enumerate(made):
@@ -496,9 +545,9 @@ def _outputs(cell: Tag) -> list[Markup]:
             made += [] if output.iframe else _card_apart(output) or _runs_apart(output)  # what moves is in the book
             continue
         lines = _lines(output.pre or output)
-        for number, part in enumerate(_explained_apart(lines)):
+        for part in _explained_apart(lines):
             end = _fitting(part, ROOM - 6)
-            shown = _shown(part[:end], "printed" if not number else "printed alone")
+            shown = _shown(part[:end], "printed")
             made.append(shown + _remark(len(part) - end, "more lines"))
     return made
 
@@ -580,13 +629,15 @@ def _fitting(lines: list[str], room: float) -> int:
 
 
 def _shown(lines: list[str], kind: str) -> Markup:
-    """Lines that go on under their own beginning. A table that is wider than code is smaller."""
+    """Lines that go on under their own beginning. An output that is wider than code is smaller if that
+    keeps lines whole.
+    """
     plain = [_plain(line) for line in lines]
-    table = kind == "printed" and COLUMNS.search("\n".join(plain)) and max(map(len, plain)) > CODE_WIDTH
+    wide = kind == "printed" and any(CODE_WIDTH < len(line) <= WIDE_WIDTH for line in plain)
     inside = "".join(
         f'<span class="line" style="--in:{len(line) - len(line.lstrip())}">{line}\n</span>' for line in lines
     )
-    return Markup(f'<div class="highlight {kind}"><pre class="source{" table" * bool(table)}">{inside}</pre></div>')
+    return Markup(f'<div class="highlight {kind}"><pre class="source{" wide" * wide}">{inside}</pre></div>')
 
 
 def _pieces(node: Tag, room: float) -> Iterator[Markup]:

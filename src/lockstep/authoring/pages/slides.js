@@ -15,6 +15,17 @@ function section(way) {
   go(number);
 }
 
+// A timeline that is too high becomes smaller while its words can be read; then the text does.
+function lower(inner, room) {
+  const svg = inner.querySelector(".tl-box svg");
+  if (!svg) return;
+  svg.style.maxHeight = "";
+  const over = inner.getBoundingClientRect().height - room.clientHeight, high = svg.getBoundingClientRect().height;
+  const word = Math.min(...[...svg.querySelectorAll("text")].map((one) => parseFloat(getComputedStyle(one).fontSize))) * svg.getScreenCTM().a;
+  const least = 0.0175 * room.parentElement.clientHeight / word;
+  if (over > 0 && least < 1) svg.style.maxHeight = `${parseFloat(getComputedStyle(svg).height) * Math.max(1 - over / high, least)}px`;
+}
+
 // What has little on it is larger, and what is too high then becomes smaller. Pixels in stored pictures grow with the window.
 function fit() {
   root.style.setProperty("--root", parseFloat(getComputedStyle(root).fontSize));
@@ -22,8 +33,12 @@ function fit() {
     const room = inner.parentElement;
     let zoom = Number(inner.dataset.grow || 1);
     inner.style.zoom = zoom;
+    lower(inner, room);
     const full = () => inner.getBoundingClientRect().height > room.clientHeight + 1 || (zoom > 1 && [inner, ...inner.querySelectorAll(".wide")].some((one) => one.scrollWidth > one.clientWidth + 1));
-    while (zoom > 0.5 && full()) inner.style.zoom = zoom -= 0.04;
+    while (zoom > 0.5 && full()) {
+      inner.style.zoom = zoom = Math.round(20 * zoom - 1) / 20;
+      lower(inner, room);
+    }
     inner.dataset.zoom = zoom.toFixed(2);
     const drawn = [...inner.querySelectorAll(".tl-box svg")].map((svg) => svg.getScreenCTM().a);
     room.parentElement.classList.toggle("small", Math.min(zoom * 1.4, ...drawn) < 1);
