@@ -526,7 +526,8 @@ def _packed(
             made.append(slide)
             goes_on = kind == "code" and ('class="highlight input"' in part or ALONE.search(part))
             slide = start = Markup("" if goes_on else again)
-        if end and end not in slide and 'class="highlight input"' not in slide and not ALONE.search(part):
+        shown = 'class="highlight input"' in slide or "ls-code" in part or ALONE.search(part)
+        if end and end not in slide and not shown:
             fits = _height(slide + end + part) <= ROOM
             slide += end if fits else BEFORE if kind == "code" and not slide else ""
         slide += part
