@@ -346,7 +346,7 @@ def test_checks_that_wait_for_a_mistake_share_a_line_at_the_end(
     later = [not_run(f"keeps {number}", "needs “adds”") for number in range(waiting)]
     passed = CheckResult("is quiet", "q", CheckOutcome.PASSED)
     result = ExerciseResult("add", (wrong, *later, passed), 1.0)
-    end = "  – keeps 0" if waiting == 1 else "  – 3 not run: each needs a check that is listed before it"
+    end = "  – keeps 0" if waiting == 1 else "  – 3 not run: each needs “adds”"
     shower = _Shower(5)
     for check in result.checks:
         shower("add", check)

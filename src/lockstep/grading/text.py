@@ -75,7 +75,10 @@ def waits(check: CheckResult) -> bool:
 
 def waiting_text(checks: list[CheckResult], width: int = WIDTH) -> str:
     """The checks that wait for others, in one line if there are several: what failed is to be read first."""
-    return check_text(checks[0], width=width) if len(checks) == 1 else fit(f"  – {len(checks)} not run: {WAITS}", width)
+    if len(checks) == 1:
+        return check_text(checks[0], width=width)
+    needs = {check.reason for check in checks}
+    return fit(f"  – {len(checks)} not run: {f'each {needs.pop()}' if len(needs) == 1 else WAITS}", width)
 
 
 def report_text(report: Report, hint: str = HINT) -> str:
