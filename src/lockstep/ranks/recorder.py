@@ -539,8 +539,11 @@ def _completed(work: Any) -> bool:
 
 
 def _reduce_name(op: Any) -> str:
-    text = str(op)
-    return text.rsplit(".", 1)[-1].strip("<>: 0123456789").upper() if op is not None else ""
+    """`SUM`; empty for what is no reduction, as a `_CollOp` of torch's that its functions call `op` too."""
+    if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
+        return ""
+    one = op if isinstance(op, dist.ReduceOp.RedOpType) else op.__getstate__()[0]
+    return str(one.name)
 
 
 def _is_passive(filename: str, frame: FrameType) -> bool:
