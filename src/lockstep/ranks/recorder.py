@@ -540,10 +540,8 @@ def _completed(work: Any) -> bool:
 
 def _reduce_name(op: Any) -> str:
     """`SUM`; empty for what is no reduction, as a `_CollOp` of torch's that its functions call `op` too."""
-    if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
-        return ""
-    one = op if isinstance(op, dist.ReduceOp.RedOpType) else op.__getstate__()[0]
-    return str(one.name)
+    known = op.__getstate__()[0] if type(op).__name__ == "ReduceOp" else op
+    return str(known.name) if isinstance(known, dist.ReduceOp.RedOpType) else ""
 
 
 def _is_passive(filename: str, frame: FrameType) -> bool:
