@@ -1,10 +1,13 @@
 """Two collectives in opposite order on one rank: nothing fails. It is told if it is sure, and no healthy job is accused."""
 
+import ast
+from unittest import mock
+
 import pytest
 
 from lockstep import ranks
 from lockstep.notebook.magic import RanksMagic
-from lockstep.ranks import text
+from lockstep.ranks import crossed, text
 
 PRELUDE = """\
 import torch, torch.distributed as dist
@@ -198,7 +201,6 @@ for which in ["mine", "theirs"] if rank == 0 else ["theirs", "mine"]:
 """,
     "roles from a function that gets the rank": ROLES.format("roles(rank, a, b)"),
     "roles from a function that asks for the rank": ROLES.format("roles(dist, a, b)"),
-    "roles by a slice": ROLES.format("[a, b, a][rank % 2 : rank % 2 + 2]"),
     "roles of an object that a function fills": """
 from types import SimpleNamespace
 def halves(rank, whole):
@@ -294,6 +296,33 @@ def test_the_two_calls_are_named_by_the_numbers_that_met() -> None:
     assert "all_reduce #2 combined `loss` of rank 0 with `count` of rank 1, and all_reduce #3 the other way" in told
     assert "No rank failed, but unless this is meant, both results are wrong." in told
     assert "cell line 9 dist.all_reduce(loss)" in told and "cell line 10 dist.all_reduce(count)" in told
+
+
+def test_a_long_run_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is parsed once, and a pair of lines looked at once, however often its loop turns."""
+    source = """
+none, nothing = torch.zeros(1), torch.zeros(1)
+for step in range(50):
+    if rank == 0:
+        dist.all_reduce(loss)
+        dist.all_reduce(count)
+    else:
+        dist.all_reduce(none)
+        dist.all_reduce(nothing)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + source), 3)
+    parsed, looked = mock.Mock(wraps=ast.parse), mock.Mock(return_value=None)
+    monkeypatch.setattr(ast, "parse", parsed)
+    monkeypatch.setattr(crossed._Search, "_words", looked)
+    assert crossed.first_crossed(run.members) is None
+    assert looked.call_count == 2, "within a step, and from its end to the next one's beginning"
+    monkeypatch.undo()
+    monkeypatch.setattr(ast, "parse", parsed)
+    assert crossed.first_crossed(run.members) is None
+    assert parsed.call_count == 1
+    monkeypatch.setattr(crossed, "MOST_PAIRS", 0)
+    assert crossed.first_crossed(run.members) is None
+    assert parsed.call_count == 1, "no more pairs than that are looked up"
 
 
 MAY_BE_MEANT = {
