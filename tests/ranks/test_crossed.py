@@ -77,6 +77,29 @@ else:
     reduce_loss()
     reduce_count()
 """,
+    "after an epoch on the rank's own samples": """
+def epoch(rank, model, inputs):
+    loss, samples = torch.zeros(1), 0
+    for number in range(rank, len(inputs), size):
+        loss += (model(inputs[number]) ** 2).sum().detach()
+        samples += 1
+    count = torch.tensor([float(samples)])
+    if rank == 1:
+        dist.all_reduce(count)
+        dist.all_reduce(loss)
+    else:
+        dist.all_reduce(loss)
+        dist.all_reduce(count)
+    return loss / count
+epoch(rank, torch.nn.Linear(2, 1), torch.ones(8, 2))
+""",
+    "of one line in a function": """
+def average(metrics):
+    for name in sorted(metrics, reverse=rank != 1):
+        dist.all_reduce(metrics[name])
+metrics = {"loss": loss, "count": count}
+average(metrics)
+""",
     "of one line": """
 model = {"loss": loss, "count": count}
 for name in sorted(model, reverse=rank != 1):

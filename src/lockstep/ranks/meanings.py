@@ -75,11 +75,10 @@ def _same_name(name: str, scope: Scope) -> bool:
             return False
     if len(found) < scope.source.stores(home)[name]:
         return False  # it gets more than assignments: of a `with`, a `:=`, a comprehension
-    inside = (
-        scope
-        if home is scope.home
-        else Scope(scope.source, scope.size, home if home in scope.source.functions else None)
-    )
+    inside = scope
+    if home is not scope.home:
+        inside = Scope(scope.source, scope.size, None if isinstance(home, ast.Module) else home)
+    found = [one for one in found if one.value not in scope.source.added]
     return all(_same_assigned(name, one, inside.deeper(), alone=len(found) == 1) for one in found)
 
 

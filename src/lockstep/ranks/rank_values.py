@@ -86,6 +86,11 @@ class Source:
         found = (node.names for node in ast.walk(self.tree) if isinstance(node, ast.Global | ast.Nonlocal))
         return {name for names in found for name in names}
 
+    @functools.cached_property
+    def added(self) -> set[ast.expr]:
+        """What is added to a value that stays: `total += loss`."""
+        return {node.value for node in ast.walk(self.tree) if isinstance(node, ast.AugAssign)}
+
     def stores(self, home: Function | ast.Module) -> Counter[str]:
         """How often each name gets something in the code of a function or of the file itself, in whatever way."""
         if home not in self._stores:
