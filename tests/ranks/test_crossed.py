@@ -1,10 +1,13 @@
 """Two collectives in opposite order on one rank: nothing fails. It is told if it is sure, and no healthy job is accused."""
 
+import ast
+from unittest import mock
+
 import pytest
 
 from lockstep import ranks
 from lockstep.notebook.magic import RanksMagic
-from lockstep.ranks import text
+from lockstep.ranks import crossed, text
 
 PRELUDE = """\
 import torch, torch.distributed as dist
@@ -26,6 +29,20 @@ def reduce_count():
 def evaluate(data):
     correct = data.sum()
     dist.all_reduce(correct)
+"""
+ROLES = """
+def roles(of, a, b):
+    if rank == 0:
+        return a, b
+    return b, a
+a, b = torch.zeros(1), torch.zeros(1)
+mine, theirs = {}
+if rank == 0:
+    dist.all_reduce(mine)
+    dist.all_reduce(theirs)
+else:
+    dist.all_reduce(theirs)
+    dist.all_reduce(mine)
 """
 CROSSED = {
     "in two arms": """
@@ -59,6 +76,29 @@ if rank == 1:
 else:
     reduce_loss()
     reduce_count()
+""",
+    "after an epoch on the rank's own samples": """
+def epoch(rank, model, inputs):
+    loss, samples = torch.zeros(1), 0
+    for number in range(rank, len(inputs), size):
+        loss += (model(inputs[number]) ** 2).sum().detach()
+        samples += 1
+    count = torch.tensor([float(samples)])
+    if rank == 1:
+        dist.all_reduce(count)
+        dist.all_reduce(loss)
+    else:
+        dist.all_reduce(loss)
+        dist.all_reduce(count)
+    return loss / count
+epoch(rank, torch.nn.Linear(2, 1), torch.ones(8, 2))
+""",
+    "of one line in a function": """
+def average(metrics):
+    for name in sorted(metrics, reverse=rank != 1):
+        dist.all_reduce(metrics[name])
+metrics = {"loss": loss, "count": count}
+average(metrics)
 """,
     "of one line": """
 model = {"loss": loss, "count": count}
@@ -156,6 +196,72 @@ for step in range(size):
     for part in [(rank + step) % size]:
         dist.all_reduce(parts[part])
 """,
+    "a wire to and from each rank": """
+class Link:
+    def __init__(self, rank):
+        wires = [torch.zeros(1), torch.zeros(1)]
+        self.sent, self.heard = wires[rank % 2], wires[1 - rank % 2]
+    def exchange(self):
+        if rank == 0:
+            dist.all_reduce(self.sent)
+            dist.all_reduce(self.heard)
+        else:
+            dist.all_reduce(self.heard)
+            dist.all_reduce(self.sent)
+Link(rank).exchange()
+""",
+    "a slot of each rank in a dictionary": """
+slots = torch.zeros(2, 1)
+box = {"mine": slots[rank % 2], "theirs": slots[1 - rank % 2]}
+for which in ["mine", "theirs"] if rank == 0 else ["theirs", "mine"]:
+    dist.all_reduce(box[which])
+""",
+    "a dictionary that is filled by rank": """
+box = {"mine": loss, "theirs": loss}
+box["mine" if rank == 0 else "theirs"] = count
+for which in ["mine", "theirs"] if rank == 0 else ["theirs", "mine"]:
+    dist.all_reduce(box[which])
+""",
+    "roles from a function that gets the rank": ROLES.format("roles(rank, a, b)"),
+    "roles from a function that asks for the rank": ROLES.format("roles(dist, a, b)"),
+    "roles of an object that a function fills": """
+from types import SimpleNamespace
+def halves(rank, whole):
+    parts = list(whole.chunk(2))
+    if rank:
+        parts.reverse()
+    return SimpleNamespace(own=parts[0], other=parts[1])
+mine = halves(rank, torch.zeros(2))
+if rank == 0:
+    dist.all_reduce(mine.own)
+    dist.all_reduce(mine.other)
+else:
+    dist.all_reduce(mine.other)
+    dist.all_reduce(mine.own)
+""",
+    "names that a rank swaps": """
+for _ in range(rank % 2):
+    loss, count = count, loss
+if rank == 0:
+    dist.all_reduce(loss)
+    dist.all_reduce(count)
+else:
+    dist.all_reduce(count)
+    dist.all_reduce(loss)
+""",
+    "arguments that each rank gives in its own order": """
+def share(mine, theirs):
+    if rank == 0:
+        dist.all_reduce(mine)
+        dist.all_reduce(theirs)
+    else:
+        dist.all_reduce(theirs)
+        dist.all_reduce(mine)
+if rank == 0:
+    share(loss, count)
+else:
+    share(count, loss)
+""",
     "recursion": """
 def tree(depth):
     if depth:
@@ -210,8 +316,53 @@ def test_the_two_calls_are_named_by_the_numbers_that_met() -> None:
     said = text.silent_mismatch(ranks.run(ranks.Source(PRELUDE + CROSSED["around a call that all make"]), 2))
     told = " ".join(said.split())
     assert "rank 0 called `dist.all_reduce(loss)` before `dist.all_reduce(count)`, rank 1 in the opposite" in told, told
-    assert "all_reduce #2 and all_reduce #3 each combined both" in told
+    assert "all_reduce #2 combined `loss` of rank 0 with `count` of rank 1, and all_reduce #3 the other way" in told
+    assert "No rank failed, but unless this is meant, both results are wrong." in told
     assert "cell line 9 dist.all_reduce(loss)" in told and "cell line 10 dist.all_reduce(count)" in told
+
+
+def test_a_long_run_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is parsed once, and a pair of lines looked at once, however often its loop turns."""
+    source = """
+none, nothing = torch.zeros(1), torch.zeros(1)
+for step in range(50):
+    if rank == 0:
+        dist.all_reduce(loss)
+        dist.all_reduce(count)
+    else:
+        dist.all_reduce(none)
+        dist.all_reduce(nothing)
+"""
+    run = ranks.run(ranks.Source(PRELUDE + source), 3)
+    parsed, looked = mock.Mock(wraps=ast.parse), mock.Mock(return_value=None)
+    monkeypatch.setattr(ast, "parse", parsed)
+    monkeypatch.setattr(crossed._Search, "_words", looked)
+    assert crossed.first_crossed(run.members) is None
+    assert looked.call_count == 2, "within a step, and from its end to the next one's beginning"
+    monkeypatch.undo()
+    monkeypatch.setattr(ast, "parse", parsed)
+    assert crossed.first_crossed(run.members) is None
+    assert parsed.call_count == 1
+    monkeypatch.setattr(crossed, "MOST_PAIRS", 0)
+    assert crossed.first_crossed(run.members) is None
+    assert parsed.call_count == 1, "no more pairs than that are looked up"
+
+
+MAY_BE_MEANT = {
+    "the right edge of one is the left edge of the other": "{}, {} = torch.full((1,), 1.0 + rank), torch.full((1,), 9.0 - rank)",
+    "tokens that nobody reads": "{}, {} = torch.zeros(1), torch.zeros(1)",
+}
+
+
+@pytest.mark.parametrize("name", MAY_BE_MEANT)
+def test_what_may_be_meant_is_not_called_wrong(name: str) -> None:
+    """The source alone can't tell these from a mistake: what is said is true of both."""
+    source = MAY_BE_MEANT[name].format("loss", "count") + CROSSED["in two arms"]
+    told = " ".join(text.silent_mismatch(ranks.run(ranks.Source(PRELUDE + source), 2)).split())
+    combined = (
+        "So all_reduce #1 combined `loss` of rank 0 with `count` of rank 1, and all_reduce #2 the other way round. "
+    )
+    assert combined + "No rank failed, but unless this is meant, both results are wrong." in told
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep import ranks
-from lockstep.ranks import Run, recorder
+from lockstep.ranks import Run, recorder, text
 
 BODIES = Path(__file__).with_name("bodies.py")
 PRELUDE = """\
@@ -81,6 +81,20 @@ def test_objects_are_two_collectives() -> None:
 def test_reductions_are_named() -> None:
     run = recorded("for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT): dist.all_reduce(t, op=op)")
     assert [call.reduce_op for call in run.collectives[1]] == ["SUM", "MAX", "PRODUCT"]
+
+
+def test_only_reductions_are_taken_for_one() -> None:
+    """torch's own functions have other things by the name of `op`, and a ReduceOp as text has its address."""
+    run = recorded("""
+with dist._coalescing_manager():
+    for one in (torch.ones(2), torch.ones(4)): dist.all_gather_into_tensor(torch.ones(size * len(one)), one)
+with dist._coalescing_manager():
+    for one in (torch.ones(2), torch.ones(4)): dist.reduce_scatter_tensor(one, torch.ones(size * len(one)))
+dist.all_reduce(t, op=dist.ReduceOp(dist.ReduceOp.MAX))
+""")
+    for calls in run.collectives:
+        assert [call.reduce_op for call in calls] == ["", "", "MAX"]
+    assert text.silent_mismatch(run) == ""
 
 
 def test_tensors_of_an_operation_that_was_waited_for_are_let_go() -> None:

@@ -153,10 +153,9 @@ def scopes(source: Source, chain: Sequence[Frame], size: int) -> list[Scope]:
         home = next(iter(source.around(frame.line)), None)
         calls = [
             node
-            for node in ast.walk(source.tree)
-            if found and home and isinstance(node, ast.Call) and called_name(node) == home.name
-            and node.lineno <= line <= (node.end_lineno or 0)
-        ]  # fmt: skip
+            for node in (source.calls.get(home.name, []) if found and home else [])
+            if node.lineno <= line <= (node.end_lineno or 0)
+        ]
         found.append(found[-1].called(calls[0], home) if home and len(calls) == 1 else Scope(source, size, home))
         line = frame.line
     return found

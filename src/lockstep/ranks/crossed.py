@@ -11,17 +11,34 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .branches import branch, scopes, shared, stands
 from .divergence import groups
-from .mismatch import ROOTED, signature
-from .rank_values import Function, Scope, Source, TooLong
+from .meanings import entry, is_same
+from .mismatch import signature
+from .rank_values import Function, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .words import names
 
+MOST_PAIRS = 1000  # Different ones that are looked up in the source
+INPUT = {
+    "all_reduce": 0, "all_gather": 1, "all_gather_into_tensor": 1, "reduce_scatter": 1, "reduce_scatter_tensor": 1,
+    "all_to_all": 1, "all_to_all_single": 1,
+}  # fmt: skip
+"""Where each call has the tensor that it combines with the other ranks'."""
+
 Pair = tuple[Collective, Collective]
+
+
+@dataclass(frozen=True)
+class Words:
+    """The two calls as the code has them, and what each brought."""
+
+    calls: str
+    brought: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,12 @@ class Crossed:
 
     calls: Mapping[int, Pair]
     side: list[int]
-    words: str
+    words: Words
+
+    @property
+    def others(self) -> list[int]:
+        """The ranks that made the two in the opposite order."""
+        return [rank for rank in self.calls if rank not in self.side]
 
     @property
     def met(self) -> dict[int, Collective]:
@@ -44,9 +66,14 @@ class Crossed:
         return {rank: mine[0][min(shared(*mine), len(mine[0]) - 1)] for rank, mine in chains.items()}
 
     def say(self) -> str:
-        """Who called what before what."""
-        others = [rank for rank in self.calls if rank not in self.side]
-        return f"{names(self.side)} called {self.words}, {names(others)} in the opposite order"
+        """Who called what before what, and what met by that."""
+        x, y = self.words.brought
+        first, then = (call.title for call in self.calls[min(self.calls)])
+        mine, theirs = names(self.side), names(self.others)
+        return (
+            f"{mine} called {self.words.calls}, {theirs} in the opposite order. So {first} combined {x} of {mine} with {y} of "
+            f"{theirs}, and {then} the other way round. No rank failed, but unless this is meant, both results are wrong."
+        )
 
     def why(self, size: int) -> str:
         """The statement that parted them, if it is known."""
@@ -55,92 +82,177 @@ class Crossed:
 
 def first_crossed(members: Sequence[RankReport]) -> Crossed | None:
     """The first two calls that ranks made in opposite order; None if there are none for sure."""
-    found = (one for group in groups(members) for one in _crossed_in(group))
+    search = _Search()
+    found = (one for group in groups(members) for one in search.within(group))
     return min(found, key=lambda one: min(call.start for call in one.met.values()), default=None)
 
 
-def _crossed_in(group: Mapping[int, Mapping[int, Collective]]) -> Iterator[Crossed]:
-    """The first of a group. What has been compared once, in a loop, need not be again."""
-    known: set[tuple[tuple[object, ...], ...]] = set()
-    for number in range(max(map(min, group.values())), min(map(max, group.values()))):
-        if len({(calls[number].frame, calls[number].callers, calls[number].turn) for calls in group.values()}) == 1:
-            continue
-        pairs = {rank: (calls[number], calls[number + 1]) for rank, calls in group.items()}
-        shape = tuple(_made(call) for rank in sorted(pairs) for call in pairs[rank])
-        if shape not in known and (one := _crossed(pairs)):
-            yield one
-            return
-        known.add(shape)
+class _Search:
+    """Reads each file once, and looks once at each pair of lines, whatever turn its loop is in."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File | None] = {}
+        self._known: set[object] = set()
+        self._sites: dict[tuple[Frame | None, int], int] = {}
+        self._chains: dict[tuple[Frame, ...], int] = {}
+
+    def within(self, group: Mapping[int, Mapping[int, Collective]]) -> Iterator[Crossed]:
+        """The first of a group."""
+        ranks = sorted(group)
+        for number in sorted(set.intersection(*map(set, group.values()))):
+            pairs = {
+                rank: (group[rank][number], group[rank][number + 1]) for rank in ranks if number + 1 in group[rank]
+            }
+            if len(pairs) < len(ranks):
+                continue
+            made: dict[int, tuple[object, object]] = {
+                rank: (self._site(x), self._site(y)) for rank, (x, y) in pairs.items()
+            }
+            shape: object = tuple(made.values())
+            if len({*made.values()}) == 1:
+                made = {rank: (x.turn, y.turn) for rank, (x, y) in pairs.items()}
+                if not {*made.values()} == {made[ranks[0]], made[ranks[0]][::-1]} != {made[ranks[0]]}:
+                    continue
+            if shape in self._known or len({signature(call) for pair in pairs.values() for call in pair}) > 1:
+                continue
+            if len(self._known) == MOST_PAIRS:
+                return
+            self._known.add(shape)
+            side = [rank for rank in ranks if made[rank] == made[ranks[0]]]
+            others = {made[rank]: pair for rank, pair in pairs.items() if rank not in side}
+            if others and (words := self._words_of(pairs[ranks[0]], others.values())):
+                yield Crossed(pairs, side, words)
+                return
+
+    def _site(self, call: Collective) -> int:
+        """The same for calls of one line with the same callers."""
+        key = (call.frame, id(call.callers))
+        if key not in self._sites:
+            self._sites[key] = self._chains.setdefault(call.chain, len(self._chains))
+        return self._sites[key]
+
+    def _words_of(self, mine: Pair, others: Iterable[Pair]) -> Words | None:
+        """How the code has the two, if all others made them in opposite order."""
+        try:
+            said = {self._words((*mine, *reversed(pair))) for pair in others}
+        except (RecursionError, TooLong, ValueError):
+            return None  # it can't be read
+        return said.pop() if len(said) == 1 else None
+
+    def _words(self, calls: Sequence[Collective]) -> Words | None:
+        """Of X, Y, X, Y, if for sure the first and the third are the same, and the others."""
+        chains = [call.chain for call in calls]
+        if any(call.inside or call.kind not in INPUT or not call.chain for call in calls):
+            return None
+        if chains[0] == chains[1] == chains[2] == chains[3]:
+            return self._in_turns(calls)
+        common = shared(*chains[:2])
+        parted = [chain[common] for chain in chains if len(chain) > common]
+        files = {frame.file for chain in chains for frame in chain[common:]}
+        if (
+            shared(*chains[2:]) != common
+            or len(parted) < 4
+            or len(files) > 1
+            or (file := self._file(files.pop())) is None
+        ):
+            return None
+        if chains[0][common + 1 :] != chains[2][common + 1 :] or chains[1][common + 1 :] != chains[3][common + 1 :]:
+            return None
+        lines = [frame.line for frame in parted]
+        x, y, again_x, again_y = map(file.statement, lines)
+        if x is None or y is None or (x, y) != (again_x, again_y) or x == y:
+            return None
+        homes = [file.home(line) for line in lines]
+        if any(home is not homes[0] for home in homes):
+            return None
+        if not (_follows(homes[0].body, lines[0], lines[1]) and _follows(homes[0].body, lines[3], lines[2])):
+            return None
+        first, then, again_first, again_then = (file.brought(call) for call in calls)
+        if first is None or then is None or (first, then) != (again_first, again_then) or first == then:
+            return None
+        return Words(f"`{x}` before `{y}`", (f"`{first[1]}`", f"`{then[1]}`"))
+
+    def _in_turns(self, calls: Sequence[Collective]) -> Words | None:
+        """The same of one line in a loop: `for name in names: all_reduce(model[name])`, if the names come in another order."""
+        x, y = (call.turn for call in calls[:2])
+        chain = calls[0].chain
+        if x is None or y is None or x[1][0] not in "'\"" or (file := self._file(chain[-1].file)) is None:
+            return None
+        called = file.call(calls[0])
+        loops = [loop for loop in file.loops if _is_at(loop, chain[-1].line)]
+        if called is None or not loops:
+            return None
+        loop = max(loops, key=lambda one: one.lineno)
+        turn = next((part.id for part in ast.walk(loop.target) if isinstance(part, ast.Name)), "")
+        operand = called.args[INPUT[calls[0].kind]]
+        on_the_way = {frame.function for frame in chain}
+        if turn != x[0] or not entry(operand, loop, scopes(file.source, file.own(chain), 2)[-1], on_the_way):
+            return None
+        return Words(f"`{ast.unparse(called)}` for `{x[0]} = {x[1]}` before `{y[0]} = {y[1]}`", (x[1], y[1]))
+
+    def _file(self, name: str) -> _File | None:
+        if name not in self._files:
+            try:
+                self._files[name] = _File(name, Source("".join(linecache.getlines(name))))
+            except (SyntaxError, RecursionError, ValueError):
+                self._files[name] = None
+        return self._files[name]
 
 
-def _crossed(pairs: Mapping[int, Pair]) -> Crossed | None:
-    first = pairs[min(pairs)]
-    side = [rank for rank in sorted(pairs) if list(map(_made, pairs[rank])) == list(map(_made, first))]
-    others = [pair for rank, pair in pairs.items() if rank not in side]
-    if not others or len({signature(call) for pair in pairs.values() for call in pair}) > 1:
-        return None
-    try:
-        said = {_words(first, pair) for pair in others}
-    except (SyntaxError, RecursionError, TooLong, ValueError):
-        return None  # it can't be read
-    words = said.pop()
-    return Crossed(pairs, side, words) if words and not said else None
+class _File:
+    """What the lines of a file have."""
 
+    def __init__(self, name: str, source: Source) -> None:
+        self.name, self.source = name, source
+        self.loops = [node for node in ast.walk(source.tree) if isinstance(node, ast.For)]
+        self._brought: dict[tuple[Frame, ...], tuple[str, str] | None] = {}
+        self._statements: dict[int, list[ast.stmt]] = {}
+        self._said: dict[int, str | None] = {}
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Expr | ast.Assign | ast.Return):
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    self._statements.setdefault(line, []).append(node)
 
-def _words(mine: Pair, theirs: Pair) -> str:
-    """How the code has the two calls, if `theirs` are for sure those of `mine` in opposite order."""
-    calls = (*mine, *reversed(theirs))  # X, Y, X, Y
-    if any(call.inside or call.kind in ROOTED for call in calls):
-        return ""
-    chains = [call.chain for call in calls]
-    if chains[0] == chains[1] == chains[2] == chains[3]:
-        return _in_turns(calls)
-    depths = {shared(*chains[:2]), shared(*chains[2:])}
-    if len(depths) > 1:
-        return ""
-    common = depths.pop()
-    parted = [chain[common] for chain in chains if len(chain) > common]
-    files = {frame.file for chain in chains for frame in chain[common:]}
-    if len(parted) < 4 or len(files) > 1:
-        return ""
-    if chains[0][common + 1 :] != chains[2][common + 1 :] or chains[1][common + 1 :] != chains[3][common + 1 :]:
-        return ""
-    source = Source("".join(linecache.getlines(files.pop())))
-    homes = [next(iter(source.around(frame.line)), source.tree) for frame in parted]
-    lines = [frame.line for frame in parted]
-    if any(home is not homes[0] for home in homes):
-        return ""
-    if not (_follows(homes[0].body, lines[0], lines[1]) and _follows(homes[0].body, lines[3], lines[2])):
-        return ""
-    x, y, again_x, again_y = (_statement(homes[0], line) for line in lines)
-    brought = [_operand(source, chain[common:]) for chain in chains[:2]]
-    if x is None or y is None or (x, y) != (again_x, again_y) or x == y or None in brought or brought[0] == brought[1]:
-        return ""
-    return f"`{x}` before `{y}`"
+    def home(self, line: int) -> Function | ast.Module:
+        """The function that a line is in."""
+        return next(iter(self.source.around(line)), self.source.tree)
 
+    def statement(self, line: int) -> str | None:
+        """The one simple statement of a line, as Python writes it."""
+        if line not in self._said:
+            found = self._statements.get(line, [])
+            self._said[line] = ast.unparse(found[0]) if len(found) == 1 else None
+        return self._said[line]
 
-def _made(call: Collective) -> tuple[object, ...]:
-    return (*call.chain, call.turn)
+    def call(self, made: Collective) -> ast.Call | None:
+        """The call in the code, if it's there by its own name, and alone on its line."""
+        line = made.chain[-1].line
+        statements = self._statements.get(line, [])
+        calls = (
+            node for one in statements for node in ast.walk(one) if isinstance(node, ast.Call) and _is_at(node, line)
+        )
+        found = [node for node in calls if called_name(node) == made.kind and len(node.args) > INPUT[made.kind]]
+        return found[0] if len(found) == 1 else None
 
+    def brought(self, call: Collective) -> tuple[str, str] | None:
+        """What a call is given: a function, and the name there that means the same on every rank. Of a helper's argument,
+        that of its caller. None if it may be another tensor on each."""
+        if call.chain not in self._brought:
+            self._brought[call.chain] = self._looked_up(call)
+        return self._brought[call.chain]
 
-def _in_turns(calls: Sequence[Collective]) -> str:
-    """The same of one line in a loop: `for name in names: all_reduce(model[name])`, if the names come in another order."""
-    frame, (x, y, again_x, again_y) = calls[0].frame, [call.turn for call in calls]
-    if frame is None or x is None or y is None or (x, y) != (again_x, again_y) or x == y or x[1][0] not in "'\"":
-        return ""
-    source = Source("".join(linecache.getlines(frame.file)))
-    home = next(iter(source.around(frame.line)), source.tree)
-    loops = [one for one in ast.walk(home) if isinstance(one, ast.For) and _is_at(one, frame.line)]
-    called = _call(home, frame.line)
-    if not loops or called is None:
-        return ""
-    of_the_loop, in_the_call = (
-        {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-        for node in (max(loops, key=lambda one: one.lineno).target, called.args[0])
-    )
-    if x[0] not in of_the_loop or not of_the_loop & in_the_call:
-        return ""
-    return f"`{ast.unparse(called)}` for `{x[0]} = {x[1]}` before `{y[0]} = {y[1]}`"
+    def _looked_up(self, call: Collective) -> tuple[str, str] | None:
+        called, scope = self.call(call), scopes(self.source, self.own(call.chain), 2)[-1]
+        if called is None:
+            return None
+        operand: ast.expr = called.args[INPUT[call.kind]]
+        while isinstance(operand, ast.Name) and (given := scope.given(operand.id)):
+            operand, scope = given
+        return (getattr(scope.home, "name", ""), ast.unparse(operand)) if is_same(operand, scope) else None
+
+    def own(self, chain: Sequence[Frame]) -> list[Frame]:
+        """The part of a chain of calls that is in this file, the innermost last."""
+        return [*takewhile(lambda frame: frame.file == self.name, reversed(chain))][::-1]
 
 
 def _follows(block: Sequence[ast.stmt], line: int, later: int) -> bool:
@@ -154,45 +266,5 @@ def _follows(block: Sequence[ast.stmt], line: int, later: int) -> bool:
     return any(_follows(arm, line, later) for arm in arms if isinstance(arm, list))
 
 
-def _statement(home: Function | ast.Module, line: int) -> str | None:
-    """The one simple statement of a line, as Python writes it."""
-    found = [one for one in ast.walk(home) if isinstance(one, ast.Expr | ast.Assign | ast.Return) and _is_at(one, line)]
-    return ast.unparse(found[0]) if len(found) == 1 else None
-
-
-def _operand(source: Source, chain: Sequence[Frame]) -> str | None:
-    """What the innermost call is given, in the words of the function that has it: of a helper's argument, its caller."""
-    scope, line = scopes(source, chain, 2)[-1], chain[-1].line
-    called = _call(scope.home, line)
-    if called is None:
-        return None
-    operand: ast.expr = called.args[0]
-    while isinstance(operand, ast.Name) and (given := scope.given(operand.id)):
-        operand, scope = given
-    return None if _is_chosen(operand, scope) else f"{getattr(scope.home, 'name', '')}: {ast.unparse(operand)}"
-
-
-def _call(home: Function | ast.Module, line: int) -> ast.Call | None:
-    """The outermost call of a line, if it is given something."""
-    calls = (one for one in ast.walk(home) if isinstance(one, ast.Call) and _is_at(one, line))
-    return next((one for one in calls if one.args), None)
-
-
 def _is_at(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or line)
-
-
-def _is_chosen(operand: ast.expr, scope: Scope) -> bool:
-    """Whether the rank decides which tensor this is: then the same name has another one on each rank."""
-    named = {one.id for one in ast.walk(operand) if isinstance(one, ast.Name)}
-    got = [
-        one
-        for name in named
-        for one in scope.assigned(name)
-        if not any(
-            isinstance(part, ast.Name) and part.id == name for part in ast.walk(one.value)
-        )  # count = mean(count)
-    ]
-    parts = [part for value in (operand, *(one.value for one in got)) for part in ast.walk(value)]
-    choices = [part for part in parts if isinstance(part, ast.IfExp | ast.Subscript)]
-    return any(map(scope.depends, [*choices, *(test for one in got for test, _ in one.guards)]))

@@ -7,7 +7,9 @@ file's outermost code, or as the argument of the call that a rank stands in. Wha
 from __future__ import annotations
 
 import ast
+import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,12 +42,13 @@ class TooLong(Exception):
 
 @dataclass(frozen=True)
 class Assigned:
-    """A value that a name gets, under the conditions around it; `repeats` is true within a loop or of a part of a value."""
+    """A value that a name gets, under the conditions around it; `repeats` is true within a loop or of a `part` of a value."""
 
     value: ast.expr
     line: int
     guards: Guards = ()
     repeats: bool = False
+    part: bool = False
 
 
 class Source:
@@ -57,6 +60,43 @@ class Source:
         self.functions = [node for node in ast.walk(self.tree) if isinstance(node, Function)]
         self.left = MOST_PARTS
         self._assigned: dict[ast.AST, dict[str, list[Assigned]]] = {}
+        self._filled: dict[ast.AST, set[str]] = {}
+        self._stores: dict[ast.AST, Counter[str]] = {}
+
+    @functools.cached_property
+    def calls(self) -> dict[str, list[ast.Call]]:
+        """All calls, by the name of what is called; of several in one expression the outermost comes first."""
+        found: dict[str, list[ast.Call]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                found.setdefault(called_name(node), []).append(node)
+        return found
+
+    def filled(self, home: Function | ast.Module) -> set[str]:
+        """The names whose value is the same on all ranks, by a collective of this function that fills it."""
+        if home not in self._filled:
+            calls = (node for node in ast.walk(home) if isinstance(node, ast.Call))
+            given = (call.args[0] for call in calls if call.args and called_name(call) in EQUAL_ON_ALL)
+            self._filled[home] = {part.id for one in given for part in ast.walk(one) if isinstance(part, ast.Name)}
+        return self._filled[home]
+
+    @functools.cached_property
+    def declared(self) -> set[str]:
+        """The names that a function has from outside, and may change there."""
+        found = (node.names for node in ast.walk(self.tree) if isinstance(node, ast.Global | ast.Nonlocal))
+        return {name for names in found for name in names}
+
+    @functools.cached_property
+    def added(self) -> set[ast.expr]:
+        """What is added to a value that stays: `total += loss`."""
+        return {node.value for node in ast.walk(self.tree) if isinstance(node, ast.AugAssign)}
+
+    def stores(self, home: Function | ast.Module) -> Counter[str]:
+        """How often each name gets something in the code of a function or of the file itself, in whatever way."""
+        if home not in self._stores:
+            names = (node for node in own(home) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+            self._stores[home] = Counter(node.id for node in names)
+        return self._stores[home]
 
     def assigned(self, home: Function | ast.Module, name: str) -> list[Assigned]:
         """What a name gets in the code of a function or of the file itself, but not in functions inside."""
@@ -96,6 +136,7 @@ class Scope:
     def called(self, call: ast.Call, function: Function) -> Scope:
         """The scope of a function of the file that this one calls so."""
         named = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        named = named[isinstance(call.func, ast.Attribute) and named[:1] == ["self"] :]
         given = {name: (value, self) for name, value in zip(named, call.args, strict=False)}
         given |= {one.arg: (one.value, self) for one in call.keywords if one.arg}
         starred = any(isinstance(one, ast.Starred) for one in call.args)
@@ -199,7 +240,7 @@ class Scope:
         function = self._function(call)
         if function is None or self.depth > DEEPEST:
             return None
-        returns = [node.value for node in _own(function) if isinstance(node, ast.Return)]
+        returns = [node.value for node in own(function) if isinstance(node, ast.Return)]
         return self.called(call, function)._value(returns[0], rank) if len(returns) == 1 and returns[0] else None
 
     def _function(self, call: ast.Call) -> Function | None:
@@ -233,7 +274,7 @@ class Scope:
             return True
         if name not in self.known:
             self.known[name] = False  # of a name that is made from itself, the rest decides
-            self.known[name] = not self._is_made_equal(name) and self._depends_assigned(name)
+            self.known[name] = name not in self.source.filled(self.home) and self._depends_assigned(name)
         return self.known[name]
 
     def _depends_assigned(self, name: str) -> bool:
@@ -245,17 +286,6 @@ class Scope:
             deeper.depends(part)
             for one in self.assigned(name)
             for part in (one.value, *(test for test, _ in one.guards))
-        )
-
-    def _is_made_equal(self, name: str) -> bool:
-        """True if a collective fills what the name has."""
-        calls = (node for node in ast.walk(self.home) if isinstance(node, ast.Call))
-        return any(
-            isinstance(part, ast.Name) and part.id == name
-            for call in calls
-            if called_name(call) in EQUAL_ON_ALL
-            for given in call.args[:1]
-            for part in ast.walk(given)
         )
 
     def _depends_called(self, call: ast.Call) -> bool:
@@ -273,7 +303,7 @@ class Scope:
         function = self._function(call)
         if function is not None and self.depth < DEEPEST:
             inside = self.called(call, function)
-            return any(inside.depends(node.value) for node in _own(function) if isinstance(node, ast.Return))
+            return any(inside.depends(node.value) for node in own(function) if isinstance(node, ast.Return))
         return any(map(self.depends, (*call.args, *(one.value for one in call.keywords))))
 
 
@@ -302,12 +332,12 @@ def _is_of_group(value: ast.expr) -> bool:
     )
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
+def own(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes below this one, without those of the functions and classes in it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (Function, ast.ClassDef, ast.Lambda)):
             yield child
-            yield from _own(child)
+            yield from own(child)
 
 
 def _assignments(block: list[ast.stmt], guards: Guards, repeats: bool) -> Iterator[tuple[str, Assigned]]:
@@ -322,7 +352,7 @@ def _assignments(block: list[ast.stmt], guards: Guards, repeats: bool) -> Iterat
             case ast.AugAssign(target=target, value=value):
                 yield from _targets(target, value, guards, True)
             case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                yield from _targets(target, value, guards, True)
+                yield from _targets(target, value, guards, True, part=True)
                 yield from _assignments(one.body, guards, True)
                 yield from _assignments(one.orelse, guards, repeats)
             case ast.While():
@@ -336,11 +366,14 @@ def _assignments(block: list[ast.stmt], guards: Guards, repeats: bool) -> Iterat
                 yield from _assignments([*one.body, *one.orelse, *one.finalbody], guards, repeats)
 
 
-def _targets(target: ast.expr, value: ast.expr, guards: Guards, repeats: bool) -> Iterator[tuple[str, Assigned]]:
+def _targets(
+    target: ast.expr, value: ast.expr, guards: Guards, repeats: bool, part: bool = False
+) -> Iterator[tuple[str, Assigned]]:
     if isinstance(target, ast.Name):
-        yield target.id, Assigned(value, target.lineno, guards, repeats)
+        yield target.id, Assigned(value, target.lineno, guards, repeats, part)
     elif isinstance(target, (ast.Tuple, ast.List)):
         values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
         paired = len(values) == len(target.elts)
-        for number, part in enumerate(target.elts):
-            yield from _targets(part, values[number] if paired else value, guards, repeats or not paired)
+        for number, inner in enumerate(target.elts):
+            given = values[number] if paired else value
+            yield from _targets(inner, given, guards, repeats or not paired, part or not paired)

@@ -549,8 +549,9 @@ def _completed(work: Any) -> bool:
 
 
 def _reduce_name(op: Any) -> str:
-    text = str(op)
-    return text.rsplit(".", 1)[-1].strip("<>: 0123456789").upper() if op is not None else ""
+    """`SUM`; empty for what is no reduction, as a `_CollOp` of torch's that its functions call `op` too."""
+    known = op.__getstate__()[0] if type(op).__name__ == "ReduceOp" else op
+    return str(known.name) if isinstance(known, dist.ReduceOp.RedOpType) else ""
 
 
 def _is_passive(filename: str, frame: FrameType) -> bool:

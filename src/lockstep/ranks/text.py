@@ -209,9 +209,8 @@ def _crossed(run: Run, width: int | None) -> str:
     found = first_crossed(run.members)
     if found is None:
         return ""
-    first, then = (call.title for call in found.calls[min(found.calls)])
     frame = found.places[min(found.places)]
-    said = f"MIXED UP{at(frame)}: {found.say()}. No rank failed, but {first} and {then} each combined both, so their results are wrong."
+    said = f"MIXED UP{at(frame)}: {found.say()}"
     more = f"{SAME_ORDER} {found.why(run.world_size)}".rstrip()
     table = [replace(row, frame=found.places[row.rank]) for row in mismatch_rows(found.met, [])]
     return _mixed(said, table, [more], width)
