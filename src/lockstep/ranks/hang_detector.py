@@ -261,7 +261,9 @@ class HangDetector:
             return False
         unable = self.clock.seconds() < (self.job.idle_limit or float("inf"))
         stacks = [member.sample or StackReport() for member in waiting]
-        return bool(stacks) and all(stack.call and not (unable and stack.threads) for stack in stacks)
+        return bool(stacks) and all(
+            stack.call and not stack.limited and not (unable and stack.threads) for stack in stacks
+        )
 
     def _launcher_waits(self) -> bool:
         """True when the launcher sleeps in a library's function, as those do that wait for processes."""

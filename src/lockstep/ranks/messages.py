@@ -144,7 +144,7 @@ class Exit(msgspec.Struct, tag_field="event", tag="exit"):
 
 
 class StackReport(msgspec.Struct):
-    """Where a main thread stands; see `report.Stack`."""
+    """Where a main thread stands; see `report.Stack`. `limited` while it waits for no longer than the program itself has set."""
 
     frame: Place = None
     call: str = ""
@@ -153,6 +153,7 @@ class StackReport(msgspec.Struct):
     threads: int = 0
     detail: dict[str, Any] = {}
     innermost: str = ""
+    limited: bool = False
 
 
 class Sample(msgspec.Struct, tag_field="event", tag="sample"):

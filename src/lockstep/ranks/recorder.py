@@ -2,9 +2,9 @@
 
 All of `torch.distributed`, DDP's own bucket all-reduces included, goes through the dispatcher's `c10d::` operators. A
 kernel of ours at the dispatch key `BackendSelect`, which every call passes and which these operators leave empty, sees
-each one below the user's code and below DDP, and hands it on. Two Python functions of torch are replaced:
-`Work.wait`, so that the stack of a waiting rank tells which operation it waits for, and the one that makes process
-groups, so that none goes before the process does.
+each one below the user's code and below DDP, and hands it on. Three Python functions of torch are replaced:
+`Work.wait`, so that the stack of a waiting rank tells which operation it waits for; the one that makes process groups,
+so that none goes before the process does; and `init_process_group`, whose limit is the program's own.
 
 A thread listens for the supervisor's questions. It sleeps until one comes, and answers while the main thread waits
 inside a collective, since that wait releases the interpreter lock.
@@ -13,6 +13,7 @@ inside a collective, since that wait releases the interpreter lock.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import dis
 import functools
 import gc
@@ -74,6 +75,10 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of an object collective in which a rank works by itself, for as long as its objects need."""
 
 UNTOLD_SECONDS = 2.0
+LONGEST_LIMIT = 60.0
+"""Seconds. A wait that the program itself has limited to so long is no hang before. With more, it is explained like any."""
+LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
+RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
 CALLERS = 6
 MOST_OF_A_VALUE = 40  # characters
 MOST_LOOPS = 1000
@@ -174,6 +179,8 @@ class Recorder:
         self._untold: dict[int, Any] = {}
         """With `timeline`: the future of each operation whose end has not been told. (Its Work says that it has completed
         only when all callbacks are through.)"""
+        self._limits: dict[int, tuple[float, float]] = {}
+        """For each thread in a wait that the program has limited: to how many seconds, and when these are over."""
         self._main = threading.main_thread().ident
         self.address = _address()
         self.watcher: int | None = None
@@ -284,6 +291,21 @@ class Recorder:
             yield
         finally:
             self.send(messages.Waited(number, since, time.monotonic_ns()))
+
+    @contextlib.contextmanager
+    def limited(self, seconds: float, times: int = 1) -> Iterator[None]:
+        """Within, the calling thread waits no longer than so many times that; 0 is no limit of the call's own."""
+        thread = threading.get_ident()
+        outer = self._limits.get(thread)
+        if seconds > 0:
+            self._limits[thread] = seconds, time.monotonic() + times * seconds + LIMIT_LATE
+        try:
+            yield
+        finally:
+            if outer is not None:
+                self._limits[thread] = outer
+            else:
+                self._limits.pop(thread, None)
 
     def _end(self, number: int) -> None:
         self.send(messages.End(number, time.monotonic_ns()))
@@ -403,7 +425,11 @@ class Recorder:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost)
+        limits = self._limits.copy()
+        if self._main in limits:
+            detail["limit"] = limits[self._main][0]
+        limited = any(seconds <= LONGEST_LIMIT and time.monotonic() < end for seconds, end in limits.values())
+        return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
 
     def _own_threads(self) -> int:
         """How many threads of the user's might do something by themselves: no lock or queue holds them."""
@@ -586,6 +612,7 @@ def _own() -> Recorder | None:
 
 def _make_kernel(operator: Any, kind: str) -> Any:
     names = [argument.name for argument in operator._schema.arguments]
+    limit = names.index("timeout") if kind == "monitored_barrier" else None
     select = torch._C.DispatchKey.BackendSelect
 
     def lockstep_record(keyset: Any, *values: Any) -> Any:
@@ -594,7 +621,8 @@ def _make_kernel(operator: Any, kind: str) -> Any:
         if recorder is None:
             return operator.redispatch(below, *values)
         number = recorder.begin(kind, names, values)
-        result = operator.redispatch(below, *values)
+        with recorder.limited(values[limit] / 1000) if limit is not None else contextlib.nullcontext():
+            result = operator.redispatch(below, *values)
         recorder.launched(number, result)
         return result
 
@@ -604,16 +632,32 @@ def _make_kernel(operator: Any, kind: str) -> Any:
 _library: torch.library.Library | None = None
 _functional: torch.library.Library | None = None
 _wait = dist.Work.wait
+_init = c10d.init_process_group
+
+
+def _seconds(timeout: Any = None) -> float:
+    """Of a timeout as torch takes it; 0 for none."""
+    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else 0.0
 
 
 def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
     recorder = _own()
     if recorder is None:
         return _wait(self, *args, **kwargs)
-    with recorder.waiting(self, blocking=sys._getframe(1).f_code.co_filename == c10d.__file__):
+    blocking = sys._getframe(1).f_code.co_filename == c10d.__file__
+    with recorder.waiting(self, blocking), recorder.limited(_seconds(kwargs.get("timeout", *args[:1]))):
         result = _wait(self, *args, **kwargs)
     recorder.waited(self)
     return result
+
+
+@functools.wraps(_init)
+def _lockstep_init(*args: Any, **kwargs: Any) -> Any:
+    recorder = _own()
+    if recorder is None:
+        return _init(*args, **kwargs)
+    with recorder.limited(_seconds(kwargs.get("timeout", *args[2:3])), RENDEZVOUS_TRIES):
+        return _init(*args, **kwargs)
 
 
 def _lockstep_wait_tensor(keyset: Any, *values: Any) -> Any:
@@ -714,6 +758,7 @@ def start(recorder: Recorder) -> None:
     _record_direct_calls()
     _keep_groups(recorder)
     dist.Work.wait = _lockstep_wait  # type: ignore[method-assign]
+    dist.init_process_group = c10d.init_process_group = _lockstep_init
     _current = recorder
     threading.Thread(target=recorder.listen, name="lockstep", daemon=True).start()
 

@@ -449,7 +449,9 @@ class Supervisor:
 
     def _all_wait(self, members: list[Member]) -> bool:
         """True when each of these is inside a communication call, where no handler of Python's runs."""
-        return self.talk.ask(members) is not None and all(member.sample and member.sample.call for member in members)
+        return self.talk.ask(members) is not None and all(
+            one.sample and one.sample.call and not one.sample.limited for one in members
+        )
 
     def _let_leave(self) -> None:
         """Give the ranks leave to go, and a moment for what they clean up themselves."""
