@@ -6,7 +6,7 @@ from lockstep import ranks
 from lockstep.ranks import Kind
 
 IMPORTS = """\
-import socket, threading
+import socket
 from datetime import timedelta
 import torch, torch.distributed as dist
 """
@@ -25,18 +25,6 @@ if rank == 0:
 else:
     dist.recv(order, 0)
     dist.all_reduce(t)
-""",
-    "a wait in a thread": """
-def try_it(work):
-    try: work.wait(timeout=timedelta(seconds=3))
-    except RuntimeError: dist.send(order, 1)
-if rank == 0:
-    threading.Thread(target=try_it, args=(dist.all_reduce(t, async_op=True),)).start()
-    dist.recv(torch.zeros(1), 1)
-else:
-    dist.recv(order, 0)
-    dist.all_reduce(t)
-    dist.send(order, 0)
 """,
     "monitored_barrier": """
 watch = dist.new_group([0, 1])

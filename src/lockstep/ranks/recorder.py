@@ -179,8 +179,8 @@ class Recorder:
         self._untold: dict[int, Any] = {}
         """With `timeline`: the future of each operation whose end has not been told. (Its Work says that it has completed
         only when all callbacks are through.)"""
-        self._limits: dict[int, tuple[float, float]] = {}
-        """For each thread in a wait that the program has limited: to how many seconds, and when these are over."""
+        self._limit = (0.0, 0.0)
+        """While the main thread is in a wait that the program has limited: to how many seconds, and when these are over."""
         self._main = threading.main_thread().ident
         self.address = _address()
         self.watcher: int | None = None
@@ -294,18 +294,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def limited(self, seconds: float, times: int = 1) -> Iterator[None]:
-        """Within, the calling thread waits no longer than so many times that; 0 is no limit of the call's own."""
-        thread = threading.get_ident()
-        outer = self._limits.get(thread)
-        if seconds > 0:
-            self._limits[thread] = seconds, time.monotonic() + times * seconds + LIMIT_LATE
+        """Within, the main thread waits no longer than so many times that; 0 is no limit of the call's own."""
+        outer = self._limit
+        if seconds > 0 and threading.get_ident() == self._main:
+            self._limit = seconds, time.monotonic() + times * seconds + LIMIT_LATE
         try:
             yield
         finally:
-            if outer is not None:
-                self._limits[thread] = outer
-            else:
-                self._limits.pop(thread, None)
+            if threading.get_ident() == self._main:
+                self._limit = outer
 
     def _end(self, number: int) -> None:
         self.send(messages.End(number, time.monotonic_ns()))
@@ -425,10 +422,10 @@ class Recorder:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        limits = self._limits.copy()
-        if self._main in limits:
-            detail["limit"] = limits[self._main][0]
-        limited = any(seconds <= LONGEST_LIMIT and time.monotonic() < end for seconds, end in limits.values())
+        seconds, end = self._limit
+        if seconds:
+            detail["limit"] = seconds
+        limited = seconds <= LONGEST_LIMIT and time.monotonic() < end
         return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
 
     def _own_threads(self) -> int:
