@@ -67,6 +67,9 @@ OTHER_LIMITS = {
     "a wait of minutes": (
         'dist.init_process_group("gloo")', "dist.irecv(t, 1 - rank).wait(timedelta(minutes=2))",
     ),
+    "a wait that is longer than a cell may do nothing": (
+        'dist.init_process_group("gloo")', "dist.irecv(t, 1 - rank).wait(timedelta(seconds=30))",
+    ),
     "the limit is 0, so the group's": ('dist.init_process_group("gloo")', "dist.irecv(t, 1 - rank).wait(timedelta(0))"),
 }  # fmt: skip
 

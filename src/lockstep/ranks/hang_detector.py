@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import processes
+from .job import Job
 from .member import Member, RunState, others
 from .messages import Begin, Pulse, Role, StackReport
 
@@ -34,6 +35,8 @@ RENDEZVOUS_SECONDS = 1.5
 BETWEEN_MACHINES_STILL = 2.0
 """... where ranks are on several machines: what is on its way between two of them, neither shows."""
 FRESH_SECONDS = 1.0  # A machine that has not told for so long how still it is may be anything
+LONGEST_LIMIT = 60.0
+"""A wait that the program itself has limited to so many seconds is no hang before. With more, it is explained like any."""
 STARVED = 0.2  # A rank that spent this share of a time in the queue for a processor has not had that time
 
 MEETINGS = ("init_process_group", "monitored_barrier")  # They end when all have come
@@ -262,7 +265,7 @@ class HangDetector:
         unable = self.clock.seconds() < (self.job.idle_limit or float("inf"))
         stacks = [member.sample or StackReport() for member in waiting]
         return bool(stacks) and all(
-            stack.call and not stack.limited and not (unable and stack.threads) for stack in stacks
+            stack.call and not ends_by_itself(stack, self.job) and not (unable and stack.threads) for stack in stacks
         )
 
     def _launcher_waits(self) -> bool:
@@ -270,6 +273,11 @@ class HangDetector:
         launcher = self.run.ranks[0]
         asleep = self.everyone.before is None or launcher.pid not in self.everyone.before.awake
         return launcher.done or (asleep and launcher.sample is not None and bool(launcher.sample.innermost))
+
+
+def ends_by_itself(stack: StackReport, job: Job) -> bool:
+    """True for a wait with a limit of the program's own that is soon over: before the run is ended for doing nothing."""
+    return 0 < stack.limited <= min(LONGEST_LIMIT, job.idle_limit or LONGEST_LIMIT)
 
 
 def each_waits_for_another(waiting: list[Member], members: list[Member], *, inside: bool = False) -> bool:

@@ -100,6 +100,7 @@ class MadeGroup(msgspec.Struct, tag_field="event", tag="group"):
     members: list[int]
     frame: Place
     time: int
+    timeout: float | None = None
 
 
 class IsRank(msgspec.Struct, tag_field="event", tag="rank"):
@@ -144,7 +145,9 @@ class Exit(msgspec.Struct, tag_field="event", tag="exit"):
 
 
 class StackReport(msgspec.Struct):
-    """Where a main thread stands; see `report.Stack`. `limited` while it waits for no longer than the program itself has set."""
+    """Where a main thread stands; see `report.Stack`. `limited` tells to how many seconds the program itself has
+    limited a wait, until these are over.
+    """
 
     frame: Place = None
     call: str = ""
@@ -153,7 +156,7 @@ class StackReport(msgspec.Struct):
     threads: int = 0
     detail: dict[str, Any] = {}
     innermost: str = ""
-    limited: bool = False
+    limited: float = 0.0
 
 
 class Sample(msgspec.Struct, tag_field="event", tag="sample"):

@@ -75,8 +75,6 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of an object collective in which a rank works by itself, for as long as its objects need."""
 
 UNTOLD_SECONDS = 2.0
-LONGEST_LIMIT = 60.0
-"""Seconds. A wait that the program itself has limited to so long is no hang before. With more, it is explained like any."""
 LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
 RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
 CALLERS = 6
@@ -425,7 +423,7 @@ class Recorder:
         seconds, end = self._limit
         if seconds:
             detail["limit"] = seconds
-        limited = seconds <= LONGEST_LIMIT and time.monotonic() < end
+        limited = seconds if time.monotonic() < end else 0.0
         return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
 
     def _own_threads(self) -> int:
@@ -691,6 +689,11 @@ def keep_compilers_out() -> None:
         trace_rules.add(__package__)
 
 
+def _is_gloo(backend: str) -> bool:
+    """True when a group of this backend communicates through gloo, whatever the tensors are on."""
+    return backend == "gloo" or (backend in ("undefined", "cpu:gloo,cuda:nccl") and not torch.cuda.is_available())
+
+
 def _keep_groups(recorder: Recorder) -> None:
     """Hold every process group from its beginning.
 
@@ -709,7 +712,9 @@ def _keep_groups(recorder: Recorder) -> None:
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])
             place = recorder.caller().frame
-            recorder.send(messages.MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
+            timeout = _seconds(given.get("timeout")) if _is_gloo(str(given["backend"])) else 0.0
+            members = [int(rank) for rank in members]
+            recorder.send(messages.MadeGroup(name, members, place, time.monotonic_ns(), timeout or None))
         with processes.threads_named(processes.POLLERS[0]):
             made = make(*args, **kwargs)
         recorder.groups.append(made)
