@@ -79,3 +79,17 @@ def test_no_other_timeout_keeps_a_hang_from_being_explained(case: str) -> None:
     begin, call = OTHER_LIMITS[case]
     run = ranks.run(ranks.Source(f"{IMPORTS}{begin}\nrank, t = dist.get_rank(), torch.ones(4)\n{call}"), 2)
     assert run.cause is not None and run.cause.kind is Kind.HANG
+
+
+def test_a_hang_of_others_is_explained_without_those_that_may_go_on() -> None:
+    """Rank 0's own wait takes longer than a cell may last; rank 1 waits for its orders."""
+    text = """
+if rank > 1: dist.recv(t, 5 - rank)
+elif rank == 1: dist.recv(order, 0)
+else: dist.irecv(t, 1, tag=1).wait(timedelta(seconds=60))
+"""
+    run = ranks.run(ranks.Source(PRELUDE + text), 4, idle_limit=None, deadline=30)
+    assert run.cause is not None and run.cause.kind is Kind.HANG
+    assert run.cause.headline == "rank 2 waits to receive from rank 3; rank 3 waits to receive from rank 2."
+    assert [row.rank for row in run.cause.rows] == [2, 3]
+    assert "Ranks 0 and 1 might still have gone on; Lockstep ended them." in run.cause.notes

@@ -58,6 +58,8 @@ def hang(run: Run, job: Job) -> Cause:
     members = latest(run.workers) if job.launcher else list(run.ranks)
     if job.launcher and run.ranks[0].outcome is Outcome.HUNG:  # The launcher is a rank too.
         members = latest([*run.workers, run.ranks[0]])
+    stopped = [report.rank for report in members if report.outcome is Outcome.STOPPED]
+    members = [report for report in members if report.outcome is not Outcome.STOPPED]
     waiting = [report for report in members if report.outcome is Outcome.HUNG]
     parted = first_divergence(members)
     found = _find(members, waiting, parted)
@@ -80,6 +82,10 @@ def hang(run: Run, job: Job) -> Cause:
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
         said.append(f"A thread of {idle} might still have done something; it did not for {job.idle_limit:g} s.")
+    if stopped:
+        said.append(
+            f"{names(stopped).capitalize()} might still have gone on; Lockstep ended {one_or_more(stopped, 'it', 'them')}."
+        )
     if left_alone := _left_alone(members, waiting):
         said.append(left_alone)
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
