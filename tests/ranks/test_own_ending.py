@@ -156,6 +156,9 @@ LEFT_ALONE: dict[str, tuple[str, list[str]]] = {
         "dist.gather(t, None, 0) if rank == 2 else dist.recv(t, 2) if rank == 0 else None", [WAITED.format(DEFAULT)]
     ),
     "the root has finished": ("if rank: dist.gather(t, None, 0)", [CLOSED.format("ranks 1 and 2", "rank 0")]),
+    "the other has finished after a call of another size": (
+        "pair = dist.new_group([0, 1])\nif rank < 2: dist.all_reduce(torch.ones(2 + rank), group=pair)", [CLOSED.format("rank 1", "rank 0")]
+    ),
     "monitored_barrier": ("if rank != 1: dist.monitored_barrier()", []),
 }  # fmt: skip
 

@@ -143,14 +143,17 @@ def _left_alone(members: Sequence[RankReport], waiting: Sequence[RankReport]) ->
     finished = {report.rank for report in members if report not in waiting}
     begun = {report.rank: {_counted(one) for one in report.collectives} for report in members}
     calls = {report.rank: one for report in waiting if (one := pending(report)) is not None}
-    missing = {rank: {other for other in _awaited(one) if _counted(one) not in begun.get(other, ())}
-               for rank, one in calls.items()}  # fmt: skip
-    woken = {rank: others for rank, others in missing.items() if others and others <= finished}
+    awaited = {rank: _awaited(one) for rank, one in calls.items()}
+    woken: dict[int, set[int]] = {}
+    for rank, others in awaited.items():  # Who has begun the call, and finished, may have done its part.
+        missing = {other for other in others if _counted(calls[rank]) not in begun.get(other, ())} or others
+        if missing and missing <= finished:
+            woken[rank] = missing
     timeouts = {_timeout(report, calls.get(report.rank)) for report in waiting}
     if woken and all(_group_timeout(report, calls[report.rank]) for report in waiting if report.rank in woken):
         gone = {*chain.from_iterable(woken.values())}
         return f'Left alone, {names(woken)} would have failed with gloo\'s "Connection closed by peer" once {names(gone)} had ended.'
-    if None in timeouts or any(others & finished for others in missing.values()):
+    if None in timeouts or any(others & finished for others in awaited.values()):
         return ""
     seconds = min(one for one in timeouts if one is not None)
     by = "gloo's default timeout" if seconds == GLOOS_DEFAULT else "the timeout that the program set"
@@ -177,14 +180,14 @@ def _counted(call_: Collective) -> tuple[object, ...]:
     return (call_.group, call_.group_number, call_.kind) if not call_.is_point_to_point else (call_.rank, call_.number)
 
 
-def _awaited(call_: Collective) -> list[int]:
+def _awaited(call_: Collective) -> set[int]:
     """The ranks whose part this rank needs; of a message from any rank, none is known.
 
     gloo's broadcast and reduce go from rank to rank, not only to the root.
     """
-    others = [rank for rank in call_.members if rank != call_.rank]
+    others = {*call_.members} - {call_.rank}
     if call_.is_point_to_point or (call_.kind in ("gather", "scatter") and call_.named != call_.rank):
-        return [rank for rank in others if rank == call_.named]
+        return others & {call_.named}
     return others
 
 
