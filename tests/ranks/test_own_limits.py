@@ -92,4 +92,4 @@ else: dist.irecv(t, 1, tag=1).wait(timedelta(seconds=60))
     assert run.cause is not None and run.cause.kind is Kind.HANG
     assert run.cause.headline == "rank 2 waits to receive from rank 3; rank 3 waits to receive from rank 2."
     assert [row.rank for row in run.cause.rows] == [2, 3]
-    assert "Ranks 0 and 1 might still have gone on; Lockstep ended them." in run.cause.notes
+    assert "Ranks 0 and 1 might still have continued; Lockstep ended them." in run.cause.notes

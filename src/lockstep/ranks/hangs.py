@@ -84,7 +84,7 @@ def hang(run: Run, job: Job) -> Cause:
         said.append(f"A thread of {idle} might still have done something; it did not for {job.idle_limit:g} s.")
     if stopped:
         said.append(
-            f"{names(stopped).capitalize()} might still have gone on; Lockstep ended {one_or_more(stopped, 'it', 'them')}."
+            f"{names(stopped).capitalize()} might still have continued; Lockstep ended {one_or_more(stopped, 'it', 'them')}."
         )
     if left_alone := _left_alone(members, waiting):
         said.append(left_alone)
