@@ -131,20 +131,49 @@ def test_what_ranks_write_is_shown(case: str, capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out.replace("[rank ", "").replace("] ", " ") == expected
 
 
-LEFT_ALONE = {
-    "wait for one that has finished": ("if rank < 2: dist.all_reduce(t)", 'Left alone, ranks 0 and 1 would have failed with gloo\'s "Connection closed by peer" once rank 2 had ended.'),
-    "wait for each other": ("if rank < 2: dist.recv(t, 1 - rank)", "Left alone this would have waited 30 minutes (gloo's default timeout)."),
+WAITED = "Left alone this would have waited {}."
+CLOSED = 'Left alone, {} would have failed with gloo\'s "Connection closed by peer" once {} had ended.'
+DEFAULT = "30 minutes (gloo's default timeout)"
+LEFT_ALONE: dict[str, tuple[str, list[str]]] = {
+    "wait for one that has finished": ("if rank < 2: dist.all_reduce(t)", [CLOSED.format("ranks 0 and 1", "rank 2")]),
+    "wait for each other": ("if rank < 2: dist.recv(t, 1 - rank)", [WAITED.format(DEFAULT)]),
     "wait for each other in a group": (
         "pair = dist.new_group([0, 1])\nif rank < 2: dist.all_reduce(t, group=pair) if rank else dist.broadcast(t, 0, group=pair)",
-        "Left alone this would have waited 30 minutes (gloo's default timeout).",
+        [WAITED.format(DEFAULT)],
     ),
+    "a group with a timeout of its own": (
+        "pair = dist.new_group([0, 1], timeout=timedelta(seconds=90))\ndist.all_reduce(t, group=pair) if rank == 0 else dist.barrier()",
+        [WAITED.format("90 seconds (the timeout that the program set)")],
+    ),
+    "a limit of the call's own": ("dist.irecv(t, (rank + 1) % 3).wait(timedelta(minutes=5))", []),
+    "a message from any rank, and all have finished": ("dist.send(t, 0) if rank else [dist.recv(t) for _ in range(3)]", [WAITED.format(DEFAULT)]),
+    "one waits for any rank, one in a barrier": (
+        "dist.send(t, 0) if rank == 1 else dist.barrier() if rank else [dist.recv(t) for _ in range(2)]", []
+    ),
+    "only one waits for the finished one": ("if rank < 2: dist.recv(t, rank + 1)", [CLOSED.format("rank 1", "rank 2")]),
+    "a leaf of a broadcast has finished": ("dist.broadcast(t, 0) if rank == 2 else dist.recv(t, 2) if rank == 0 else None", []),
+    "a leaf of a gather has finished": (
+        "dist.gather(t, None, 0) if rank == 2 else dist.recv(t, 2) if rank == 0 else None", [WAITED.format(DEFAULT)]
+    ),
+    "the root has finished": ("if rank: dist.gather(t, None, 0)", [CLOSED.format("ranks 1 and 2", "rank 0")]),
+    "the other has finished after a call of another size": (
+        "pair = dist.new_group([0, 1])\nif rank < 2: dist.all_reduce(torch.ones(2 + rank), group=pair)", [CLOSED.format("rank 1", "rank 0")]
+    ),
+    "monitored_barrier": ("if rank != 1: dist.monitored_barrier()", []),
 }  # fmt: skip
+
+
+def test_what_would_have_come_of_a_hang_knows_the_programs_timeout() -> None:
+    begin = PRELUDE.replace('("gloo")', '("gloo", timeout=__import__("datetime").timedelta(minutes=1))')
+    assert begin != PRELUDE
+    run = ranks.run(ranks.Source(f"{begin}dist.recv(torch.ones(4), 1 - rank)"), 2)
+    assert WAITED.format("1 minute (the timeout that the program set)") in run.cause.notes
 
 
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_what_would_have_come_of_a_hang_depends_on_who_is_waited_for(case: str) -> None:
     """Tried with torchrun: gloo tells a rank that waits for an ended process, and says nothing to two that wait for each other."""
     text, said = LEFT_ALONE[case]
-    run = ranks.run(ranks.Source(f"{PRELUDE}t = torch.ones(4)\n{text}"), 3)
+    run = ranks.run(ranks.Source(f"{PRELUDE}from datetime import timedelta\nt = torch.ones(4)\n{text}"), 3)
     assert run.cause.kind is Kind.HANG
-    assert [note for note in run.cause.notes if "Left alone" in note] == [said]
+    assert [note for note in run.cause.notes if "Left alone" in note] == said

@@ -531,7 +531,7 @@ def _place_events(report: RankReport, events: list[messages.Event], began: float
                 case messages.Mark():
                     report.marks.append(Mark(report.rank, event.number, event.name, at))
                 case messages.MadeGroup():
-                    report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame)))
+                    report.groups.append(Group(event.name, tuple(event.members), Frame.of(event.frame), event.timeout))
                 case messages.Begin():
                     known = sites.setdefault(event.site, (_frames(event.callers), tuple(event.via), event.folded))
                     callers, via, folded = known

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import processes
+from .job import Job
 from .member import Member, RunState, others
 from .messages import Begin, Pulse, Role, StackReport
 
@@ -34,6 +35,8 @@ RENDEZVOUS_SECONDS = 1.5
 BETWEEN_MACHINES_STILL = 2.0
 """... where ranks are on several machines: what is on its way between two of them, neither shows."""
 FRESH_SECONDS = 1.0  # A machine that has not told for so long how still it is may be anything
+LONGEST_LIMIT = 60.0
+"""A wait that the program itself has limited to so many seconds is no hang before. With more, it is explained like any."""
 STARVED = 0.2  # A rank that spent this share of a time in the queue for a processor has not had that time
 
 MEETINGS = ("init_process_group", "monitored_barrier")  # They end when all have come
@@ -150,9 +153,9 @@ class HangDetector:
         if self.still_for() < 2 * TICK or now < self.ask_again:
             return None
         self.ask_again = now + 2 * TICK
-        waiting = self._waiting()
         stacks = self.ask(self.run.unfinished())
-        if stacks is None or not self._all_communicate(waiting):
+        waiting = self._stuck()
+        if stacks is None or not waiting:
             self.stacks = None
             self.ask_again = now + 5 * TICK
             return None
@@ -174,10 +177,10 @@ class HangDetector:
         if now - self.run.last_word < RENDEZVOUS_SECONDS or now < self.ask_again:
             return None
         self.ask_again = now + 1.0
-        waiting = self._waiting()
         stacks = self.ask(self.run.unfinished())
+        waiting = self._waiting()
         meeting = all(member.sample and member.sample.call == "init_process_group" for member in waiting)
-        if stacks is None or not meeting or not self._all_communicate(waiting) or self._strangers():
+        if stacks is None or not meeting or not self._stuck() or self._strangers():
             self.rendezvous = None
             return None
         later = Rendezvous(stacks, now, [self._in_queue(member) for member in waiting])
@@ -203,8 +206,7 @@ class HangDetector:
 
     def look_once_more(self) -> list[Member] | None:
         """At the limit for stillness: the hang, when all wait for each other, though a thread of theirs might have moved."""
-        waiting = self._waiting()
-        if self.ask(self.run.unfinished()) is None or not self._all_communicate(waiting):
+        if self.ask(self.run.unfinished()) is None or not (waiting := self._stuck()):
             return None
         proven = self.clock.before is not None or each_waits_for_another(waiting, self.run.everyone)
         return waiting if proven else None
@@ -255,19 +257,35 @@ class HangDetector:
         needed = max(patience, IN_FLIGHT_STILL[processes.in_flight([*pids, os.getpid()])])
         return max(needed, LAUNCHER_STILL) if job.launcher else needed
 
-    def _all_communicate(self, waiting: list[Member]) -> bool:
-        """True when every process whose code has not ended is inside a communication call, and one at least is."""
+    def _stuck(self) -> list[Member]:
+        """Those whom nobody can free, when every process whose code has not ended is inside a communication call.
+
+        A wait that the program itself has limited ends, and may free whoever communicates with that rank.
+        """
         if self._only_launches(self.run.ranks[0]) and not self._launcher_waits():
-            return False
+            return []
+        waiting = self._waiting()
         unable = self.clock.seconds() < (self.job.idle_limit or float("inf"))
         stacks = [member.sample or StackReport() for member in waiting]
-        return bool(stacks) and all(stack.call and not (unable and stack.threads) for stack in stacks)
+        if not all(stack.call and not (unable and stack.threads) for stack in stacks):
+            return []
+        free = [member for member, stack in zip(waiting, stacks, strict=True) if ends_by_itself(stack, self.job)]
+        stuck = [member for member in waiting if member not in free]
+        while free and (freed := [member for member in stuck if _communicates_with(member, free)]):
+            free = [*free, *freed]
+            stuck = [member for member in stuck if member not in freed]
+        return stuck
 
     def _launcher_waits(self) -> bool:
         """True when the launcher sleeps in a library's function, as those do that wait for processes."""
         launcher = self.run.ranks[0]
         asleep = self.everyone.before is None or launcher.pid not in self.everyone.before.awake
         return launcher.done or (asleep and launcher.sample is not None and bool(launcher.sample.innermost))
+
+
+def ends_by_itself(stack: StackReport, job: Job) -> bool:
+    """True for a wait with a limit of the program's own that is soon over: before the run is ended for doing nothing."""
+    return 0 < stack.limited <= min(LONGEST_LIMIT, job.idle_limit or LONGEST_LIMIT)
 
 
 def each_waits_for_another(waiting: list[Member], members: list[Member], *, inside: bool = False) -> bool:
@@ -296,6 +314,14 @@ def _waits_for_another(member: Member, begun: dict[int | None, set[tuple[object,
         if isinstance(one, Begin) and one.number in open_
         for other in others(one, member.rank)
     )
+
+
+def _communicates_with(member: Member, some: list[Member]) -> bool:
+    """True unless what the member waits for is known, and none of these belongs to it."""
+    sample, ranks = member.sample or StackReport(), {one.rank for one in some}
+    open_ = {*sample.pending, sample.operation}
+    calls = [others(one, member.rank) for one in member.events if isinstance(one, Begin) and one.number in open_]
+    return sample.operation is None or not calls or any(not named or not ranks.isdisjoint(named) for named in calls)
 
 
 def _identity(call: Begin, rank: int | None) -> tuple[object, ...]:

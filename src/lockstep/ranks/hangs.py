@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from .branches import branch, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
@@ -24,7 +25,7 @@ from .places import call, detail, exit_of, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
 from .skipped import Skip, skipped
-from .words import names, one_or_more, wait
+from .words import duration, names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
 PAIRS = "Every send needs its receive, and the other way round."
@@ -34,6 +35,7 @@ ALL_MAKE_GROUPS = (
 )
 
 
+GLOOS_DEFAULT = 1800.0  # Seconds: torch's default_pg_timeout
 RULES = (SAME_ORDER, PAIRS, ALL_MAKE_GROUPS)
 
 
@@ -56,6 +58,8 @@ def hang(run: Run, job: Job) -> Cause:
     members = latest(run.workers) if job.launcher else list(run.ranks)
     if job.launcher and run.ranks[0].outcome is Outcome.HUNG:  # The launcher is a rank too.
         members = latest([*run.workers, run.ranks[0]])
+    stopped = [report.rank for report in members if report.outcome is Outcome.STOPPED]
+    members = [report for report in members if report.outcome is not Outcome.STOPPED]
     waiting = [report for report in members if report.outcome is Outcome.HUNG]
     parted = first_divergence(members)
     found = _find(members, waiting, parted)
@@ -78,8 +82,12 @@ def hang(run: Run, job: Job) -> Cause:
     if any(report.stack and report.stack.threads for report in waiting):
         idle = names(report.rank for report in waiting if report.stack and report.stack.threads)
         said.append(f"A thread of {idle} might still have done something; it did not for {job.idle_limit:g} s.")
-    if not any(detail(report).get("init_method") for report in waiting):
-        said.append(_left_alone(finished, waiting))
+    if stopped:
+        said.append(
+            f"{names(stopped).capitalize()} might still have continued; Lockstep ended {one_or_more(stopped, 'it', 'them')}."
+        )
+    if left_alone := _left_alone(members, waiting):
+        said.append(left_alone)
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
     table = tuple(_at_the_call(row, pending(report), found) for row, report in zip(table, members, strict=True))
     # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
@@ -116,9 +124,9 @@ def _branch(
     stood = found.where or _stood(waiting)
     gone = [rank for rank, frame in stood.items() if frame is None] + ([] if found.where else finished)
     chains = {(one.frame, *one.callers) for one in calls.values() if one.frame is not None}
-    chain = chains.pop() if gone and len(chains) == 1 else ()
+    alike = chains.pop() if gone and len(chains) == 1 else ()
     past = bool(found.calls)
-    named = branch(stands(stood), gone, size=size, callers=[one for one in chain[1:] if one], past=past)
+    named = branch(stands(stood), gone, size=size, callers=[one for one in alike[1:] if one], past=past)
     return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size, past=past)
 
 
@@ -128,18 +136,59 @@ def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> 
     return replace(row, frame=called) if called is not None and found.where.get(row.rank) == called else row
 
 
-def _left_alone(finished: Sequence[int], waiting: Sequence[RankReport]) -> str:
-    """What would have come of it: gloo notices if the process that it waits for has ended, and no process that waits."""
-    if not any(_meets(call, finished) for report in waiting if (call := pending(report)) is not None):
-        return "Left alone this would have waited 30 minutes (gloo's default timeout)."
-    who = names(report.rank for report in waiting)
-    return f'Left alone, {who} would have failed with gloo\'s "Connection closed by peer" once {names(finished)} had ended.'
+def _left_alone(members: Sequence[RankReport], waiting: Sequence[RankReport]) -> str:
+    """What would have come of it, if that is sure: gloo notices if the process that it waits for has ended, and no process
+    that waits.
+    """
+    finished = {report.rank for report in members if report not in waiting}
+    begun = {report.rank: {_counted(one) for one in report.collectives} for report in members}
+    calls = {report.rank: one for report in waiting if (one := pending(report)) is not None}
+    awaited = {rank: _awaited(one) for rank, one in calls.items()}
+    woken: dict[int, set[int]] = {}
+    for rank, others in awaited.items():  # Who has begun the call, and finished, may have done its part.
+        missing = {other for other in others if _counted(calls[rank]) not in begun.get(other, ())} or others
+        if missing and missing <= finished:
+            woken[rank] = missing
+    timeouts = {_timeout(report, calls.get(report.rank)) for report in waiting}
+    if woken and all(_group_timeout(report, calls[report.rank]) for report in waiting if report.rank in woken):
+        gone = {*chain.from_iterable(woken.values())}
+        return f'Left alone, {names(woken)} would have failed with gloo\'s "Connection closed by peer" once {names(gone)} had ended.'
+    if None in timeouts or any(others & finished for others in awaited.values()):
+        return ""
+    seconds = min(one for one in timeouts if one is not None)
+    by = "gloo's default timeout" if seconds == GLOOS_DEFAULT else "the timeout that the program set"
+    return f"Left alone this would have waited {duration(seconds)} ({by})."
 
 
-def _meets(call: Collective, finished: Sequence[int]) -> bool:
-    """Whether one of these ranks belongs to the call."""
-    belong = [call.named] if call.is_point_to_point and call.named is not None else call.members
-    return not {*finished}.isdisjoint(belong)
+def _timeout(report: RankReport, call_: Collective | None) -> float | None:
+    """After how many seconds its wait would have failed; None when that isn't sure."""
+    told = detail(report)
+    if "limit" in told or "init_method" in told:
+        return None
+    if call_ is not None:
+        return _group_timeout(report, call_)
+    meets = call(report) == "init_process_group" and not _moved(report)
+    return GLOOS_DEFAULT if meets and told.get("backend", "gloo") == "gloo" else None
+
+
+def _group_timeout(report: RankReport, call_: Collective) -> float | None:
+    return next((group.timeout for group in reversed(report.groups) if group.name == call_.group), None)
+
+
+def _counted(call_: Collective) -> tuple[object, ...]:
+    """The same for the calls of a collective that belong together; a message's belong to none."""
+    return (call_.group, call_.group_number, call_.kind) if not call_.is_point_to_point else (call_.rank, call_.number)
+
+
+def _awaited(call_: Collective) -> set[int]:
+    """The ranks whose part this rank needs; of a message from any rank, none is known.
+
+    gloo's broadcast and reduce go from rank to rank, not only to the root.
+    """
+    others = {*call_.members} - {call_.rank}
+    if call_.is_point_to_point or (call_.kind in ("gather", "scatter") and call_.named != call_.rank):
+        return others & {call_.named}
+    return others
 
 
 def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergence | None) -> Finding:

@@ -107,6 +107,7 @@ class MadeGroup(msgspec.Struct, tag_field="event", tag="group"):
     members: list[int]
     frame: Place
     time: int
+    timeout: float | None = None
 
 
 class IsRank(msgspec.Struct, tag_field="event", tag="rank"):
@@ -151,7 +152,9 @@ class Exit(msgspec.Struct, tag_field="event", tag="exit"):
 
 
 class StackReport(msgspec.Struct):
-    """Where a main thread stands; see `report.Stack`."""
+    """Where a main thread stands; see `report.Stack`. `limited` tells to how many seconds the program itself has
+    limited a wait, until these are over.
+    """
 
     frame: Place = None
     call: str = ""
@@ -160,6 +163,7 @@ class StackReport(msgspec.Struct):
     threads: int = 0
     detail: dict[str, Any] = {}
     innermost: str = ""
+    limited: float = 0.0
 
 
 class Sample(msgspec.Struct, tag_field="event", tag="sample"):

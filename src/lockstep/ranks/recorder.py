@@ -2,9 +2,9 @@
 
 All of `torch.distributed`, DDP's own bucket all-reduces included, goes through the dispatcher's `c10d::` operators. A
 kernel of ours at the dispatch key `BackendSelect`, which every call passes and which these operators leave empty, sees
-each one below the user's code and below DDP, and hands it on. Two Python functions of torch are replaced:
-`Work.wait`, so that the stack of a waiting rank tells which operation it waits for, and the one that makes process
-groups, so that none goes before the process does.
+each one below the user's code and below DDP, and hands it on. Three Python functions of torch are replaced:
+`Work.wait`, so that the stack of a waiting rank tells which operation it waits for; the one that makes process groups,
+so that none goes before the process does; and `init_process_group`, whose limit is the program's own.
 
 A thread listens for the supervisor's questions. It sleeps until one comes, and answers while the main thread waits
 inside a collective, since that wait releases the interpreter lock.
@@ -13,6 +13,7 @@ inside a collective, since that wait releases the interpreter lock.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import dis
 import functools
 import gc
@@ -74,6 +75,8 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of an object collective in which a rank works by itself, for as long as its objects need."""
 
 UNTOLD_SECONDS = 2.0
+LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
+RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
 CALLERS = 6
 MOST_OF_A_VALUE = 40  # characters
 MOST_LOOPS = 1000
@@ -174,6 +177,8 @@ class Recorder:
         self._untold: dict[int, Any] = {}
         """With `timeline`: the future of each operation whose end has not been told. (Its Work says that it has completed
         only when all callbacks are through.)"""
+        self._limit = (0.0, 0.0)
+        """While the main thread is in a wait that the program has limited: to how many seconds, and when these are over."""
         self._main = threading.main_thread().ident
         self.address = _address()
         self.watcher: int | None = None
@@ -295,6 +300,18 @@ class Recorder:
         if number:
             self.send(messages.Failed(number, time.monotonic_ns()))
 
+    @contextlib.contextmanager
+    def limited(self, seconds: float, times: int = 1) -> Iterator[None]:
+        """Within, the main thread waits no longer than so many times that; 0 is no limit of the call's own."""
+        outer = self._limit
+        if seconds > 0 and threading.get_ident() == self._main:
+            self._limit = seconds, time.monotonic() + times * seconds + LIMIT_LATE
+        try:
+            yield
+        finally:
+            if threading.get_ident() == self._main:
+                self._limit = outer
+
     def _end(self, number: int) -> None:
         self.send(messages.End(number, time.monotonic_ns()))
         self._untold.pop(number, None)
@@ -413,7 +430,11 @@ class Recorder:
             operation = pending[0] if call in ("backward", "DDP()", "forward") else pending[-1]
         if operation is not None and not call:
             call = "wait"
-        return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost)
+        seconds, end = self._limit
+        if seconds:
+            detail["limit"] = seconds
+        limited = seconds if time.monotonic() < end else 0.0
+        return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
 
     def _own_threads(self) -> int:
         """How many threads of the user's might do something by themselves: no lock or queue holds them."""
@@ -597,6 +618,7 @@ def _own() -> Recorder | None:
 
 def _make_kernel(operator: Any, kind: str) -> Any:
     names = [argument.name for argument in operator._schema.arguments]
+    limit = names.index("timeout") if kind == "monitored_barrier" else None
     select = torch._C.DispatchKey.BackendSelect
 
     def lockstep_record(keyset: Any, *values: Any) -> Any:
@@ -606,7 +628,8 @@ def _make_kernel(operator: Any, kind: str) -> Any:
             return operator.redispatch(below, *values)
         number = recorder.begin(kind, names, values)
         try:
-            result = operator.redispatch(below, *values)
+            with recorder.limited(values[limit] / 1000) if limit is not None else contextlib.nullcontext():
+                result = operator.redispatch(below, *values)
         except BaseException:
             recorder.failed(number)
             raise
@@ -619,13 +642,20 @@ def _make_kernel(operator: Any, kind: str) -> Any:
 _library: torch.library.Library | None = None
 _functional: torch.library.Library | None = None
 _wait = dist.Work.wait
+_init = c10d.init_process_group
+
+
+def _seconds(timeout: Any = None) -> float:
+    """Of a timeout as torch takes it; 0 for none."""
+    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else 0.0
 
 
 def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
     recorder = _own()
     if recorder is None:
         return _wait(self, *args, **kwargs)
-    with recorder.waiting(self, blocking=sys._getframe(1).f_code.co_filename == c10d.__file__):
+    blocking = sys._getframe(1).f_code.co_filename == c10d.__file__
+    with recorder.waiting(self, blocking), recorder.limited(_seconds(kwargs.get("timeout", *args[:1]))):
         try:
             result = _wait(self, *args, **kwargs)
         except BaseException:
@@ -633,6 +663,15 @@ def _lockstep_wait(self: Any, *args: Any, **kwargs: Any) -> Any:
             raise
     recorder.waited(self)
     return result
+
+
+@functools.wraps(_init)
+def _lockstep_init(*args: Any, **kwargs: Any) -> Any:
+    recorder = _own()
+    if recorder is None:
+        return _init(*args, **kwargs)
+    with recorder.limited(_seconds(kwargs.get("timeout", *args[2:3])), RENDEZVOUS_TRIES):
+        return _init(*args, **kwargs)
 
 
 def _lockstep_wait_tensor(keyset: Any, *values: Any) -> Any:
@@ -669,6 +708,11 @@ def keep_compilers_out() -> None:
         trace_rules.add(__package__)
 
 
+def _is_gloo(backend: str) -> bool:
+    """True when a group of this backend communicates through gloo, whatever the tensors are on."""
+    return backend == "gloo" or (backend in ("undefined", "cpu:gloo,cuda:nccl") and not torch.cuda.is_available())
+
+
 def _keep_groups(recorder: Recorder) -> None:
     """Hold every process group from its beginning.
 
@@ -687,7 +731,9 @@ def _keep_groups(recorder: Recorder) -> None:
             given = parameters.bind(*args, **kwargs).arguments
             members, name = given["global_ranks_in_group"], str(given["group_name"])
             place = recorder.caller().frame
-            recorder.send(messages.MadeGroup(name, [int(rank) for rank in members], place, time.monotonic_ns()))
+            timeout = _seconds(given.get("timeout")) if _is_gloo(str(given["backend"])) else 0.0
+            members = [int(rank) for rank in members]
+            recorder.send(messages.MadeGroup(name, members, place, time.monotonic_ns(), timeout or None))
         with processes.threads_named(processes.POLLERS[0]):
             made = make(*args, **kwargs)
         recorder.groups.append(made)
@@ -733,6 +779,7 @@ def start(recorder: Recorder) -> None:
     _record_direct_calls()
     _keep_groups(recorder)
     dist.Work.wait = _lockstep_wait  # type: ignore[method-assign]
+    dist.init_process_group = c10d.init_process_group = _lockstep_init
     _current = recorder
     threading.Thread(target=recorder.listen, name="lockstep", daemon=True).start()
 

@@ -221,11 +221,15 @@ class Collective:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group that a rank has made or waits for, of the `members`, as the default group numbers them."""
+    """A process group that a rank has made or waits for, of the `members`, as the default group numbers them.
+
+    `timeout` is after how many seconds its collectives fail; None where that isn't known, and for other backends than gloo.
+    """
 
     name: str
     members: tuple[int, ...]
     frame: Frame | None
+    timeout: float | None = None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from . import leftovers, meeting, messages, network, processes, wire
 from .channel import Channel, ChannelError, whole
 from .conversation import LAST_ANSWER_SECONDS, Conversation
 from .folder import make_folder, remove_run_folder
-from .hang_detector import TICK, HangDetector
+from .hang_detector import TICK, HangDetector, ends_by_itself
 from .job import Job, Meeting
 from .latecomers import Latecomers
 from .limits import THREADS, Break, Decision, EndAll, Kill, Limits, UsedUp
@@ -449,7 +449,9 @@ class Supervisor:
 
     def _all_wait(self, members: list[Member]) -> bool:
         """True when each of these is inside a communication call, where no handler of Python's runs."""
-        return self.talk.ask(members) is not None and all(member.sample and member.sample.call for member in members)
+        return self.talk.ask(members) is not None and all(
+            one.sample and one.sample.call and not ends_by_itself(one.sample, self.job) for one in members
+        )
 
     def _let_leave(self) -> None:
         """Give the ranks leave to go, and a moment for what they clean up themselves."""

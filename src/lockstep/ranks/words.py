@@ -64,6 +64,12 @@ def size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
+def duration(seconds: float) -> str:
+    """`30 minutes`, `1 minute`, `90 seconds`."""
+    number, unit = (seconds / 60, "minute") if seconds and seconds % 60 == 0 else (seconds, "second")
+    return f"{number:g} {unit}{'' if number == 1 else 's'}"
+
+
 def first_line(text: str) -> str:
     """The first line that says something."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
