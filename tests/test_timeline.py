@@ -188,6 +188,16 @@ def test_a_run_without_steps_has_a_picture() -> None:
     assert "all_reduce, rank 1" in page(Timeline((whole(run),)), "a page")
 
 
+def test_the_fastest_step_is_told_without_its_number_which_differs_in_each_run() -> None:
+    run = made(steps=3)
+    for report in run.ranks:
+        report.marks = [replace(mark, at=0.0305) if mark.number == 19 else mark for mark in report.marks]
+    shown = timeline(run, step="fastest")
+    assert shown.panels[0].numbers == (1,) and "step 1" in shown.svg()
+    assert repr(shown) == "Timeline(2 ranks; fastest step: 2 all-reduces, 0 launched before the last gradient was ready)"
+    assert "fastest" not in repr(timeline(run, step=1))
+
+
 def test_gloo_has_as_many_threads_as_the_picture_says() -> None:
     text = (
         "import torch, torch.distributed as dist\nfrom lockstep.ranks import observe\ndist.init_process_group('gloo')\n"

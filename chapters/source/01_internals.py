@@ -26,7 +26,8 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. Where it is solid green, the rank only waits, and its own bar is hatched.
+# all ranks. Where it is solid green, the rank only waits, and its own bar is hatched. Much of that time is spent on slower
+# ranks: who launches an all-reduce last has the shortest green bar.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
 # after the last gradient. Step 1 has two buckets, the first launched while backward is still running. With the purple
@@ -747,7 +748,7 @@ link = None if missing else cluster.slow_link("1gbit")
 caps = ("None", "25", "0.5")
 scripts = [ranks.Script("overlap.py", (cap, "0.003")) for cap in caps]
 slow = [ranks.run(script, 2, timeline=True, network=link) for script in scripts]
-pictures = timeline(*slow, titles=[f"bucket_cap_mb={cap}" for cap in caps], step=-1)
+pictures = timeline(*slow, titles=[f"bucket_cap_mb={cap}" for cap in ("None (default)", "25", "0.5")], step=-1)
 pictures.save_trace("trace.json")  # for a closer look in ui.perfetto.dev or chrome://tracing
 pictures
 
@@ -757,7 +758,7 @@ pictures
 #
 # The two ranks together send each bucket twice. At 1 Gbit/s, that takes 51 ms for the only bucket of
 # `bucket_cap_mb=25`, 34 ms for the second of the default, and 8 ms for the last of six. The rank whose backward is later
-# waits about that long, or longer if an earlier bucket is still on its way. (If your link is not slow, all ranks wait
+# waits about that long; the other one also waits for it. (If your link is not slow, all ranks wait
 # only briefly, and chance decides which step is the shortest.)
 #
 # ### How much time overlap saves
@@ -837,8 +838,8 @@ stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", t
 # Without communication, a step takes 12 × 20 ms and a little more. Without overlap, the simulated network adds 318 ms
 # for 24 messages, 134 ms for one flat buffer. With handles, sending starts when the first gradient is ready, after 20
 # ms, so of 318 ms at least 98 are exposed. Buckets do best: only the last is exposed, for 92 ms with two buckets, 29 ms
-# with six. You measure a little more, because each message is also a real all-reduce and wakes a thread. With 24
-# messages this adds up.
+# with six. You measure more, because each message is also a real all-reduce and wakes a thread: with 24 messages, two or
+# three ms each add up.
 #
 # ### One order on all ranks
 #

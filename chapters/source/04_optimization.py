@@ -222,15 +222,15 @@ from gpt_trace import traced
 traced()
 
 # %% tags=["needs-bandwidth"]
-timeline(defaults, step=-1) if defaults else None
+timeline(defaults, step="fastest") if defaults else None
 
 # %% [markdown]
-# The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so part of it is hidden. The second
-# holds all other gradients. It leaves after the last gradient, so it is fully exposed: backward has nothing left to
+# The first bucket, about 1 MiB, *leaves* (starts its all-reduce) during backward, so some or all of it is hidden. The
+# second holds all other gradients. It leaves after the last gradient, so it is fully exposed: backward has nothing left to
 # compute and waits for it (hatched).
 #
-# This step took longer than the table says: the picture shows a single step, slowed down by recording. The table has
-# the fastest of eight, without recording.
+# This is the fastest of eight steps, as in the table. It takes longer than there, because each mark and each collective
+# is recorded.
 #
 # `torch.profiler` records every operation, here of the third step:
 
@@ -389,7 +389,7 @@ observe("bandwidth", found)
 bars(run.observed("bandwidth")[0], unit="MB/s", title="bus bandwidth of an all-reduce") if run else None
 
 # %% [markdown]
-# Large tensors reach about 62 MB/s, half of the link's 125 MB/s, because two ranks share it. Small tensors spend most of
+# Large tensors reach about half of the link's 125 MB/s, because two ranks share it. Small tensors spend most of
 # their time on latency, which is why DDP sends buckets.
 #
 # Now compare computing and sending on GPUs that reach 400 TFLOP/s, linked by InfiniBand:
@@ -446,9 +446,11 @@ quiz("04_optimization/roofline")
 # ## Buckets and overlap
 #
 # In this picture, forward takes 2 units of time and backward 4. Sending each of four buckets takes 0.8, or 1.6 over a
-# slower link:
+# slower link. The numbers at the right say how much longer the step is than its 6 units of computing:
 #
 # ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
+#
+# Over the slower link, each bucket waits for the one before it, so 3.4 units are left after backward.
 #
 # **Change 1: start sending earlier.** `bucket_cap_mb=0.5` makes smaller buckets. **Predict**: how many buckets, how
 # many bytes, and how many buckets leave before the last gradient is ready? Replace each `None`.
@@ -466,7 +468,7 @@ traced(bucket_cap_mb=0.5)
 from measured import measured
 
 measured(small, guess)
-timeline(defaults, small, titles=("defaults", "buckets of 0.5 MiB"), step=-1) if small else None
+timeline(defaults, small, titles=("defaults", "buckets of 0.5 MiB"), step="fastest") if small else None
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -479,8 +481,8 @@ measure(plain_step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("buckets of 0.5 MiB", run)
 
 # %% [markdown]
-# All buckets but the last now leave during backward. But backward fills them faster than the link sends them: gloo
-# sends two at a time, and the others queue (the thin lines in the picture).
+# With the defaults, one bucket of two leaves during backward; with buckets of 0.5 MiB, all but the last do. But backward
+# fills them faster than the link sends them: gloo sends two at a time, and the others queue (the thin lines).
 #
 # Each bucket also costs latency, so smaller isn't always better.
 #
@@ -755,7 +757,8 @@ measure(step, *start(bucket_cap_mb=0.5), tokens=2 * 128)
 table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
-# The step needs less memory, but some CPUs compute bfloat16 slowly. So the changes below return to float32. *GPU.*
+# The step needs less memory. Whether it computes faster depends on the CPU: some multiply bfloat16 fast, others slowly.
+# So the changes below return to float32. *GPU.*
 # **Tensor cores**, a GPU's units for matrix products, multiply 16-bit matrices many times faster than its other units
 # multiply float32.
 #
@@ -1031,7 +1034,8 @@ print(f"layers recomputed in backward       {training(16, recompute=True):6.1f} 
 
 # %% [markdown]
 # The last line is **activation checkpointing**: forward keeps only each layer's input, and backward computes the layer
-# again. That costs about a third more computing. Always pass `use_reentrant=False`; the appendix shows why.
+# again. That adds a forward: a third more operations, and in small steps like ours even more time. Always pass
+# `use_reentrant=False`; the appendix shows why.
 
 # %% tags=["needs-bandwidth"]
 # %%ranks 2 --bandwidth 1gbit --into run --quiet
@@ -1068,7 +1072,8 @@ quiz("04_optimization/memory")
 #   to send all bytes.
 #
 # The longer time is the prediction. It assumes that all buckets have the same size, and that backward takes two thirds
-# of the computing. Only the last micro-batch's backward can hide communication.
+# of the computing (a little too little with recomputed layers). Only the last micro-batch's backward can hide
+# communication.
 
 # %%
 def predicted(row, micro_batches):

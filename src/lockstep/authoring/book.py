@@ -92,8 +92,9 @@ def write_book(course: Course, out: Path) -> list[Rendered]:
             "chapter.html.j2", told, outline.name, number=outline.number, title=outline.title,
             body=Markup(one.body.decode()), sections=sections, previous=before, next=after,
         )  # fmt: skip
-        exercises = [name for section in outline.sections for name in section.exercises]
-        more = {"quizzes": outline.quizzes, "exercises": exercises, "sections": sections}
+        names = [name for section in outline.sections for name in section.exercises]
+        exercises, jobs = ([name for name in names if ("/" in name) is of_clinic] for of_clinic in (False, True))
+        more = {"quizzes": outline.quizzes, "exercises": exercises, "jobs": jobs, "sections": sections}
         listed.append({**vars(outline), **more})
     files["index.html"] = render("contents.html.j2", listed, "index")
     files["assets/search.js"] = _index([place for chapter in chapters for place in _places(chapter)])

@@ -141,8 +141,7 @@ def hang() -> str:
         y = 38 + 38 * rank
         drawing.text(8, y + 18, f"rank {rank}", "q")
         drawing.box(54, y, 76, "no", f"best = {best}")
-        drawing.box(146, y, 82, "r1" if call == "barrier" else "r0", call)
-        drawing.box(232, y, 126, "wait", f"waits for {whom}")
+        drawing.box(146, y, 212, "r1" if call == "barrier" else "r0", f"in {call}: waits for {whom}")
     drawing.line("M54 162H358", arrow=True)
     drawing.text(54, 184, "time: no rank prints anything until")
     drawing.text(54, 202, "the timeout, 30 minutes with gloo")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import accumulate, pairwise, takewhile, zip_longest
+from itertools import accumulate, dropwhile, pairwise, takewhile, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -231,14 +231,22 @@ class _Deck:
             elif _is("cell", node):
                 cells = [node, *takewhile(partial(_is, "cell"), rest)]
                 rest = rest[len(cells) - 1 :]
+                if asked:  # The first output answers; what comes after it is told afterwards.
+                    answers = (number for number, cell in enumerate(cells) if cell.select(".output > *"))
+                    until = next(answers, len(cells) - 1) + 1
+                    cells, rest = cells[:until], [*cells[until:], *rest]
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
-                    told = [cell for cell in shown if cell is shown[0] or _source(cell).count("\n") >= FEW]
+                    told = [
+                        cell
+                        for cell in shown
+                        if cell is shown[0] or cell is shown[-2:][0] or _source(cell).count("\n") >= FEW
+                    ]
                     high = _height(asked)
                     code = [one for cell in told for one in _code(cell, TIGHT * ROOM - (high if high <= LONG else 3))]
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    made = _joined(outputs, self.taken(rest, outputs))
+                    made = _joined(outputs, self.taken([*dropwhile(partial(_is, "cell"), rest)], outputs))
                     ends = [_end(cell) for cell in shown for _ in _outputs(cell)]
                     yield from _packed("answer", _asking(asked), made, _asking(asked), ends)
                 else:

@@ -20,7 +20,7 @@ from ..course.runs import READ_ON
 from ..grading.exports.markdown import rendered
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from ..ranks import Run, text
+from ..ranks import Run, cards, text
 from ..ranks.cards import breakable, card, coded, proof, said
 
 HINT = "%hint"
@@ -49,6 +49,12 @@ class Card:
 def run_card(run: Run) -> Card:
     """Why a run did not end well: headline, ranks, the code around the branch, what to know and to read."""
     return Card(card(run, READ_ON, _linked), text.describe(run, READ_ON))
+
+
+def mixed_card(run: Run) -> Card | None:
+    """For a run that ended well although ranks met with different things. None for all others."""
+    body = cards.mixed_card(run)
+    return Card(body, text.silent_mismatch(run)) if body else None
 
 
 def unwritten_card(run: Run) -> Card | None:

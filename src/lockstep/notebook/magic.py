@@ -20,7 +20,7 @@ from IPython.display import display
 
 from .. import cluster, ranks
 from ..ranks import Kind, Run, text
-from .cards import run_card, unwritten_card
+from .cards import mixed_card, run_card, unwritten_card
 
 HOLD_BACK_SECONDS = 0.5
 ANYTHING = "anything"  # The answer to a prediction isn't told by the question
@@ -169,8 +169,8 @@ class RanksMagic(Magics):
     def _conclude(self, result: Run, expected: str) -> None:
         if result.cause is not None:
             display(run_card(result))
-        elif mixed := text.silent_mismatch(result):
-            print(mixed)
+        elif (mixed := mixed_card(result)) is not None:
+            display(mixed)
         if expected == ANYTHING:
             return
         kind = result.cause.kind.value if result.cause else ""

@@ -2,7 +2,7 @@
 
     %%ranks 2 --timeline --into run        the cell says how far it is: mark("forward"), mark("backward"), mark("end"),
                                            and mark("ready NAME") from a hook when a gradient is ready
-    timeline(run)                          draws all steps; `step=-1` the last one
+    timeline(run)                          draws all steps; `step=-1` the last one, `step="fastest"` the shortest
     timeline(run, mine, titles=("torch", "mine")).save_trace("trace.json")      ui.perfetto.dev opens it
 
 The picture shows times, which differ in every run. Its text can be compared: ranks, all-reduces, and how many of them
@@ -36,8 +36,10 @@ class Timeline(recorded.Timeline):
         Path(path).write_text(self.svg() + "\n", encoding="utf-8")
 
 
-def timeline(*runs: Run | None, titles: tuple[str, ...] = (), step: int | None = None) -> Timeline:
+def timeline(*runs: Run | None, titles: tuple[str, ...] = (), step: int | str | None = None) -> Timeline:
     """The timeline of one run, or of several under each other. A run that is None was not made, and is left out.
+
+    `step` is a step's number, or "fastest".
 
     Raises ValueError when a run was recorded without `--timeline` or has no marks to tell its steps by.
     """

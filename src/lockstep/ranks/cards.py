@@ -67,6 +67,15 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
 
 
+def mixed_card(run: Run) -> str:
+    """Of a run that ended well, though ranks met in one collective with different things; "" for all others."""
+    if (found := text.mixed_up(run)) is None:
+        return ""
+    said, met, notes = found
+    told = "".join(f"<p>{coded(note)}</p>" for note in notes)
+    return f'<div class="ls-card ls-bad"><p class="ls-red">{coded(said)}</p>{table(text.rows(met))}{told}</div>'
+
+
 def proof(found: text.Evidence) -> str:
     """What stands under a headline. Beside a table the text is sentences, else it may be a traceback."""
     said = found.text.strip("\n")

@@ -181,39 +181,46 @@ def headline(run: Run) -> str:
     return f"{TITLES[cause.kind]}{after}: {cause.headline}"
 
 
+Mixed = tuple[str, Sequence[Waiting], Sequence[str]]  # A headline, what met, and what to know
+
+
 def silent_mismatch(run: Run, width: int | None = None) -> str:
     """Of a run that ended well, though ranks met in one collective with different things; mostly nothing.
 
     `width` is as for `Evidence.shown`.
     """
-    met, apart = run.silent_mismatch, groups_apart(run.ranks)
-    if apart is not None:
-        frame = next((frame for frame in apart.where.values() if frame), None)
-        said = f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck."
-        return _mixed(said, [], apart.notes, width)
-    if not met or any(call.failed for call in met.values()):  # an error has told the code
-        return _crossed(run, width)
-    if run.device != "cpu" and kinds_of(met) <= UNEVEN:
+    if (found := mixed_up(run)) is None:
         return ""
-    said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but trust nothing that they got from it."
-    return _mixed(said, mismatch_rows(met, odd_ones(met)), ["\n".join(rules(met))], width)
-
-
-def _mixed(said: str, table: Sequence[Waiting], notes: Iterable[str], width: int | None) -> str:
+    said, table, notes = found
     sentences = min(width or WIDTH, WIDTH)
     return explained(_wrapped(said, sentences), table, [_wrapped(one, sentences) for one in notes], width)
 
 
-def _crossed(run: Run, width: int | None) -> str:
+def mixed_up(run: Run) -> Mixed | None:
+    """The same in its parts."""
+    met, apart = run.silent_mismatch, groups_apart(run.ranks)
+    if apart is not None:
+        frame = next((frame for frame in apart.where.values() if frame), None)
+        said = f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck."
+        return said, [], apart.notes
+    if not met or any(call.failed for call in met.values()):  # an error has told the code
+        return _crossed(run)
+    if run.device != "cpu" and kinds_of(met) <= UNEVEN:
+        return None
+    said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but trust nothing that they got from it."
+    return said, mismatch_rows(met, odd_ones(met)), ["\n".join(rules(met))]
+
+
+def _crossed(run: Run) -> Mixed | None:
     """Of a run in which ranks made two calls that look alike in opposite order."""
     found = first_crossed(run.members)
     if found is None:
-        return ""
+        return None
     frame = found.places[min(found.places)]
     said = f"MIXED UP{at(frame)}: {found.say()}"
     more = f"{SAME_ORDER} {found.why(run.world_size)}".rstrip()
     table = [replace(row, frame=found.places[row.rank]) for row in mismatch_rows(found.met, [])]
-    return _mixed(said, table, [more], width)
+    return said, table, [more]
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:

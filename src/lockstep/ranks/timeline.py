@@ -125,6 +125,8 @@ class Panel:
     steps: tuple[tuple[StepOfRank, ...], ...]
     of: int = 0
     since: tuple[float, ...] = ()
+    chosen: str = ""
+    """By what its one step was chosen, if not by its number."""
 
     @property
     def span(self) -> Span:
@@ -138,7 +140,7 @@ class Panel:
             return (self,)
         before = [self.since, *(tuple(one.finish for one in step) for step in self.steps)]
         return tuple(
-            Panel("" if place else self.title, (number,), (step,), self.of, since)
+            Panel("" if place else self.title, (number,), (step,), self.of, since, self.chosen)
             for place, (number, step, since) in enumerate(zip(self.numbers, self.steps, before, strict=False))
         )
 
@@ -190,8 +192,11 @@ class Timeline:
         return {"traceEvents": _trace_events(self.panels), "displayTimeUnit": "ms"}
 
 
-def panel_of(run: Run, title: str = "", step: int | None = None) -> Panel:
-    """The steps of a run, or one of them.
+FASTEST = "fastest"
+
+
+def panel_of(run: Run, title: str = "", step: int | str | None = None) -> Panel:
+    """The steps of a run, or one of them; FASTEST is the one that takes the least time from the first rank to the last.
 
     Raises ValueError when it has no marks to tell its steps by, or no ends of its collectives.
     """
@@ -199,8 +204,13 @@ def panel_of(run: Run, title: str = "", step: int | None = None) -> Panel:
     if not of_ranks or not all(of_ranks):
         raise ValueError('no step to draw: let every rank call mark("forward"), mark("backward") and mark("end")')
     count = min(map(len, of_ranks))
-    numbers = tuple(range(count)) if step is None else (range(count)[step],)
-    return Panel(title, numbers, tuple(tuple(steps[number] for steps in of_ranks) for number in numbers), count)
+    every = [tuple(steps[number] for steps in of_ranks) for number in range(count)]
+    if step == FASTEST:
+        spans = [Panel("", (number,), (one,)).span for number, one in enumerate(every)]
+        step = min(range(count), key=lambda number: spans[number][1] - spans[number][0])
+        return Panel(title, (step,), (every[step],), count, chosen=FASTEST)
+    numbers = tuple(range(count)) if step is None else (range(count)[int(step)],)
+    return Panel(title, numbers, tuple(every[number] for number in numbers), count)
 
 
 def whole(run: Run, most: int | None = None) -> Panel:
@@ -357,7 +367,7 @@ def tell(panel: Panel) -> str:
             f"{many} all-reduce{'s' * (many != 1)}, {early} launched before the last gradient was ready"
             for many, early in sorted(kinds)
         )
-        lines.append(f"step {number}: {counted}")
+        lines.append(f"{f'{panel.chosen} step' if panel.chosen else f'step {number}'}: {counted}")
     title = f"{panel.title}, " if panel.title else ""
     gap = " " if len(lines) == 1 else "\n  "
     return f"Timeline({title}{len(panel.steps[0])} ranks;{gap}" + f";{gap}".join(lines or ["no steps"]) + ")"
