@@ -6,6 +6,7 @@ Rank 1 is the one that misbehaves, unless a case says otherwise. A case's text r
 import dataclasses
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from lockstep import ranks
 from lockstep.ranks import Outcome, explain
 from lockstep.ranks.mismatch import OTHER_ORDER
-from lockstep.ranks.report import Topic
+from lockstep.ranks.report import Kind, Topic
 from lockstep.ranks.text import silent_mismatch
 
 PRELUDE = """\
@@ -267,6 +268,29 @@ def test_a_mismatch_that_raised_is_not_told_as_one_that_nobody_noticed() -> None
     assert run.ok, run.cause
     assert [call.failed for report in run.ranks for call in report.collectives] == [True, True]
     assert run.silent_mismatch and silent_mismatch(run) == ""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="not run: this Python doesn't tell")
+def test_a_hang_in_finally_names_the_error_that_nobody_has_seen() -> None:
+    text = "try:\n    if rank == 1:\n        {}['bird']\n    dist.all_reduce(t)\nfinally:\n    dist.barrier()"
+    run = ranks.run(ranks.Source(PRELUDE + text), 3)
+    assert run.cause is not None and run.cause.kind is Kind.HANG
+    line = PRELUDE.count("\n") + 3
+    assert run.cause.headline.endswith(
+        f"Rank 1 makes its call while it handles KeyError: 'bird', raised at cell line {line}."
+    )
+    text = "try:\n    {}['bird']\nexcept KeyError:\n    if rank:\n        dist.barrier()\n    dist.all_reduce(t)"
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None and "handles" not in run.cause.headline, "all do, so it parts nobody"
+
+
+def test_the_text_of_an_error_of_the_users_own_is_not_made_meanwhile() -> None:
+    text = (
+        "class Own(Exception):\n    def __str__(self):\n        import time; time.sleep(60)\n"
+        "try:\n    if rank == 1:\n        raise Own\n    dist.all_reduce(t)\nfinally:\n    dist.barrier()"
+    )
+    run = ranks.run(ranks.Source(PRELUDE + text), 2)
+    assert run.cause is not None and run.cause.kind is Kind.HANG
 
 
 def test_an_honest_run_has_no_mismatch() -> None:

@@ -89,9 +89,9 @@ def reached(calls: Mapping[int, Collective]) -> list[str]:
         own = " and ".join(sorted({_maker(calls[rank]) for rank in direct}))
         made = [f"on {names(ranks)}, {by} made it" for (_, _, by), ranks in sides.items() if by]
         return [f"On {names(direct)}, {own} made the call; {'; '.join(made)}."]
-    ways = {side: ", ".join(filter(None, side[:2])) or "directly" for side in sides}
-    first, *others = [f"{names(ranks)} {ways[side]}" for side, ranks in sides.items()]
-    head = names(next(iter(sides.values())))
+    led = {side: ranks for side, ranks in sides.items() if any(side[:2])}
+    first, *others = [f"{names(ranks)} {', '.join(filter(None, side[:2]))}" for side, ranks in led.items()]
+    head = names(next(iter(led.values())))
     return [f"{head.capitalize()} reached the call{'; '.join([first.removeprefix(head), *others])}."]
 
 

@@ -96,10 +96,26 @@ def hang(run: Run, job: Job) -> Cause:
     frames |= found.where
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((one for one in frames.values() if one), None)
+    headline = " ".join([found.headline, *_handled(waiting)])
     return Cause(
-        Kind.HANG, found.headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
+        Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
         own=tuple(own), cited=called_from(calls),
     )  # fmt: skip
+
+
+def _handled(waiting: Sequence[RankReport]) -> list[str]:
+    """Who waits in the `except` or `finally` of an error that nobody may have seen; nothing if all do."""
+    said: dict[str, list[int]] = {}
+    for report in waiting:
+        if error := detail(report).get("handles"):
+            place = Frame.of(detail(report).get("raised_at"))
+            said.setdefault(f"{error}{f', raised at {place.short}' if place else ''}", []).append(report.rank)
+    if sum(map(len, said.values())) == len(waiting):
+        return []
+    return [
+        f"{names(ranks).capitalize()} {one_or_more(ranks, 'makes its call while it handles', 'make their call while they handle')} {error}."
+        for error, ranks in said.items()
+    ]
 
 
 def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waiting: Sequence[RankReport]) -> Finding:
@@ -302,13 +318,18 @@ def _collectives(
             [SAME_ORDER],
         )
     if absent:
-        elsewhere = next(report for report in waiting if report.rank in absent)
-        return Finding(
-            f"{names(absent)} never joined {expected}: {one_or_more(absent, 'it waits', 'they wait')} in "
-            f"{what(elsewhere)}.",
-            absent,
-            [SAME_ORDER],
-        )
+        where: dict[str, list[int]] = {}
+        for report in waiting:
+            if report.rank in absent:
+                operation = operations[report.rank]
+                part = operation is not None and 1 < len(operation.members) < len(members)
+                of = f" of {names(operation.members)}" if operation and part else ""
+                where.setdefault(what(report) + of, []).append(report.rank)
+        of_all = " of all ranks" if any(one.startswith(f"{expected} of ") for one in where) else ""
+        waits = [f"{wait(ranks)} in {place}" for place, ranks in where.items()]
+        if len(where) == 1:
+            waits = [f"{one_or_more(absent, 'it waits', 'they wait')} in {next(iter(where))}"]
+        return Finding(f"{names(absent)} never joined {expected}{of_all}: {'; '.join(waits)}.", absent, [SAME_ORDER])
     return Finding(f"all ranks wait in {expected}, and nothing can complete it.", [], [])
 
 

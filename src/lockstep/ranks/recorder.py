@@ -75,6 +75,7 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 """Functions of an object collective in which a rank works by itself, for as long as its objects need."""
 
 UNTOLD_SECONDS = 2.0
+MOST_OF_AN_ERROR = 120  # characters
 LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
 RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
 CALLERS = 6
@@ -434,7 +435,26 @@ class Recorder:
         if seconds:
             detail["limit"] = seconds
         limited = seconds if time.monotonic() < end else 0.0
+        detail |= self._handled()
         return messages.StackReport(place, call, operation, pending, self._own_threads(), detail, innermost, limited)
+
+    def _handled(self) -> dict[str, Any]:
+        """The error in whose `except` or `finally` the main thread is, and the user's line that raised it (Python 3.11)."""
+        current: Callable[[], dict[int | None, Any]] = getattr(sys, "_current_exceptions", dict)
+        found = current().get(self._main)
+        error = found[1] if isinstance(found, tuple) else found
+        if error is None:
+            return {}
+        place, trace = None, error.__traceback__
+        while trace is not None:
+            if self.is_users(trace.tb_frame.f_code.co_filename):
+                place = trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name
+            trace = trace.tb_next
+        known = (
+            type(error).__module__ == "builtins"
+        )  # The text of another is made by code that is not ours to run here.
+        said = f"{type(error).__name__}: {error}" if known and str(error) else type(error).__name__
+        return {"handles": said.partition("\n")[0][:MOST_OF_AN_ERROR], "raised_at": place}
 
     def _own_threads(self) -> int:
         """How many threads of the user's might do something by themselves: no lock or queue holds them."""

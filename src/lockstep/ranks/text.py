@@ -339,10 +339,11 @@ def fit(text: str, width: int | None) -> str:
     lines: list[str] = []
     source = text.splitlines()
     while source:
-        line = source.pop(0)
+        line = last = source.pop(0)
         margin = line[: len(line) - len(line.lstrip())]
-        while source and _goes_on(line, source[0], width):
-            line += " " + source.pop(0).strip()
+        while source and _goes_on(last, source[0], width):
+            last = source.pop(0)
+            line += " " + last.strip()
         if len(line) <= width:
             lines.append(line)
             continue
