@@ -160,7 +160,7 @@ def measure(one_step, model, optimizer, batch, tokens):
     kept = 16 * parameters  # the parameters, Adam's two moments, DDP's buckets: 4 bytes each
     observe("measured", {
         "step": together, "alone": without, "tokens": tokens, "parameters": parameters,
-        "peak": 2 * 1024**3 / fastest([product], 5)[0], "memory": kept + peak_memory(alone)})
+        "peak": 2 * 1024**3 / fastest([product], 20)[0], "memory": kept + peak_memory(alone)})
 
 # %% [markdown]
 # On one machine, communication is too fast to matter, so `--bandwidth 1gbit` makes the ranks share one link of 1
