@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.notebook.bars import COLOURS
+from lockstep.notebook.bars import COLOURS, legend
 from lockstep.ranks import Run
 from lockstep.ranks.cards import said
 from lockstep.ranks.report import RankReport
@@ -24,7 +24,7 @@ from lockstep.ranks.report import RankReport
 CHANGE = "vs. first"
 UNITS = {"tokens/s": "", CHANGE: "", "step": "ms", "exposed": "ms", "MFU": "", "sent": "MB", "memory": "MB"}
 """The columns, and what their numbers count."""
-PARTS = dict(zip(("computing", "exposed communication"), COLOURS, strict=False))
+PARTS = {"alone": "computing", "exposed": "exposed communication"}  # Of a row, and how they are called
 LEAD = 1.05  # A smaller one may be another row's in the next run
 
 
@@ -84,17 +84,14 @@ class StepTable:
             whole = 100 * slowest / row["tokens/s"] / row["step"]  # the bar of a millisecond of this step, in percent
             bar = "".join(
                 f'<i style="width: {max(0.0, row[part]) * whole:.1f}%; background-color: {color}"></i>'
-                for part, color in zip(("alone", "exposed"), PARTS.values(), strict=True)
+                for part, color in zip(PARTS, COLOURS, strict=False)
             )
             lines.append(
                 f'<tr{" class=ls-best" if best else ""}><th scope="row"><span>{escape(name)}{said_best}</span>'
                 f'<div class="ls-share">{bar}</div></th>{cells}</tr>'
             )
-        keys = "".join(
-            f'<span><i style="background-color: {color}"></i>{part}</span> ' for part, color in PARTS.items()
-        )
         table = f'<table class="ls-numbers"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-        keys = f'<p class="ls-keys"><span>Time per token:</span> {keys}</p>'
+        keys = legend(PARTS.values(), "Time per token:")
         return said(f'<div class="ls-card ls-bars" data-measured="">{keys}{table}</div>')
 
 

@@ -26,8 +26,9 @@ timeline(run)
 # %% [markdown]
 # The picture shows two training steps. Each row is a **rank**: one process with its own copy of the model and its own
 # batch. A rank runs **forward**, then **backward**. A green bar is an **all-reduce**, which adds up the gradients of
-# all ranks. Where it is solid green, the rank only waits, and its own bar is hatched. Much of that time is spent on slower
-# ranks: who launches an all-reduce last has the shortest green bar.
+# all ranks. Where it is solid green, the rank only waits, and its own bar is hatched.
+#
+# Much of that time is spent waiting for slower ranks: the rank that launches an all-reduce last has the shortest green bar.
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
 # after the last gradient. Step 1 has two buckets, the first launched while backward is still running. With the purple
@@ -748,7 +749,8 @@ link = None if missing else cluster.slow_link("1gbit")
 caps = ("None", "25", "0.5")
 scripts = [ranks.Script("overlap.py", (cap, "0.003")) for cap in caps]
 slow = [ranks.run(script, 2, timeline=True, network=link) for script in scripts]
-pictures = timeline(*slow, titles=[f"bucket_cap_mb={cap}" for cap in ("None (default)", "25", "0.5")], step=-1)
+titles = [f"bucket_cap_mb={cap}" for cap in ("None (default)", "25", "0.5")]
+pictures = timeline(*slow, titles=titles, step=-1)
 pictures.save_trace("trace.json")  # for a closer look in ui.perfetto.dev or chrome://tracing
 pictures
 

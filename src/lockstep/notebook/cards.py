@@ -20,8 +20,8 @@ from ..course.runs import READ_ON
 from ..grading.exports.markdown import rendered
 from ..grading.text import BROKE, Worth, check_text, is_unwritten, not_run, report_text, stage_text
 from ..grading.verdict import UNWRITTEN, CheckOutcome, CheckResult, Diagnosis, ExerciseResult, Report
-from ..ranks import Run, cards, text
-from ..ranks.cards import breakable, card, coded, proof, said
+from ..ranks import Run, text
+from ..ranks.cards import breakable, card, card_of, coded, proof, said
 
 HINT = "%hint"
 UNSAVED = "(or not saved: Ctrl+S)"
@@ -53,8 +53,8 @@ def run_card(run: Run) -> Card:
 
 def mixed_card(run: Run) -> Card | None:
     """For a run that ended well although ranks met with different things. None for all others."""
-    body = cards.mixed_card(run)
-    return Card(body, text.silent_mismatch(run)) if body else None
+    found = text.mixed_up(run)
+    return None if found is None else Card(card_of(found, found.headline), text.mixed_text(found))
 
 
 def unwritten_card(run: Run) -> Card | None:

@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 
 from . import text
+from .report import Cause
 from .result import Run
 
 SHORT = 32  # characters of a cell that is never broken where there is place beside it
@@ -53,10 +54,16 @@ def page(title: str, body: str, style: str = "") -> str:
 
 def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], str] = escape) -> str:
     """Headline, ranks, the code around the branch, what to know and to read; `link` makes HTML of where to read on."""
-    cause = run.cause
-    assert cause is not None
+    assert run.cause is not None
+    return card_of(run.cause, text.headline(run), read_on, link)
+
+
+def card_of(
+    cause: Cause, headline: str, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], str] = escape
+) -> str:
+    """The same of a cause, under this headline."""
     shown = table(text.rows(cause.rows), code_below=True) + frame(text.code_around(cause))
-    parts = [f'<p class="ls-red">{coded(text.headline(run))}</p>', shown]
+    parts = [f'<p class="ls-red">{coded(headline)}</p>', shown]
     if cause.error is not None and cause.error.traceback:
         parts.append(f"<pre>{escape(cause.error.traceback.rstrip())}</pre>")
     elif cause.frame is not None and not cause.rows:
@@ -65,15 +72,6 @@ def card(run: Run, read_on: text.ReadOn = text.NOWHERE, link: Callable[[str], st
     if cause.topic in read_on:
         parts.append(f"<p>Read: {link(read_on[cause.topic])}</p>")
     return f'<div class="ls-card ls-bad">{"".join(parts)}</div>'
-
-
-def mixed_card(run: Run) -> str:
-    """Of a run that ended well, though ranks met in one collective with different things; "" for all others."""
-    if (found := text.mixed_up(run)) is None:
-        return ""
-    said, met, notes = found
-    told = "".join(f"<p>{coded(note)}</p>" for note in notes)
-    return f'<div class="ls-card ls-bad"><p class="ls-red">{coded(said)}</p>{table(text.rows(met))}{told}</div>'
 
 
 def proof(found: text.Evidence) -> str:

@@ -181,37 +181,37 @@ def headline(run: Run) -> str:
     return f"{TITLES[cause.kind]}{after}: {cause.headline}"
 
 
-Mixed = tuple[str, Sequence[Waiting], Sequence[str]]  # A headline, what met, and what to know
-
-
 def silent_mismatch(run: Run, width: int | None = None) -> str:
     """Of a run that ended well, though ranks met in one collective with different things; mostly nothing.
 
     `width` is as for `Evidence.shown`.
     """
-    if (found := mixed_up(run)) is None:
-        return ""
-    said, table, notes = found
+    return mixed_text(found, width) if (found := mixed_up(run)) is not None else ""
+
+
+def mixed_text(found: Cause, width: int | None = None) -> str:
+    """What `mixed_up` has found, as text."""
     sentences = min(width or WIDTH, WIDTH)
-    return explained(_wrapped(said, sentences), table, [_wrapped(one, sentences) for one in notes], width)
+    notes = [_wrapped(one, sentences) for one in found.notes]
+    return explained(_wrapped(found.headline, sentences), found.rows, notes, width)
 
 
-def mixed_up(run: Run) -> Mixed | None:
-    """The same in its parts."""
+def mixed_up(run: Run) -> Cause | None:
+    """What `silent_mismatch` says, as the cause of a run that did not end well."""
     met, apart = run.silent_mismatch, groups_apart(run.ranks)
     if apart is not None:
         frame = next((frame for frame in apart.where.values() if frame), None)
         said = f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck."
-        return said, [], apart.notes
+        return Cause(Kind.MISMATCH, said, frame=frame, notes=tuple(apart.notes))
     if not met or any(call.failed for call in met.values()):  # an error has told the code
         return _crossed(run)
     if run.device != "cpu" and kinds_of(met) <= UNEVEN:
         return None
     said = f"MIXED UP{at(two_sides(met)[0].frame)}: {say_mismatch(met)}. No rank failed, but trust nothing that they got from it."
-    return said, mismatch_rows(met, odd_ones(met)), ["\n".join(rules(met))]
+    return Cause(Kind.MISMATCH, said, rows=mismatch_rows(met, odd_ones(met)), notes=("\n".join(rules(met)),))
 
 
-def _crossed(run: Run) -> Mixed | None:
+def _crossed(run: Run) -> Cause | None:
     """Of a run in which ranks made two calls that look alike in opposite order."""
     found = first_crossed(run.members)
     if found is None:
@@ -219,8 +219,8 @@ def _crossed(run: Run) -> Mixed | None:
     frame = found.places[min(found.places)]
     said = f"MIXED UP{at(frame)}: {found.say()}"
     more = f"{SAME_ORDER} {found.why(run.world_size)}".rstrip()
-    table = [replace(row, frame=found.places[row.rank]) for row in mismatch_rows(found.met, [])]
-    return said, table, [more]
+    table = tuple(replace(row, frame=found.places[row.rank]) for row in mismatch_rows(found.met, []))
+    return Cause(Kind.MISMATCH, said, rows=table, notes=(more,))
 
 
 def replicas(run: Run, width: int = WIDTH) -> str:
