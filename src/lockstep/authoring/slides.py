@@ -237,11 +237,8 @@ class _Deck:
                     cells, rest = cells[:until], [*cells[until:], *rest]
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
-                    told = [
-                        cell
-                        for cell in shown
-                        if cell is shown[0] or cell is shown[-2:][0] or _source(cell).count("\n") >= FEW
-                    ]
+                    first, ran = shown[0], shown[-2:][0]  # the last only shows what the one before it has made
+                    told = [cell for cell in shown if cell is first or cell is ran or _source(cell).count("\n") >= FEW]
                     high = _height(asked)
                     code = [one for cell in told for one in _code(cell, TIGHT * ROOM - (high if high <= LONG else 3))]
                     yield from _packed("ask", asked, code, _asking(asked))

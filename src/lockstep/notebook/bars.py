@@ -25,6 +25,16 @@ def _titled(title: str, picture: str) -> str:
     return said(f'<div class="ls-card ls-bars" data-measured="">{head}{picture}</div>')
 
 
+def legend(parts: Iterable[str], title: str = "") -> str:
+    """Which color is which part."""
+    keys = "".join(
+        f'<span><i style="background-color: {color}"></i>{escape(part)}</span> '
+        for part, color in zip(parts, COLOURS, strict=False)
+    )
+    head = f"<span>{escape(title)}</span> " if title else ""
+    return f'<p class="ls-keys">{head}{keys}</p>'
+
+
 def _list(rows: list[str]) -> str:
     return f"<ul>{''.join(rows)}</ul>"
 
@@ -109,11 +119,7 @@ class Stacked:
         for name, parts in self.rows.items():
             every = {part: parts.get(part, 0.0) for part in self.parts}
             rows.append(_row(name, every, share, decimals, self.unit))
-        keys = "".join(
-            f'<span><i style="background-color: {color}"></i>{escape(part)}</span> '
-            for part, color in zip(self.parts, COLOURS, strict=False)
-        )
-        return _titled(self.title, f'<p class="ls-keys">{keys}</p>{_list(rows)}')
+        return _titled(self.title, legend(self.parts) + _list(rows))
 
 
 def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "", timed: bool = False) -> Stacked:

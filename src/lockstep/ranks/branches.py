@@ -7,7 +7,6 @@ fits who stands where. Of several that might be it, none is named.
 from __future__ import annotations
 
 import ast
-import linecache
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ def branch(
 
     chains = {rank: here(chain) for rank, chain in chains.items()}
     try:
-        source = Source("".join(linecache.getlines(file)))
+        source = Source.of(file)
         found = _found(source, chains, finished, here(callers), size)
     except (SyntaxError, RecursionError, TooLong, ValueError):
         return "", None
@@ -111,7 +110,7 @@ def _found(
 def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
     """What may have parted ranks that are in a function from others that have left it, or were not in need of it."""
     found = []
-    home = next(iter(source.around(next(iter(chains.values()))[0].line)), source.tree)
+    home = source.home(next(iter(chains.values()))[0].line)
     for chain in {tuple(chain) for chain in chains.values() if len(chain) > 1}:
         side = [rank for rank, other in chains.items() if (*other,) == chain]
         others = [rank for rank in chains if rank not in side]
@@ -128,16 +127,18 @@ def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
 
 def _skips_turns(home: Function | ast.Module, call: int, line: int) -> bool:
     """Whether a loop around both lines goes on early: then the ranks inside may have missed a call after this one."""
-    loops = (node for node in ast.walk(home) if isinstance(node, Loop))
-    around = (one for one in loops if within(one.body, call) and within(one.body, line))
-    return any(isinstance(node, ast.Continue) for one in around for node in ast.walk(one))
+    return any(isinstance(node, ast.Continue) for one in loops_around(home, call, line) for node in ast.walk(one))
 
 
 def _may_be_past(home: Function | ast.Module, call: int, line: int) -> bool:
     """Whether code at this line may have made the call before: the line comes later, or both are in one loop."""
-    return line > call or any(
-        isinstance(node, Loop) and within(node.body, call) and within(node.body, line) for node in ast.walk(home)
-    )
+    return line > call or bool(loops_around(home, call, line))
+
+
+def loops_around(home: ast.AST, *lines: int) -> list[Loop]:
+    """The loops of this code whose bodies have all these lines, the outermost first."""
+    loops = [node for node in ast.walk(home) if isinstance(node, Loop)]
+    return sorted((one for one in loops if all(within(one.body, line) for line in lines)), key=lambda one: one.lineno)
 
 
 def shared(one: Sequence[Frame], other: Sequence[Frame]) -> int:

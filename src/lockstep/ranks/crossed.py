@@ -10,7 +10,6 @@ tensors on every rank.
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,7 +18,7 @@ from .branches import branch, scopes, shared, stands
 from .divergence import groups
 from .meanings import entry, is_same
 from .mismatch import signature
-from .rank_values import Function, Source, TooLong, called_name
+from .rank_values import Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .words import names
 
@@ -162,7 +161,7 @@ class _Search:
         x, y, again_x, again_y = map(file.statement, lines)
         if x is None or y is None or (x, y) != (again_x, again_y) or x == y:
             return None
-        homes = [file.home(line) for line in lines]
+        homes = [file.source.home(line) for line in lines]
         if any(home is not homes[0] for home in homes):
             return None
         if not (_follows(homes[0].body, lines[0], lines[1]) and _follows(homes[0].body, lines[3], lines[2])):
@@ -193,7 +192,7 @@ class _Search:
     def _file(self, name: str) -> _File | None:
         if name not in self._files:
             try:
-                self._files[name] = _File(name, Source("".join(linecache.getlines(name))))
+                self._files[name] = _File(name, Source.of(name))
             except (SyntaxError, RecursionError, ValueError):
                 self._files[name] = None
         return self._files[name]
@@ -212,10 +211,6 @@ class _File:
             if isinstance(node, ast.Expr | ast.Assign | ast.Return):
                 for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                     self._statements.setdefault(line, []).append(node)
-
-    def home(self, line: int) -> Function | ast.Module:
-        """The function that a line is in."""
-        return next(iter(self.source.around(line)), self.source.tree)
 
     def statement(self, line: int) -> str | None:
         """The one simple statement of a line, as Python writes it."""

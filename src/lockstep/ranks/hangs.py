@@ -21,7 +21,7 @@ from .mismatch import (
     rules,
     say_mismatch,
 )
-from .places import call, detail, exit_of, pending, rows, said_of, what
+from .places import call, detail, exit_of, in_group, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
 from .skipped import Skip, skipped
@@ -321,10 +321,7 @@ def _collectives(
         where: dict[str, list[int]] = {}
         for report in waiting:
             if report.rank in absent:
-                operation = operations[report.rank]
-                part = operation is not None and 1 < len(operation.members) < len(members)
-                of = f" of {names(operation.members)}" if operation and part else ""
-                where.setdefault(what(report) + of, []).append(report.rank)
+                where.setdefault(in_group(report, len(members)), []).append(report.rank)
         of_all = " of all ranks" if any(one.startswith(f"{expected} of ") for one in where) else ""
         waits = [f"{wait(ranks)} in {place}" for place, ranks in where.items()]
         if len(where) == 1:

@@ -28,9 +28,10 @@ def _row(report: RankReport, differs: bool, world_size: int) -> Waiting:
     if report.outcome in (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED) and report.stack is not None:
         frame = report.stack.frame or (operation.frame if operation else None)
         since = max(0.0, report.ended - operation.start) if operation else None
-        of_group = f" of {names(operation.members)}" if operation and 1 < len(operation.members) < world_size else ""
         tensor = operation.tensor if operation else ""
-        return Waiting(report.rank, what(report) + of_group, tensor, since, frame, differs, waits=not report.stopped)
+        return Waiting(
+            report.rank, in_group(report, world_size), tensor, since, frame, differs, waits=not report.stopped
+        )
     last, gone = report.last_collective, has_finished(report)
     said = "finished" if gone else report.outcome.value
     if report.stopped:
@@ -76,6 +77,13 @@ def what(report: RankReport) -> str:
     if operation is None:
         return IN_DDP.get(doing, doing) or "its own code"
     return said_of(operation, doing)
+
+
+def in_group(report: RankReport, world_size: int) -> str:
+    """The same with the members of its group, if that isn't the world: `all_reduce #2 of ranks 0 and 1`."""
+    operation = pending(report)
+    part = operation is not None and 1 < len(operation.members) < world_size
+    return what(report) + (f" of {names(operation.members)}" if operation and part else "")
 
 
 def said_of(operation: Collective, doing: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import linecache
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -105,6 +106,15 @@ class Source:
             for known, one in _assignments(home.body, (), False):
                 found.setdefault(known, []).append(one)
         return self._assigned[home].get(name, [])
+
+    @classmethod
+    def of(cls, file: str) -> Source:
+        """The source of a file, as `linecache` has it. Raises SyntaxError, RecursionError, ValueError."""
+        return cls("".join(linecache.getlines(file)))
+
+    def home(self, line: int) -> Function | ast.Module:
+        """The innermost function that a line is in, or the file's outermost code."""
+        return next(iter(self.around(line)), self.tree)
 
     def around(self, line: int) -> list[Function]:
         """The functions that a line is in, the innermost first."""

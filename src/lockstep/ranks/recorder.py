@@ -76,6 +76,7 @@ _PICKLING = ("_object_to_tensor", "_tensor_to_object")
 
 UNTOLD_SECONDS = 2.0
 MOST_OF_AN_ERROR = 120  # characters
+UNLIMITED = contextlib.nullcontext()
 LIMIT_LATE = 1.0  # So much later than at its limit a wait may end on a busy machine
 RENDEZVOUS_TRIES = 3  # So many times its limit init_process_group may take: it tries again, and then connects
 CALLERS = 6
@@ -648,7 +649,7 @@ def _make_kernel(operator: Any, kind: str) -> Any:
             return operator.redispatch(below, *values)
         number = recorder.begin(kind, names, values)
         try:
-            with recorder.limited(values[limit] / 1000) if limit is not None else contextlib.nullcontext():
+            with recorder.limited(values[limit] / 1000) if limit is not None else UNLIMITED:
                 result = operator.redispatch(below, *values)
         except BaseException:
             recorder.failed(number)

@@ -7,13 +7,26 @@ If there is only one `if` by which a rank can come past, there or in what is cal
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .branches import LEAVES, SURE, Block, Loop, Parting, alike, header, in_words, scopes, shared, why_of, within
+from .branches import (
+    LEAVES,
+    SURE,
+    Block,
+    Loop,
+    Parting,
+    alike,
+    header,
+    in_words,
+    loops_around,
+    scopes,
+    shared,
+    why_of,
+    within,
+)  # fmt: skip
 from .places import said_of
 from .rank_values import Function, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
@@ -70,9 +83,9 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     if len(files) != 1 or common in (len(one), len(other)):
         return None
     try:
-        source = Source("".join(linecache.getlines(files.pop())))
+        source = Source.of(files.pop())
         made, past = (one, other) if _is_next(one, other, common, calls, members) else (other, one)
-        again = any(frame.file != one[common].file or _loops(source, frame.line) for frame in one[:common])
+        again = any(frame.file != one[common].file or loops_around(source.tree, frame.line) for frame in one[:common])
         ways = [
             [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again)]
             for mine, theirs in ((made, past), (past, made))
@@ -83,7 +96,7 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
         return None
     found = ways[0][0]
     line, call = found.node.lineno, calls[sides[made][0]]
-    aside = not found.leaves and source.around(line)[:1] == source.around(made[common].line)[:1]
+    aside = not found.leaves and source.home(line) is source.home(made[common].line)
     usual = not aside and len(sides[made]) >= len(sides[past])
     return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, past[common], usual)
 
@@ -121,19 +134,19 @@ def _ways(
 
     Raises Unsure if there may be other ways. `again`: the function where they parted may be called again.
     """
-    homes = [next(iter(source.around(frame.line)), None) for frame in frames]
-    if homes[0] is not next(iter(source.around(there)), None) or None in homes[1:]:
+    homes = [source.home(frame.line) for frame in frames]
+    functions = [home for home in homes[1:] if not isinstance(home, ast.Module)]
+    if homes[0] is not source.home(there) or len(functions) < len(homes) - 1:
         raise Unsure
     for depth, (frame, scope) in enumerate(zip(frames, scopes(source, frames, size), strict=True)):
         body: Sequence[ast.stmt] = scope.home.body
         leaves: Leaves = (ast.Return,)
         if depth == 0:
             # Those that are past are in this function: only a new turn of a loop is a way there, or a new call of it.
-            loops = [one for one in ast.walk(scope.home) if isinstance(one, Loop)]
-            loops = [one for one in loops if within(one.body, frame.line) and within(one.body, there)]
+            loops = loops_around(scope.home, frame.line, there)
             leaves = LEAVES if len(loops) > 1 or again else (ast.Continue,)
             if loops:
-                loop = max(loops, key=lambda one: one.lineno)
+                loop = loops[-1]
                 body = loop.body
                 if leaves is LEAVES and (isinstance(loop, ast.While) or scope.depends(loop.iter)):
                     raise Unsure
@@ -143,12 +156,7 @@ def _ways(
             if not isinstance(node, ast.If) or _communicates(node.body if taken else node.orelse, source):
                 raise Unsure
             yield Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
-        _surely_calls(scope, frame.line, homes[depth + 1] if depth + 1 < len(homes) else None)
-
-
-def _loops(source: Source, line: int) -> bool:
-    """Whether a line is in a loop."""
-    return any(isinstance(one, Loop) and within(one.body, line) for one in ast.walk(source.tree))
+        _surely_calls(scope, frame.line, functions[depth] if depth < len(functions) else None)
 
 
 def may_skip(call: Collective) -> list[str]:
@@ -156,10 +164,10 @@ def may_skip(call: Collective) -> list[str]:
     if call.frame is None or call.inside or call.via:
         return []
     try:
-        source = Source("".join(linecache.getlines(call.frame.file)))
-        home = next(iter(source.around(call.frame.line)), source.tree)
-        loops = [one for one in ast.walk(home) if isinstance(one, Loop) and within(one.body, call.frame.line)]
-        body = max(loops, key=lambda one: one.lineno).body if loops else home.body
+        source = Source.of(call.frame.file)
+        home = source.home(call.frame.line)
+        loops = loops_around(home, call.frame.line)
+        body = loops[-1].body if loops else home.body
         scope = Scope(source, len(call.members), home if isinstance(home, Function) else None)
         leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
         ways = [

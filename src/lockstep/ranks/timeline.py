@@ -30,6 +30,7 @@ MICROSECONDS = 1e6
 BLOCKING = ("DDP()", "forward")  # Parts of DDP that wait for what they send where no wait of Python's is seen
 AT_ONCE = 2  # Collectives of a group: gloo has that many threads, NCCL one stream, and both keep the order
 FOR_ALL = ("all_", "reduce_scatter", "barrier", "monitored_barrier")  # No rank is through before all have called it
+FASTEST = "fastest"
 STEPS_FOR_A_VERDICT = 3
 SLOW, EVEN = 0.2, 0.1  # Shares of a step: who waits longer for one rank, and who waits less than that for any
 AGREE_SECONDS = 0.001
@@ -190,9 +191,6 @@ class Timeline:
     def trace(self) -> dict[str, Any]:
         """The trace as data: a process for each rank, a thread for its code and for each line of its collectives."""
         return {"traceEvents": _trace_events(self.panels), "displayTimeUnit": "ms"}
-
-
-FASTEST = "fastest"
 
 
 def panel_of(run: Run, title: str = "", step: int | str | None = None) -> Panel:
