@@ -17,7 +17,7 @@ NARROWEST = 40
 PAINTED = (
     (re.compile(r"(?<![\w/.])[\w./-]+\.(?:py|sbatch|sh):\d+"), "cyan"),
     (re.compile(r"(?:Read: .*|[.]/lockstep [a-z]+ [\w/]+)$", re.MULTILINE), "cyan"),
-    (re.compile(r"^ *rank +(?:waits in|call|ended) .*", re.MULTILINE), "dim"),
+    (re.compile(r"^ *rank +(?:waits in|is in|call|ended) .*", re.MULTILINE), "dim"),
     (re.compile(rf"^ *(?:ranks? )?\d+(?:[\d, to]*\d| ranks)?{ODD}.*", re.MULTILINE), "yellow"),
     (
         re.compile(rf"^(?:{'|'.join([*TITLES.values(), 'DRIFT', 'SAME WORK'])})\b(?:.|\n(?!\n))*", re.MULTILINE),

@@ -266,10 +266,10 @@ class Printer:
                 self._show(rank, stream, line.text)
         self.lines.clear()
 
-    def say(self, text: str) -> None:
+    def say(self, said: str) -> None:
         """Show what is no rank's on stderr."""
         self._put_bar_aside(None)
-        print(text, file=sys.stderr, flush=True)
+        print(text.fit(said, room(stderr=True)), file=sys.stderr, flush=True)
 
     def _show(self, rank: int, stream: str, text: str) -> None:
         self._put_bar_aside((rank, stream))

@@ -13,7 +13,7 @@ from typing import Any
 from ..ranks import text
 from ..ranks.places import IN_DDP
 from ..ranks.processes import descendants
-from ..ranks.report import Frame, Waiting
+from ..ranks.report import OWN_CODE, Frame, Waiting
 from ..ranks.text import place
 from ..ranks.words import at, located, names, one_or_more, wait
 from . import watch
@@ -177,7 +177,7 @@ def _notes(job: Job) -> list[str]:
 def rows(found: Explained) -> tuple[Waiting, ...]:
     """One row for each rank that should be here; an arrow marks those that the others wait for."""
     late = {one.rank for one in found.late}
-    told = {one.rank: said_of(one) if one.call else f"its own code: {one.doing}" for one in found.positions}
+    told = {one.rank: said_of(one) if one.call else f"{OWN_CODE}: {one.doing}" for one in found.positions}
     shown = [
         Waiting(one.rank, told[one.rank], "", None, one.frame, one.rank in late, one.node) for one in found.positions
     ]

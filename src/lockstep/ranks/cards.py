@@ -92,7 +92,7 @@ def table(rows: Sequence[text.Row], code_below: bool = False) -> str:
     lines = []
     for row, cells in zip(rows, shown, strict=True):
         cells["at"] += f" <code>{escape(row.code)}</code>" if row.code and not code_below else ""
-        kinds = {"for": ["ls-for"], "waits in": ["ls-in"] if row.waits else []}
+        kinds = {"for": ["ls-for"], "waits in": ["ls-in"] if row.waits and not text.is_in_its_own_code(row) else []}
         for name in ("waits in", "tensor", "for"):
             kinds.setdefault(name, []).extend(["ls-short"] if 0 < len(cells[name]) <= SHORT else [])
         # with spaces between, at which the lines of a narrow screen break

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from .branches import branch, scopes, shared, stands
-from .divergence import groups
 from .meanings import entry, is_same
 from .mismatch import signature
+from .places import groups
 from .rank_values import Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .words import names

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .mismatch import first_mismatch, signature
-from .places import IN_DDP, said_of
+from .places import IN_DDP, groups, said_of
 from .report import Collective, Frame, RankReport
 from .words import at, names
 
@@ -135,16 +135,6 @@ def _odd(met: dict[int, Collective], members: Sequence[RankReport], key: Callabl
         seen.update(site for site in beside if site in seen)
     usual, count = seen.most_common(1)[0]
     return [rank for rank in sorted(met) if key(met[rank]) != usual] if 2 * count > sum(seen.values()) else []
-
-
-def groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
-    """The collectives of each group, for each rank by their number."""
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
-    for report in members:
-        for call in report.collectives:
-            if not call.is_point_to_point and len(call.members) > 1 and call.rank in call.members:
-                groups.setdefault((call.group, call.members), {}).setdefault(report.rank, {})[call.group_number] = call
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def _moved(group: dict[int, dict[int, Collective]], key: Callable[[Collective], Site]) -> dict[int, Collective] | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from .branches import branch, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
-from .hangs import SAME_ORDER, groups_apart, hang
+from .hangs import SAME_ORDER, groups_apart, hang, met_by_join
 from .job import Job, TargetKind
 from .mismatch import (
     MISMATCHED,
@@ -27,10 +27,10 @@ from .mismatch import (
     mismatch_rows,
 )
 from .places import IN_DDP, call, is_users, pending, place, rows, said_of, what
-from .report import Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
+from .report import OWN_CODE, Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
 from .skipped import skipped
-from .words import at, first_line, line, names, one_or_more, size
+from .words import at, duration, first_line, line, names, one_or_more, size
 
 ECHO = re.compile(
     r"Connection closed by peer|Connection reset by peer|Application timeout caused pair closure|Broken pipe"
@@ -100,9 +100,14 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
         killed = [one for one in causes if one.code == -signal.SIGKILL and one.ended - first.ended < SLOW_DEATH]
         causes = [*killed, *(one for one in causes if one not in killed)]
         first = causes[0]
-    confused = groups_apart(run.ranks)
-    if confused and first.error is not None and GROUPS.search(first.error.message):
-        frame = next((frame for frame in confused.where.values() if frame), None)
+    mixed = any(
+        SIZE_MISMATCH.search(report.stderr + (report.error.message if report.error else "")) for report in causes
+    )
+    confused = groups_apart(run.ranks) if first.error and GROUPS.search(first.error.message) else None
+    if mixed and confused is None:
+        confused = met_by_join(run.ranks)
+    if confused:
+        frame = next((confused.where[rank] for rank in confused.at_fault if confused.where[rank]), None)
         return Cause(
             Kind.MISMATCH,
             confused.headline,
@@ -112,7 +117,7 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
             topic=Topic.HANGS,
             error=first.error,
         )
-    if any(SIZE_MISMATCH.search(report.stderr + (report.error.message if report.error else "")) for report in causes):
+    if mixed:
         mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
         if mismatch and parted:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
@@ -482,23 +487,38 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     assert first.error is not None
     last = first.last_collective
     waited = said_of(last) if last else "init_process_group"
-    elsewhere = [
+    there = {
+        report.rank: one
+        for report in members
+        for one in reversed(report.collectives)
+        if last and (one.group, one.group_number) == (last.group, last.group_number)
+    }
+    gave_up = [
         report.rank
         for report in members
-        if report.rank != first.rank
-        and (
-            last is None
-            or not any(one.group == last.group and one.group_number == last.group_number for one in report.collectives)
-        )
+        if report is first or (report.rank in there and report.error and TIMEOUT.search(report.error.message))
     ]
-    who = f": {names(elsewhere)} never joined it" if elsewhere else ""
+    elsewhere = [report for report in members if report is not first and report.rank not in there]
+    absent = [report.rank for report in elsewhere]
+    busy = [report for report in elsewhere if what(report) == OWN_CODE and place(report)]
+    where = f",{line(place(busy[0]))}," if busy and len(busy) == len(absent) else ""
+    who = f": {names(absent)}{where} never joined it" if absent else ""
+    group = next((one for one in reversed(first.groups) if last and one.name == last.group), None)
+    limit = f" after {duration(group.timeout)}" if group and group.timeout else ""
+    notes = [] if busy else [SAME_ORDER]
+    if group and group.timeout and busy:
+        notes.append(
+            f"The group allows each call {duration(group.timeout)} (its `timeout=`). Raise it if that work may take longer."
+        )
+    if not first.error.traceback:
+        notes.append(f"{first.error.type}: {first_line(first.error.message)}")
     return Cause(
         Kind.HANG,
-        f"rank {first.rank} gave up waiting in {waited}{who}.",
-        tuple(elsewhere) or (first.rank,),
+        f"{names(gave_up)} gave up waiting in {waited}{limit}{who}.",
+        tuple(absent) or (first.rank,),
         first.error.frame,
-        rows(members, elsewhere),
-        (SAME_ORDER, *([] if first.error.traceback else [f"{first.error.type}: {first_line(first.error.message)}"])),
+        rows(members, absent),
+        tuple(notes),
         topic=Topic.HANGS,
         error=first.error,
     )

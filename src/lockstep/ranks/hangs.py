@@ -21,10 +21,10 @@ from .mismatch import (
     rules,
     say_mismatch,
 )
-from .places import call, detail, exit_of, in_group, pending, rows, said_of, what
+from .places import call, detail, exit_of, groups, in_group, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
-from .skipped import Skip, skipped
+from .skipped import Skip, first_skipped, may_skip, skipped
 from .words import duration, names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
@@ -35,8 +35,19 @@ ALL_MAKE_GROUPS = (
 )
 
 
+IN_STEP = ("backward", "forward")
 GLOOS_DEFAULT = 1800.0  # Seconds: torch's default_pg_timeout
-RULES = (SAME_ORDER, PAIRS, ALL_MAKE_GROUPS)
+SAME_STEPS = (
+    "With DDP, every rank must take the same number of steps. DistributedSampler deals them the same number of "
+    "batches; "
+    "`with model.join():` lets a rank finish early."
+)
+IN_JOIN = (
+    "At the end of `with join():` a rank that is out of batches answers DDP's calls, and no others. Make calls of your own after "
+    "the block."
+)
+RULES = (SAME_ORDER, PAIRS, ALL_MAKE_GROUPS, SAME_STEPS, IN_JOIN)
+JOINS = ("torch.distributed.algorithms",)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ def hang(run: Run, job: Job) -> Cause:
     finished = [report.rank for report in members if report not in waiting]
     calls = found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None}
     skip = skipped(calls, members)
+    if skip is None and found.counts and (earlier := first_skipped(members)):
+        skip, calls = earlier
     if skip is not None:
         found = _skipped(found, skip, calls, waiting)
         notes = found.notes
@@ -123,11 +136,21 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     here = {report.rank for report in waiting if pending(report) == calls.get(report.rank)}
     passed = [one for rank, one in calls.items() if rank not in here]
     notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
-    notes = [*dict.fromkeys([SAME_ORDER, *notes, *_came_out(calls, passed)])]
-    told = skip.usual or found.topic is Topic.MISMATCHES
+    notes = [*dict.fromkeys([SAME_ORDER, *notes, *(_came_out(calls, passed) or _mixed_up(skip, passed))])]
+    told = skip.usual or found.topic is Topic.MISMATCHES or {*found.at_fault} != {*skip.without} or bool(found.counts)
     where = dict.fromkeys(calls, skip.call.frame) if told else found.where
     headline = skip.headline if told else found.headline
     return replace(found, headline=headline, notes=notes, where=where, topic=Topic.HANGS)
+
+
+def _mixed_up(skip: Skip, passed: Sequence[Collective]) -> list[str]:
+    """The same of tensors that look alike."""
+    if not {one.rank for one in passed} & {*skip.made} or not {one.rank for one in passed} & {*skip.without}:
+        return []
+    return [
+        f"The call of {names(skip.made)} met the next one of {names(skip.without)} without an error. Trust neither result, "
+        "nor any number computed from it."
+    ]
 
 
 def _branch(
@@ -211,7 +234,7 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
     in_init = [report for report in waiting if call(report) == "init_process_group"]
     if in_init:
         return _rendezvous(members, in_init)
-    if confused := groups_apart(members):
+    if confused := groups_apart(members) or met_by_join(members):
         return confused
     operations = {report.rank: pending(report) for report in waiting}
     finished = [report for report in members if report.outcome is not Outcome.HUNG]
@@ -244,16 +267,31 @@ def groups_apart(members: Sequence[RankReport]) -> Finding | None:
         for one in report.groups:
             made[one.name] += 1
             meant.setdefault((one.name, made[one.name]), {})[report.rank] = one
-    for groups in meant.values():
-        sides = {rank: one.members for rank, one in groups.items()}
+    for made_by in meant.values():
+        sides = {rank: one.members for rank, one in made_by.items()}
         if len({*sides.values()}) > 1:
             said = [
                 f"{names(rank for rank, mine in sides.items() if mine == side)} made one of {names(side)}"
                 for side in sorted({*sides.values()})
             ]
-            where = {rank: one.frame for rank, one in groups.items()}
+            where = {rank: one.frame for rank, one in made_by.items()}
             at_fault = apart_from_most(sides) or sorted(sides)
             return Finding(f"{' where '.join(said)} in new_group.", at_fault, [ALL_MAKE_GROUPS], where)
+    return None
+
+
+def met_by_join(members: Sequence[RankReport]) -> Finding | None:
+    """A call of the code's own that met a rank at the end of join(), which answers only DDP's."""
+    for group in groups(members):
+        for number in sorted(set.intersection(*map(set, group.values()))):
+            met = {rank: calls[number] for rank, calls in group.items()}
+            joined = [rank for rank, one in met.items() if one.via == JOINS and not one.inside]
+            own = [rank for rank, one in met.items() if not one.via and not one.inside]
+            if joined and own:
+                call_ = said_of(met[own[0]])
+                headline = f"{names(own)} called {call_}, which {names(joined)}, out of batches, cannot answer: {wait(joined)} in join()."
+                where = {rank: one.frame for rank, one in met.items()}
+                return Finding(headline, own, [IN_JOIN], where, {rank: met[rank] for rank in own})
     return None
 
 
@@ -300,6 +338,7 @@ def _collectives(
         last = gone[0].last_collective
         after = f" after {last.title}" if last else " without a single collective"
         have = one_or_more(gone, "it has finished", "they have finished")
+        first = operations[there[0]]
         also = ""
         if absent:
             elsewhere = next(report for report in waiting if report.rank in absent)
@@ -307,7 +346,11 @@ def _collectives(
         return Finding(
             f"{who} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
             ranks,
-            [SAME_ORDER],
+            [
+                SAME_ORDER,
+                *(may_skip(first) if first else []),
+                *([SAME_STEPS] if first and first.inside in IN_STEP else []),
+            ],
             counts=_counts(members),
         )
     if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent):
@@ -467,8 +510,9 @@ def _counts(members: list[RankReport]) -> list[str]:
     started: dict[int, list[int]] = {}
     for rank, number in numbers.items():
         started.setdefault(number, []).append(rank)
-    counts = (f"{number} on {names(started[number])}" for number in sorted(started, reverse=True))
-    return [f"Collectives started: {', '.join(counts)}."]
+    counts = [f"{names(started[number])} called {number}" for number in sorted(started, reverse=True)]
+    most, *fewer = counts
+    return [f"{most[0].upper()}{most[1:]} collectives, {', '.join(fewer)}."]
 
 
 def _stood(waiting: list[RankReport]) -> dict[int, Frame | None]:

@@ -18,6 +18,8 @@ from .report import Collective, Frame
 from .words import at, names, one_or_more
 
 EVERY = 0.5
+AGAIN = 4
+"""Somebody who waits on is told so after so many times the time of the last word."""
 SELDOM = 8.0
 """Seconds between two questions at most and at least: one that leads to nothing is asked again after twice the time."""
 MEETING = "init_process_group"
@@ -58,6 +60,8 @@ class Latecomers:
         self.next = 0.0
         self.pause = EVERY
         self.wait: Wait | None = None
+        self.again = 0.0
+        """When to say that the wait goes on."""
         self.told: set[tuple[object, ...]] = set()
         self.meeting: float | None = None
         """Since when some ranks are known to wait in init_process_group while others are elsewhere."""
@@ -81,12 +85,25 @@ class Latecomers:
 
     def _look_for_the_end(self, wait: Wait, now: float) -> str:
         if not wait.has_ended():
-            return ""
+            return self._still(wait, now)
         self.wait = None
         came = [one.rank or 0 for one in wait.came()]
         if not came or not wait.told:
             return ""  # how a rank ended is told at the end
         return f"{names(came).capitalize()} called {wait.call} after {now - wait.began:.0f} s: the wait is over."
+
+    def _still(self, wait: Wait, now: float) -> str:
+        """That the wait goes on, and where the late ranks are now."""
+        if not wait.told or now < self.again:
+            return ""
+        self.again = wait.began + AGAIN * (now - wait.began)
+        late = [one for one in wait.late if not one.done and one not in wait.came()]
+        self.ask(late)
+        who = names(one.rank or 0 for one in late)
+        said = [
+            f"After {now - wait.began:.0f} s, {who} still {one_or_more(late, 'has', 'have')} not called {wait.call}."
+        ]
+        return "\n".join([*said, *(f"  rank {one.rank}{_node(one)} is {self._place(one)}" for one in late)])
 
     def _look_at_meeting(self, now: float, after: float) -> str:
         """Before the first call: for whom do the others wait in init_process_group?"""
@@ -106,6 +123,7 @@ class Latecomers:
         if now - self.meeting < after:
             return ""
         self.wait = Wait(MEETING, (), 0, tuple(late), self.meeting, told=True)
+        self.again = self.meeting + AGAIN * (now - self.meeting)
         frame = there[0].sample.frame if there[0].sample is not None else None
         return self._said(there, late, now - self.meeting, MEETING, frame, [self._place(one) for one in late])
 
@@ -156,6 +174,7 @@ class Latecomers:
         if subject in self.told:  # A loop comes here again and again: it was said once.
             return ""
         self.told.add(subject)
+        self.again = first.last_at + AGAIN * (now - first.last_at)
         return self._said(same, missing, now - first.last_at, called, call.frame, where)
 
     def _place(self, member: Member) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
-from .places import said_of
+from .places import groups, said_of
 from .report import Cause, Collective, Kind, Outcome, RankReport, Topic, Waiting
 from .skipped import may_skip
-from .words import names
+from .words import names, one_or_more
 
 FREE_SIZES = (
     "scatter", "gather", "all_to_all", "all_to_all_single", "all_to_all_v_single", "all_gather_v", "reduce_scatter_v", "send",
@@ -19,8 +19,8 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 SAME_ROOT = "Ranks must name the same source (src) or destination (dst)."
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
 SKIPPED = (
-    "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank has skipped one before, "
-    "or made one too many."
+    "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank makes its calls in another "
+    "order, has skipped one, or made one too many."
 )
 OTHER_ORDER = "If both tensors are right, a rank makes its calls in another order or skips one: order alone decides which calls meet."
 
@@ -32,25 +32,14 @@ def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
 
     Not all of these fail by themselves. gloo mixes unrelated tensors of equal size without a word.
     """
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
-    for report in ranks:
-        for collective in report.collectives:
-            if collective.is_point_to_point or not _meets_others(collective):
-                continue
-            numbered = groups.setdefault((collective.group, collective.members), {})
-            numbered.setdefault(collective.group_number, {})[report.rank] = collective
     found = [
         met
-        for numbered in groups.values()
-        for number, met in sorted(numbered.items())
-        if len(met) > 1 and len({signature(collective) for collective in met.values()}) > 1
+        for group in groups(ranks)
+        for number in sorted(set().union(*group.values()))
+        for met in [{rank: calls[number] for rank, calls in group.items() if number in calls}]
+        if len({signature(collective) for collective in met.values()}) > 1
     ]
     return min(found, key=lambda met: min(collective.start for collective in met.values()), default=None)
-
-
-def _meets_others(collective: Collective) -> bool:
-    """False for a rank that has made a group of its own: no other rank is in it."""
-    return not collective.members or (len(collective.members) > 1 and collective.rank in collective.members)
 
 
 def signature(collective: Collective) -> tuple[object, ...]:
@@ -92,15 +81,20 @@ def two_sides(found: dict[int, Collective]) -> tuple[Collective, Collective]:
 def say_mismatch(found: dict[int, Collective]) -> str:
     """Who passed what, without a full stop."""
     mine, theirs = two_sides(found)
+    these, those = (
+        [rank for rank, one in found.items() if signature(one) == signature(side)] for side in (mine, theirs)
+    )
+    who, whom = names(these), names(those)
     if mine.kind != theirs.kind:
-        return f"rank {mine.rank} called {mine.title} where rank {theirs.rank} called {theirs.title}"
+        return f"{who} called {mine.title} where {whom} called {theirs.title}"
     if mine.kind in ROOTED and mine.peer != theirs.peer:
-        return f"in {mine.title}, rank {mine.rank} names rank {mine.named} as the root, and rank {theirs.rank} names rank {theirs.named}"
-    if mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor:
+        name = one_or_more(these, "names", "name"), one_or_more(those, "names", "name")
         return (
-            f"in {mine.title}, rank {mine.rank} reduces by {mine.reduce_op}, rank {theirs.rank} by {theirs.reduce_op}"
+            f"in {mine.title}, {who} {name[0]} rank {mine.named} as the root, and {whom} {name[1]} rank {theirs.named}"
         )
-    return f"in {mine.title}, rank {mine.rank} passed {mine.tensor}, and rank {theirs.rank} passed {theirs.tensor}"
+    if mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor:
+        return f"in {mine.title}, {who} {one_or_more(these, 'reduces', 'reduce')} by {mine.reduce_op}, {whom} by {theirs.reduce_op}"
+    return f"in {mine.title}, {who} passed {mine.tensor}, and {whom} passed {theirs.tensor}"
 
 
 def rules(found: dict[int, Collective]) -> list[str]:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .calls import LIBRARIES
-from .report import Collective, Frame, Outcome, RankReport, Waiting
+from .report import OWN_CODE, Collective, Frame, Outcome, RankReport, Waiting
 from .words import names
 
+STOOD = (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED, Outcome.STOPPED)
+"""Ranks that had not come to an end of their own, and were asked where they were."""
 _PYTHON = sysconfig.get_paths()["stdlib"]
 _HERE = str(Path(__file__).parent)
 DUMPED = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
@@ -25,7 +27,7 @@ def rows(members: Sequence[RankReport], differs: Sequence[int] = ()) -> tuple[Wa
 
 def _row(report: RankReport, differs: bool, world_size: int) -> Waiting:
     operation = pending(report)
-    if report.outcome in (Outcome.HUNG, Outcome.TIMED_OUT, Outcome.INTERRUPTED) and report.stack is not None:
+    if report.outcome in STOOD and report.stack is not None:
         frame = report.stack.frame or (operation.frame if operation else None)
         since = max(0.0, report.ended - operation.start) if operation else None
         tensor = operation.tensor if operation else ""
@@ -75,7 +77,7 @@ def what(report: RankReport) -> str:
     if report.stopped:
         return "held by a signal (SIGSTOP)"
     if operation is None:
-        return IN_DDP.get(doing, doing) or "its own code"
+        return IN_DDP.get(doing, doing) or OWN_CODE
     return said_of(operation, doing)
 
 
@@ -117,3 +119,15 @@ def dumped(stack: str) -> Frame | None:
 def is_users(file: str) -> bool:
     """True for a file that is neither Python's, nor an installed library's, nor ours."""
     return not file.startswith((_PYTHON, _HERE, "<frozen", "<string>")) and not re.search(r"(site|dist)-packages", file)
+
+
+def groups(members: Sequence[RankReport]) -> list[dict[int, dict[int, Collective]]]:
+    """The collectives of each group in which ranks meet: for each rank, by their number."""
+    found: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, Collective]]] = {}
+    for report in members:
+        for call in report.collectives:
+            if not call.is_point_to_point and (
+                not call.members or (len(call.members) > 1 and call.rank in call.members)
+            ):
+                found.setdefault((call.group, call.members), {}).setdefault(report.rank, {})[call.group_number] = call
+    return [group for group in found.values() if len(group) > 1]

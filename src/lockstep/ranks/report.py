@@ -322,6 +322,10 @@ class RankReport:
         return self.collectives[-1] if self.collectives else None
 
 
+OWN_CODE = "its own code"
+"""What a rank is in that waits in no call of PyTorch's."""
+
+
 @dataclass(frozen=True)
 class Waiting:
     """A row of a hang's table: what one rank waits in, and where; its `node` when the nodes are machines of their own.

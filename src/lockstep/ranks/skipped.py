@@ -27,7 +27,7 @@ from .branches import (
     why_of,
     within,
 )  # fmt: skip
-from .places import said_of
+from .places import groups, said_of
 from .rank_values import Function, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .words import names
@@ -67,7 +67,19 @@ class Skip:
         on = f"and went on to {self.next.short}"
         if self.usual:
             return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called, {on}."
-        return f"{names(self.made)} called {said_of(self.call)}, {names(self.without)} did not {on}."
+        return f"{names(self.made)} called {said_of(self.call)}; {names(self.without)} did not, {on}."
+
+
+def first_skipped(members: Sequence[RankReport]) -> tuple[Skip, dict[int, Collective]] | None:
+    """The same where the lines of a group's calls first differ, and the calls that met there."""
+    for group in groups(members):
+        for number in sorted(set.intersection(*map(set, group.values()))):
+            met = {rank: calls[number] for rank, calls in group.items()}
+            if len({call.chain for call in met.values()}) > 1:
+                if skip := skipped(met, members):
+                    return skip, met
+                break
+    return None
 
 
 def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> Skip | None:
@@ -75,7 +87,7 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     sides: dict[Chain, list[int]] = {}
     for rank, call in sorted(calls.items()):
         sides.setdefault(call.chain, []).append(rank)
-    if len(sides) != 2 or any(call.inside or call.via for call in calls.values()):
+    if len(sides) != 2 or any(call.via for call in calls.values()):
         return None
     one, other = sides
     common = shared(one, other)
@@ -84,7 +96,9 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
         return None
     try:
         source = Source.of(files.pop())
-        made, past = (one, other) if _is_next(one, other, common, calls, members) else (other, one)
+        made, past = (one, other) if _is_next(one, other, common, calls, members, source) else (other, one)
+        if calls[sides[made][0]].inside:  # DDP makes its calls at some turns only
+            return None
         again = any(frame.file != one[common].file or loops_around(source.tree, frame.line) for frame in one[:common])
         ways = [
             [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again)]
@@ -102,26 +116,41 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
 
 
 def _is_next(
-    one: Chain, other: Chain, common: int, calls: Mapping[int, Collective], members: Sequence[RankReport]
+    one: Chain,
+    other: Chain,
+    common: int,
+    calls: Mapping[int, Collective],
+    members: Sequence[RankReport],
+    source: Source,
 ) -> bool:
-    """Whether, after all that the ranks had called before, `one` was due rather than `other`.
-
-    Raises Unsure if they have not called the two in turns: then a rank may skip one of them.
-    """
-    before = one[common].line < other[common].line
+    """Whether, after all that the ranks had called before, `one` was due rather than `other`. Raises Unsure."""
     met = next(iter(calls.values()))
+    before = {
+        report.rank: [
+            call for call in report.collectives
+            if (call.group, call.members) == (met.group, met.members) and call.group_number < met.group_number
+        ]
+        for report in members if report.rank in calls
+    }  # fmt: skip
+    last = {mine[-1].chain[: common + 1] if mine else () for mine in before.values()}
+    home, lines = source.home(one[common].line), [one[common].line, other[common].line]
+    if len(last) == 1 and len(there := last.pop()) > common and there[:common] == one[:common]:
+        # They parted after one line: who goes on from there to the later of the two comes past the other.
+        line = there[common].line
+        around = [loops_around(home, each) for each in (line, *lines)]
+        if source.home(line) is home and around[0][-1:] == around[1][-1:] == around[2][-1:]:
+            if any(call.inside and call.chain[common].line == line for call in calls.values()):
+                raise Unsure  # DDP makes several calls of one line
+            return (lines[0] <= line, lines[0]) < (lines[1] <= line, lines[1])
+    if any(call.inside for call in calls.values()):
+        raise Unsure
     due = set()
-    for report in members:
-        turns = [
-            call.chain
-            for call in report.collectives
-            if call.chain in (one, other) and call.group_number < met.group_number
-            and (call.group, call.members) == (met.group, met.members)
-        ]  # fmt: skip
-        if any(a == b for a, b in pairwise(turns)) or (turns and (turns[0] == one) is not before):
+    for mine in before.values():
+        # They have to have called the two in turns: else a rank may skip one of them.
+        turns = [call.chain for call in mine if call.chain in (one, other)]
+        if any(a == b for a, b in pairwise(turns)) or (turns and (turns[0] == one) is not (lines[0] < lines[1])):
             raise Unsure
-        if report.rank in calls:
-            due.add(turns[-1] == other if turns else before)
+        due.add(turns[-1] == other if turns else lines[0] < lines[1])
     if len(due) > 1:
         raise Unsure
     return due.pop()
@@ -161,7 +190,7 @@ def _ways(
 
 def may_skip(call: Collective) -> list[str]:
     """The only `if` that lets a rank skip a call in a loop, if there is one: what it does, whether or not a rank has."""
-    if call.frame is None or call.inside or call.via:
+    if call.frame is None or call.via:
         return []
     try:
         source = Source.of(call.frame.file)
@@ -197,7 +226,7 @@ def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -
             ):
                 raise Unsure
             if isinstance(one, Block) and not (there and within(arm, there)):
-                if there and within([one], there):  # each in an arm of its own
+                if there and (within([one], there) or isinstance(arm[-1], LEAVES)):  # each has a call of its own
                     raise Unsure
                 yield one, arm is not one.body
             yield from _missing(arm, line, leaves, there)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .crossed import first_crossed
-from .hangs import SAME_ORDER, groups_apart
+from .hangs import SAME_ORDER, groups_apart, met_by_join
 from .mismatch import kinds_of, mismatch_rows, odd_ones, rules, say_mismatch, two_sides
-from .report import Blowup, Cause, Frame, Kind, Topic, Waiting
+from .report import OWN_CODE, Blowup, Cause, Frame, Kind, Topic, Waiting
 from .result import Run
 from .words import MANY, at, names, spans
 
@@ -198,7 +198,7 @@ def mixed_text(found: Cause, width: int | None = None) -> str:
 
 def mixed_up(run: Run) -> Cause | None:
     """What `silent_mismatch` says, as the cause of a run that did not end well."""
-    met, apart = run.silent_mismatch, groups_apart(run.ranks)
+    met, apart = run.silent_mismatch, groups_apart(run.ranks) or met_by_join(run.ranks)
     if apart is not None:
         frame = next((frame for frame in apart.where.values() if frame), None)
         said = f"MIXED UP{at(frame)}: {apart.headline} No rank failed, by luck."
@@ -325,8 +325,13 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
 def heads(rows: Sequence[Row]) -> tuple[str, ...]:
     """What is above the cells of these rows."""
     if any(row.waits for row in rows):
-        return COLUMNS
+        return COLUMNS[0], "is in" if any(is_in_its_own_code(row) for row in rows) else COLUMNS[1], *COLUMNS[2:]
     return COLUMNS[0], CALLED if all(row.called for row in rows) else ENDED, *COLUMNS[2:]
+
+
+def is_in_its_own_code(row: Row) -> bool:
+    """Whether these ranks wait in no call of PyTorch's."""
+    return row.what.startswith(OWN_CODE)
 
 
 def fit(text: str, width: int | None) -> str:
@@ -382,7 +387,7 @@ def _stacked(row: Row, width: int) -> list[str]:
     """A row of a table that is too wide: a line, and below it what does not fit beside it."""
     alone, counted = row.ranks.isdigit(), "ranks" in row.ranks
     who = f"{'rank ' if alone else '' if counted else 'ranks '}{row.ranks}{ODD * row.differs}"
-    waits = "" if not row.waits else "waits in " if alone else "wait in "
+    waits = "" if not row.waits else "in " if is_in_its_own_code(row) else "waits in " if alone else "wait in "
     beside = (row.tensor, f"for {row.seconds}" if row.seconds else "", f"node {row.node}" if row.node else "")
     below = (" · ".join(filter(None, beside)), GAP.join(filter(None, (row.at, row.code))))
     lines = _broken(f"  {who}  {waits}{row.what}", width, " " * 6)
@@ -409,4 +414,6 @@ def _code(frame: Frame) -> str:
 
 def _wrapped(text: str, width: int) -> str:
     """A sentence over several lines; lines that were broken already (a traceback) stay."""
-    return "\n".join(textwrap.fill(line, width) if len(line) > width else line for line in text.splitlines())
+    return "\n".join(
+        textwrap.fill(line, width, break_on_hyphens=False) if len(line) > width else line for line in text.splitlines()
+    )
