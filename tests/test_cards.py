@@ -91,6 +91,17 @@ def test_the_code_of_a_card_has_the_branch_and_what_it_does(hang: Run) -> None:
     assert code == ["2 if step == batches: the ranks part here", "3 break", "…", "24 dist.all_reduce(t) ← rank 0"]
 
 
+@pytest.mark.parametrize(("between", "reached"), [(3, True), (4, False)])
+def test_the_code_of_a_card_reaches_a_mistake_that_is_named_near(hang: Run, between: int, reached: bool) -> None:
+    assert hang.cause is not None and hang.cause.frame is not None
+    file = Path(hang.cause.frame.file).with_name(f"near_{between}.py")
+    file.write_text("dist.all_reduce(t)\n" + "x += 1\n" * between + "dist.all_reduce(loss)  # BUG: only rank 0\n")
+    there = Waiting(0, "all_reduce #1", "4 × float32", 1.0, Frame(str(file), 1))
+    hang.cause = replace(hang.cause, rows=(there,), frame=there.frame, branch=None)
+    numbers = [line.get_text(" ").split()[0] for line in shown(run_card(hang)).select(".ls-code > div")]
+    assert numbers == (["1", "2", "3", "4", "5"] if reached else ["1", "2"])
+
+
 def test_on_a_narrow_screen_each_rank_says_what_it_waits_in_and_its_place_is_below(
     browser: Any, hang: Run, tmp_path: Path
 ) -> None:

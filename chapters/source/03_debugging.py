@@ -515,9 +515,9 @@ print("all skip this batch" if bad else "all train on it")
 # %% [markdown]
 # ### Uneven numbers of batches
 #
-# For cause 1, there are three fixes: pad, drop or join. Here rank 0 has four batches and rank 1 has three:
+# For cause 1, there are three fixes: pad, drop or join. Here rank 0 has five batches and rank 1 has three:
 #
-# ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 4 steps, with dropping 3](pictures/uneven.svg)
+# ![As it is, rank 0 hangs in step 4; with padding or join both ranks take 5 steps, with dropping 3](pictures/uneven.svg)
 #
 # `DistributedSampler` pads the shards (chapter 2). To drop batches, the ranks agree on the smallest number:
 
@@ -528,15 +528,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
 ddp = DDP(torch.nn.Linear(1, 1))
-steps = torch.tensor([4, 3][dist.get_rank()])
+steps = torch.tensor([5, 3][dist.get_rank()])
 dist.all_reduce(steps, op=dist.ReduceOp.MIN)  # +
 for _ in range(steps):
     ddp(torch.ones(1, 1)).sum().backward()
 print("took", steps.item(), "steps")
 
 # %% [markdown]
-# `join()` trains on every sample. Below, every gradient is 4; rank 0 has five batches and rank 1 has three. In steps 4
-# and 5, only rank 0 has a gradient. `divide_by_initial_world_size` says whether DDP then still divides by 2.
+# `join()` trains on every sample. Below, every gradient is 4. In steps 4 and 5, only rank 0 has a gradient. `divide_by_initial_world_size` says whether DDP then still divides by 2.
 # **Predict** rank 0's five averages for both values:
 
 # %%

@@ -446,7 +446,7 @@ quiz("04_optimization/roofline")
 # ## Buckets and overlap
 #
 # In this picture, forward takes 2 units of time and backward 4. Sending each of four buckets takes 0.8, or 1.6 over a
-# slower link. The numbers at the right say how much longer the step is than its 6 units of computing:
+# slower link. Below each way, you see how much longer the step takes than its 6 units of computing:
 #
 # ![Compared with the same step without communication: sending after backward makes it 53 % longer, overlap 13 % longer, and overlap over a link half as fast 57 % longer](pictures/exposed.svg)
 #

@@ -17,6 +17,7 @@ from .result import Run
 from .words import MANY, at, names, spans
 
 MOST_LINES = 14  # of code
+REACH = 3  # lines beyond the first and the last, to a "# BUG"
 WIDTH = 96
 CODE_WIDTH = 40
 RANKS_WIDTH = 30
@@ -140,9 +141,11 @@ def code_around(cause: Cause) -> tuple[CodeLine, ...]:
     cited = {frame.line for frame in cause.cited if frame.file == file}
     branch = {cause.branch, cause.branch + 1} if cause.branch else set()  # and what it does
     known = sorted({*at, *cited, *branch})
-    first, last = max(1, known[0] - 1), known[-1] + 1
+    near = {number for line in known for number in range(line - 1 - REACH, line + 2 + REACH)}
+    named = {number for number in near if "# BUG" in linecache.getline(file, number)}
+    first, last = min({max(1, known[0] - 1), *named}), max({known[-1] + 1, *named})
     # too far apart: only the lines themselves, with a gap between them
-    wanted: Sequence[int] = range(first, last + 1) if last - first < MOST_LINES else known
+    wanted: Sequence[int] = range(first, last + 1) if last - first < MOST_LINES else sorted({*known, *named})
     shown = []
     for number in wanted:
         source = linecache.getline(file, number).rstrip()
