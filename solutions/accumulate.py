@@ -46,7 +46,7 @@ def train_step(
         The loss before the step as a plain float: the mean over all samples of all ranks, the same on every rank.
 
     Raises:
-        ValueError: `micro_batches` is empty. The parameters don't change.
+        ValueError: `micro_batches` is empty. If so, it is empty on every rank. The parameters don't change.
     """
     # --- solution: one step from many micro-batches, with one synchronization ---
     batches = list(micro_batches)  # inputs only: small beside the activations, of which one micro-batch's are held

@@ -167,6 +167,15 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_the_first_page_links_each_chapters_slides_and_says_where_the_command_is(book: Path) -> None:
+    shown = soup(book, "index")
+    links = [str(link["href"]) for link in shown.select(".map a[href^='slides/']")]
+    assert links == [f"slides/{name}.html" for name in NAMES] and all((book / link).is_file() for link in links)
+    assert "clone the course and run ./lockstep lab in its folder" in " ".join(
+        shown.header.find_next("header").get_text().split()
+    )
+
+
 def test_the_command_replaces_an_old_book_by_the_same_bytes_and_says_where(tmp_path: Path) -> None:
     """Another process has other hashes. One chapter will do: pages differ in what they hold, not in how they are made."""
     (tmp_path / "autograder").mkdir()
@@ -186,6 +195,7 @@ def test_the_command_replaces_an_old_book_by_the_same_bytes_and_says_where(tmp_p
     made, again = ({file.relative_to(top): file.read_bytes() for file in top.rglob("*") if file.is_file()}
                    for top in (first, out))  # fmt: skip
     assert made == again and len(made) > 5
+    assert "slides" not in (out / "index.html").read_text(encoding="utf-8"), "none were asked for"
 
 
 # The pages in a browser -----------------------------------------------------------------------------------------------

@@ -73,8 +73,9 @@ class Rendered:
     questions: dict[str, Question]
 
 
-def write_book(course: Course, out: Path) -> list[Rendered]:
+def write_book(course: Course, out: Path, slides: bool = False) -> list[Rendered]:
     """Write the book into the folder `out`, replacing an old book there. The same course gives the same bytes.
+    With `slides`, its first page links the decks that `write_slides` puts beside it.
 
     Returns the chapters, for `slides`. Raises CourseError when the folder holds anything but a book, or a chapter
     cannot be read.
@@ -96,7 +97,7 @@ def write_book(course: Course, out: Path) -> list[Rendered]:
         exercises, jobs = ([name for name in names if ("/" in name) is of_clinic] for of_clinic in (False, True))
         more = {"quizzes": outline.quizzes, "exercises": exercises, "jobs": jobs, "sections": sections}
         listed.append({**vars(outline), **more})
-    files["index.html"] = render("contents.html.j2", listed, "index")
+    files["index.html"] = render("contents.html.j2", listed, "index", slides=slides)
     files["assets/search.js"] = _index([place for chapter in chapters for place in _places(chapter)])
     files["assets/book.js"] = (PAGES / "book.js").read_text(encoding="utf-8")
     files["assets/book.css"] = style()

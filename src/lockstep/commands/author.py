@@ -37,7 +37,7 @@ def book(
 
     course = find()
     folder = out or course.root / "book"
-    chapters = write_book(course, folder)
+    chapters = write_book(course, folder, slides)
     typer.echo(f"{short(folder / 'index.html')}: {len(chapters)} chapters")
     if slides:
         from ..authoring.slides import write_slides
