@@ -141,12 +141,12 @@ SCENES = {
     "last call not yet noted as ended": Scene({0: [AR, OPEN], 1: [Call("all_reduce", done=False)], 2: [AR, OPEN]}, LATE, (1,),
                                               ("mismatch", 1, {1})),
     "size": Scene(one_brings(Call("all_reduce", (8,), done=False), 1),
-                  "in all_reduce #2, rank 1 passed 8 × float32, and rank 0 passed 4 × float32.", (1,), ("mismatch", 2, {1})),
+                  "in all_reduce #2, rank 1 passed 8 × float32, and ranks 0 and 2 passed 4 × float32.", (1,), ("mismatch", 2, {1})),
     "size of rank 0": Scene(one_brings(Call("all_reduce", (8,), done=False), 0),
-                            "in all_reduce #2, rank 0 passed 8 × float32, and rank 1 passed 4 × float32.", (0,), ("mismatch", 2, {0})),
+                            "in all_reduce #2, rank 0 passed 8 × float32, and ranks 1 and 2 passed 4 × float32.", (0,), ("mismatch", 2, {0})),
     "dtype": Scene(one_brings(Call("all_reduce", dtype="Half", done=False), 2),
-                   "in all_reduce #2, rank 2 passed 4 × float16, and rank 0 passed 4 × float32.", (2,), ("mismatch", 2, {2})),
-    "kind": Scene(one_brings(Call("broadcast", done=False), 1), "rank 1 called broadcast #2 where rank 0 called all_reduce #2.",
+                   "in all_reduce #2, rank 2 passed 4 × float16, and ranks 0 and 1 passed 4 × float32.", (2,), ("mismatch", 2, {2})),
+    "kind": Scene(one_brings(Call("broadcast", done=False), 1), "rank 1 called broadcast #2 where ranks 0 and 2 called all_reduce #2.",
                   (1,), ("mismatch", 2, {1})),
     "subgroup": Scene({0: [AR, IN_PAIR], 1: [AR], 2: [AR]}, "rank 0 waits in all_reduce #1 of pair, which rank 1 never called.",
                       (1,), ("missing", 1, {1}), {**THREE, PAIR: [0, 1]}),
@@ -559,7 +559,7 @@ if __name__ == "__main__":
 """
 REALLY = {
     "late": (LATE, 1),
-    "kind": ("rank 1 called barrier #2 where rank 0 called all_reduce #2.", 1),
+    "kind": ("rank 1 called barrier #2 where ranks 0 and 2 called all_reduce #2.", 1),
     "subgroup": ("rank 0 waits in all_reduce #2 of pair, which rank 1 never called.", 1),
 }
 

@@ -504,9 +504,12 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     where = f",{line(place(busy[0]))}," if busy and len(busy) == len(absent) else ""
     who = f": {names(absent)}{where} never joined it" if absent else ""
     group = next((one for one in reversed(first.groups) if last and one.name == last.group), None)
-    limit = f" after {duration(group.timeout)}" if group and group.timeout else ""
+    told = re.search(r"Timed out waiting (\d+)ms|Timeout\(ms\)=(\d+)", first.error.message)
+    seconds = int(told[1] or told[2]) / 1000 if told else 0
+    by_group = bool(group and group.timeout and round(group.timeout, 3) == seconds)
+    limit = f" after {duration(seconds)}" if told else ""
     notes = [] if busy else [SAME_ORDER]
-    if group and group.timeout and busy:
+    if group and by_group and busy:
         notes.append(
             f"The group allows each call {duration(group.timeout)} (its `timeout=`). Raise it if that work may take longer."
         )
