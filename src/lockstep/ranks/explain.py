@@ -509,9 +509,9 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     by_group = bool(group and group.timeout and round(group.timeout, 3) == seconds)
     limit = f" after {duration(seconds)}" if told else ""
     notes = [] if busy else [SAME_ORDER]
-    if group and by_group and busy:
+    if by_group and busy:
         notes.append(
-            f"The group allows each call {duration(group.timeout)} (its `timeout=`). Raise it if that work may take longer."
+            f"The group allows each call {duration(seconds)} (its `timeout=`). Raise it if that work may take longer."
         )
     if not first.error.traceback:
         notes.append(f"{first.error.type}: {first_line(first.error.message)}")
