@@ -126,7 +126,8 @@ def test_a_call_that_meets_one_of_the_checks_own(here: Callable[..., tuple[int, 
          "for chosen in my_indices(len(data), rank, world_size, epoch).split(batch_size):",
          "Rank 0 is inside the loop at line {} (for chosen in my_indices(len(data), rank, world_size, …); "
          "ranks 1 and 2 are not."),
-        ("checkpoint/barrier_on_rank_0", "Rank 0 never joined broadcast #9: it waits in barrier #3.",
+        ("checkpoint/barrier_on_rank_0",
+         "Rank 0 called barrier #3; ranks 1 and 2 did not, and went on to barrier_on_rank_0.py:63.",
          "dist.barrier()", "Rank 0 took the branch at line 56 (if dist.get_rank() == 0); ranks 1 and 2 did not."),
         ("shard_optimizer/owner_alone_sends",
          "All ranks had the same parameters and the same gradients, but their calls differ. In broadcast #1, rank 1 names "

@@ -138,7 +138,7 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *(_came_out(calls, passed) or _mixed_up(skip, passed))])]
     told = skip.usual or found.topic is Topic.MISMATCHES or {*found.at_fault} != {*skip.without} or bool(found.counts)
-    where = dict.fromkeys(calls, skip.call.frame) if told else found.where
+    where = dict.fromkeys(calls, skip.at) if told else found.where
     headline = skip.headline if told else found.headline
     return replace(found, headline=headline, notes=notes, where=where, topic=Topic.HANGS)
 

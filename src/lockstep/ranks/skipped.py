@@ -50,13 +50,14 @@ class Unsure(Exception):
 @dataclass(frozen=True)
 class Skip:
     """The ranks `without` skipped the `call` that those of `made` made, because of the statement that `parting` names, and
-    went on to `next`."""
+    went on to `next`, in the function in which the others made it, or what led to it, `at` a line."""
 
     call: Collective
     made: list[int]
     without: list[int]
     parting: str
     line: int
+    at: Frame
     next: Frame
     usual: bool
     """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
@@ -112,7 +113,9 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     line, call = found.node.lineno, calls[sides[made][0]]
     aside = not found.leaves and source.home(line) is source.home(made[common].line)
     usual = not aside and len(sides[made]) >= len(sides[past])
-    return Skip(call, sides[made], sides[past], in_words(found, source, past=True), line, past[common], usual)
+    return Skip(
+        call, sides[made], sides[past], in_words(found, source, past=True), line, made[common], past[common], usual
+    )
 
 
 def _is_next(
