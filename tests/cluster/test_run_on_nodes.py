@@ -68,7 +68,7 @@ def test_they_train_together_and_a_hang_is_explained(nodes: cluster.Nodes, tmp_p
 
 
 def test_who_cannot_reach_node_0_says_so_and_ctrl_c_on_one_ends_both(nodes: cluster.Nodes, tmp_path: Path) -> None:
-    nodes.block(0, 29500)
+    nodes.block_all_but(0)
     both = start(nodes, tmp_path, "work", meet="--master-addr=node0")
     until(both[1], "Waiting for node 0 at node0:29500: it doesn't answer")
     until(both[0], "1 of 2 nodes is here")
@@ -98,7 +98,8 @@ def test_a_dead_node_and_an_unreachable_one_end_the_run(
     began = time.monotonic()
     cut = how == "unreachable"
     if cut:
-        nodes.link_down(1)
+        for node in range(2):
+            nodes.block_all_but(node)
     elif how == "command killed":
         both[1].kill()
     else:

@@ -49,8 +49,8 @@ def batch(*lines: str) -> str:
 
 
 def test_srun_numbers_the_tasks_in_the_order_of_nodes(slurm: cluster.Slurm) -> None:
-    said = slurm.srun("--nodes=2", "--ntasks-per-node=2", "--label", "sh", "-c",
-                      "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $(hostname)")  # fmt: skip
+    said = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", "--label", "sh", "-c",
+                     "echo $SLURM_PROCID $SLURM_LOCALID $SLURM_NODEID $SLURM_NTASKS $(hostname)")  # fmt: skip
     assert sorted(said.splitlines()) == [
         "0: 0 0 0 4 node0", "1: 1 1 0 4 node0", "2: 2 0 1 4 node1", "3: 3 1 1 4 node1",
     ]  # fmt: skip

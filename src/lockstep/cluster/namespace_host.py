@@ -28,7 +28,7 @@ from . import hosts, namespaces, tools
 from .availability import explain
 from .link import throttle
 from .nodes import STATUS
-from .orders import Answer, Bandwidth, Cable, Kill, Order, Run, Shield, Signal, pack, unpack
+from .orders import Answer, Bandwidth, Kill, Order, Run, Shield, Signal, pack, unpack
 
 ORDER = socket.CMSG_SPACE(8 * 4)
 NOT_STARTED = 127
@@ -48,9 +48,7 @@ class NamespaceHost:
     def build(self, count: int, bits: int | None) -> None:
         """Make the hosts. Raises OSError, tools.ToolFailed."""
         self.login, self.hosts = hosts.build(count, bits)
-        with contextlib.suppress(
-            OSError
-        ):  # What commands leave in memory and in temporary folders goes with the hosts.
+        with contextlib.suppress(OSError):  # What commands leave in memory and temporary folders goes with the hosts.
             namespaces.mount("tmpfs", MEMORY, "tmpfs")
             os.mkdir(TEMPORARY)
             self.defaults = {"TMPDIR": TEMPORARY}
@@ -123,8 +121,6 @@ class NamespaceHost:
                 self._signal(pid, number)
             case Kill(node):
                 return self._kill(self.hosts[node])
-            case Cable(node, up):
-                tools.use("ip", "link", "set", self.hosts[node].port, "up" if up else "down")
             case Bandwidth(node, bits):
                 throttle(self.hosts[node].port, bits, "change")
                 with self._on(node):

@@ -19,7 +19,7 @@ from typing import IO, Any
 from ..ranks import NotRun
 from ..ranks.client import child_environment
 from . import hosts, tools
-from .orders import Answer, Bandwidth, Cable, Kill, Order, Run, Shield, Signal, pack, unpack
+from .orders import Answer, Bandwidth, Kill, Order, Run, Shield, Signal, pack, unpack
 from .rate import Rate, bits_per_second
 
 STATUS = struct.Struct("i")  # How a command has ended, as the namespace host tells it
@@ -91,7 +91,7 @@ class Nodes:
             command = ["torchrun", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
                        "--rdzv-endpoint=node0:29500", "train.py"]
             agents = [nodes.run(node, command) for node in range(2)]
-            nodes.link_down(1)
+            nodes.block_all_but(0, 29500)
             print([agent.wait(60) for agent in agents], agents[0].output)
 
     `names` and `addresses` tell them. Every name is known on every node and on `login` (node None), which stands on the
@@ -109,7 +109,6 @@ class Nodes:
         self.names = [hosts.name_of(node) for node in range(count)]
         self.addresses = [hosts.address_of(node) for node in range(count)]
         self._lock = threading.Lock()
-        self._rules: dict[int, list[str]] = {}
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._namespace_host = subprocess.Popen(
@@ -191,42 +190,24 @@ class Nodes:
         for one in range(self.count) if node is None else [self._check(node)]:
             self._order(Bandwidth(one, bits))
 
-    def link_down(self, node: int) -> None:
-        """Pull the node's cable: what is sent to it or from it is lost, and nobody is told."""
-        self._order(Cable(self._check(node), up=False))
-
-    def link_up(self, node: int) -> None:
-        """Put the cable back."""
-        self._order(Cable(self._check(node), up=True))
-
     def kill(self, node: int) -> int:
         """SIGKILL every process on a node; returns how many there were. Its kernel still says goodbye for them: their
         peers read "Connection reset by peer". The node itself stays, and can be given new commands.
         """
         return self._order(Kill(self._check(node)))
 
-    def block(self, node: int, *ports: int) -> None:
-        """Let nothing in to these TCP ports of a node, on connections that are open too: a firewall that drops
-        packets without an answer. Further calls add ports; `unblock` opens them all.
-        """
-        rules = [f"blackhole iif {hosts.CARD} ipproto tcp dport {_port(port)}" for port in ports]
-        self._shield(node, [*self._rules.get(node, []), *rules])
-
     def block_all_but(self, node: int, *ports: int) -> None:
         """Let in only what goes to, or comes from, these TCP ports, as where somebody opened the one port of the
-        rendezvous. Replaces what was blocked before; `unblock` opens all.
+        rendezvous: a firewall that drops all other packets without an answer, on connections that are open too. Replaces
+        what was blocked before; `unblock` opens all.
         """
         through = [f"iif {hosts.CARD} ipproto tcp {end} {_port(port)} lookup local"
                    for port in ports for end in ("dport", "sport")]  # fmt: skip
-        self._shield(node, [*through, f"blackhole iif {hosts.CARD} ipproto tcp"])
+        self._order(Shield(self._check(node), [*through, f"blackhole iif {hosts.CARD} ipproto tcp"]))
 
     def unblock(self, node: int) -> None:
         """Open every port of a node."""
-        self._shield(node, [])
-
-    def _shield(self, node: int, rules: list[str]) -> None:
-        self._order(Shield(self._check(node), rules))
-        self._rules[node] = rules
+        self._order(Shield(self._check(node), []))
 
     # Talking to the namespace host -----------------------------------------------------------------------------------
 

@@ -28,11 +28,6 @@ class Kill(msgspec.Struct, tag=True):
     node: int
 
 
-class Cable(msgspec.Struct, tag=True):
-    node: int
-    up: bool
-
-
 class Bandwidth(msgspec.Struct, tag=True):
     node: int
     bits: int | None
@@ -45,7 +40,7 @@ class Shield(msgspec.Struct, tag=True):
     rules: list[str]
 
 
-Order = Run | Signal | Kill | Cable | Bandwidth | Shield
+Order = Run | Signal | Kill | Bandwidth | Shield
 
 
 class Answer(msgspec.Struct, omit_defaults=True):

@@ -161,10 +161,6 @@ class Slurm:
             said = self.run("sbatch", "--parsable", *arguments, Path(script).absolute(), cwd=cwd)
         return said.strip().splitlines()[-1].split(";")[0]
 
-    def srun(self, *command: str, cwd: str | os.PathLike[str] | None = None, timeout: float = COMMAND_SECONDS) -> str:
-        """Run `srun …` and return what all its tasks printed."""
-        return self.run("srun", *command, cwd=cwd, timeout=timeout)
-
     def scancel(self, job: str, *arguments: str) -> None:
         """Cancel a job, or with `"--signal=USR1"` and the like, signal it."""
         self.run("scancel", *arguments, job)
