@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +84,12 @@ def gather(course: Course, submission: Path, into: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Grade a submission: 0 with results written, 3 without any when something of ours broke."""
-    return export("gradescope", arguments, lambda submission: results(graded_apart(find(), submission)))
-
-
-def export(program: str, arguments: list[str] | None, make: Callable[[Path], dict[str, Any]]) -> int:
-    """The command line of a format: `--submission` FOLDER is graded by `make`, whose data goes to `--results` FILE."""
-    parser = argparse.ArgumentParser(prog=program)
-    parser.add_argument("--submission", type=Path, default=Path(), help="the folder that was handed in")
-    parser.add_argument("--results", type=Path, default=Path("result.json"), help="where the results go")
+    parser = argparse.ArgumentParser(prog="gradescope")
+    parser.add_argument("--submission", type=Path, required=True, help="the folder that was handed in")
+    parser.add_argument("--results", type=Path, required=True, help="where the results go")
     options = parser.parse_args(arguments)
     try:
-        data = make(options.submission)
+        data = results(graded_apart(find(), options.submission))
     except (CourseError, OSError, ValueError, subprocess.SubprocessError) as error:
         print(f"lockstep: nothing was graded: {error}", file=sys.stderr)
         return 3
