@@ -139,7 +139,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     shown += [
         made[0]._repr_mimebundle_()["text/html"],
         *(one for one in map("".join, stored) if "srcdoc" not in one),
-        bars({"with": 2.0, "without": 1.0}, unit="s", title="Seconds")._repr_html_(),
+        bars({"with": 2.0, "without": 1.0}, unit="s", title="Seconds")._repr_mimebundle_()["text/html"],
         Stepper(ranks=4, length=8)._repr_mimebundle_()["text/html"],
     ]
     return shown

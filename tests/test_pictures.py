@@ -424,13 +424,13 @@ def test_what_cannot_be_drawn_says_what_is_missing(run: ranks.Run) -> None:
 def test_bars_are_as_long_as_their_values_and_take_no_markup() -> None:
     from lockstep.notebook.bars import bars
 
-    html = bars({"one": 1.0, "half <b>": 0.5, "none": 0.0}, unit="s", title="a & b")._repr_html_()
+    html = bars({"one": 1.0, "half <b>": 0.5, "none": 0.0}, unit="s", title="a & b").body
     one, half, none = (float(width) for width in re.findall(r'<i style="width: ([\d.]+)%', html))
     assert (one, half, none) == (100, 50, 0)
     assert "<b>" not in html and "half &lt;b&gt;" in html and "a &amp; b" in html
     assert 'data-measured=""' in html  # what comparisons of outputs look past
-    assert "nan" not in bars({"nothing": 0.0})._repr_html_()
-    shown = re.findall(r"<span>([\d.]+) ", bars({"a": 62.31, "b": 3.734, "c": 56.0}, unit="MB/s")._repr_html_())
+    assert "nan" not in bars({"nothing": 0.0}).body
+    shown = re.findall(r"<span>([\d.]+) ", bars({"a": 62.31, "b": 3.734, "c": 56.0}, unit="MB/s").body)
     assert shown == ["62.3", "3.7", "56.0"], "all with as many decimals"
     for wrong in ({}, {"x": -1.0}):
         with pytest.raises(ValueError):
@@ -441,7 +441,7 @@ def test_stacked_bars_have_a_part_for_each_value_and_a_table_as_text() -> None:
     from lockstep.notebook.bars import stacked
 
     picture = stacked({"DDP": {"a <b>": 2.0, "c": 1.0}, "half": {"c": 0.5}}, unit="MB", title="each rank")
-    html = picture._repr_html_()
+    html = picture.body
     parts = re.findall(
         r'<i style="width: ([\d.]+)%; background-color: (#\w+)" title="(.*?): .*?"><b.*?>(.*?)</b>', html
     )
@@ -468,14 +468,14 @@ def test_stacked_bars_have_a_part_for_each_value_and_a_table_as_text() -> None:
 def test_what_was_predicted_is_a_tick_over_the_bar_of_what_was_measured() -> None:
     from lockstep.notebook.bars import compared
 
-    html = compared({"one <b>": (80.0, 100.0), "two": (33.3, 30.0)}, unit="ms", title="a step")._repr_html_()
+    html = compared({"one <b>": (80.0, 100.0), "two": (33.3, 30.0)}, unit="ms", title="a step").body
     assert re.findall(r'<i style="width: ([\d.]+)%', html) == ["80.00", "33.30"]
     assert re.findall(r'<u style="left: ([\d.]+)%', html) == ["100.00", "30.00"]
     cells = re.findall(r'<td data-name="(\w+)">(.*?)</td>', html)
     assert cells == [("measured", "80 ms"), ("predicted", "100 ms"), ("error", "-20%"),
                      ("measured", "33 ms"), ("predicted", "30 ms"), ("error", "+11%")]  # fmt: skip
     assert "<b>" not in html and 'data-measured=""' in html
-    assert "never" in compared({"never": (1.0, 0.0)})._repr_html_()
+    assert "never" in compared({"never": (1.0, 0.0)}).body
     for wrong in ({}, {"x": (-1.0, 1.0)}):
         with pytest.raises(ValueError):
             compared(wrong)

@@ -10,19 +10,19 @@ The numbers differ in every run, so the picture is marked as measured: compariso
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
 
-from ..ranks.cards import said
+from .cards import Card
 
 COLOURS = ("#4c78a8", "#5f9e6e", "#e0a13a", "#b279a2", "#d1605e", "#8c8c8c")
 LIGHT = COLOURS[0]  # Numbers are white on this one, black on the others
 
 
-def _titled(title: str, picture: str) -> str:
+def _picture(title: str, drawn: str, plain: str) -> Card:
     """`data-measured` tells comparisons of outputs that the picture differs in every run."""
     head = f'<p class="ls-name">{escape(title)}</p>' if title else ""
-    return said(f'<div class="ls-card ls-bars" data-measured="">{head}{picture}</div>')
+    return Card(f'<div class="ls-card ls-bars" data-measured="">{head}{drawn}</div>', plain)
 
 
 def legend(parts: Iterable[str], title: str = "") -> str:
@@ -64,113 +64,65 @@ def _row(name: str, parts: Mapping[str, float], share: float, decimals: int, uni
     return f"<li><span>{escape(name)}</span><span>{inside}</span><span>{shown}</span></li>"
 
 
-class Bars:
-    """A picture of horizontal bars, one for each name, in the order given."""
-
-    def __init__(self, values: Mapping[str, float], unit: str, title: str) -> None:
-        self.values, self.unit, self.title = dict(values), unit, title
-
-    def __repr__(self) -> str:
-        return f"Bars({', '.join(self.values)})"
-
-    def _repr_html_(self) -> str:
-        share = 100 / (max(self.values.values()) or 1.0)
-        decimals = _decimals(self.values.values())
-        rows = [_row(name, {"": value}, share, decimals, self.unit) for name, value in self.values.items()]
-        return _titled(self.title, _list(rows))
+def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Card:
+    """A bar for each name, in the order given. Raises ValueError when there are none, or one is negative."""
+    _check(values, values.values())
+    share, decimals = 100 / (max(values.values()) or 1.0), _decimals(values.values())
+    rows = [_row(name, {"": value}, share, decimals, unit) for name, value in values.items()]
+    return _picture(title, _list(rows), f"Bars({', '.join(values)})")
 
 
-def bars(values: Mapping[str, float], unit: str = "", title: str = "") -> Bars:
-    """A picture of these values. Raises ValueError when there are none, or one is negative."""
-    if not values:
-        raise ValueError("there is nothing to draw")
-    if min(values.values()) < 0:
-        raise ValueError(f"a bar cannot be negative: {dict(values)}")
-    return Bars(values, unit, title)
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "", timed: bool = False) -> Card:
+    """A bar for each row, which consists of parts; as a text, the table of the same numbers.
 
-
-class Stacked:
-    """A picture of horizontal bars, each of which consists of parts; as a text, the table of the same numbers.
-
-    Times differ in every run, so a picture that is `timed` has only names as its text.
+    Times differ in every run, so a picture that is `timed` has only names as its text. Raises ValueError as `bars`
+    does, and for too many parts.
     """
-
-    def __init__(self, rows: Mapping[str, Mapping[str, float]], unit: str, title: str, timed: bool) -> None:
-        self.rows = {name: dict(parts) for name, parts in rows.items()}
-        self.parts = list(dict.fromkeys(part for parts in self.rows.values() for part in parts))
-        self.unit, self.title, self.timed = unit, title, timed
-
-    def __repr__(self) -> str:
-        if self.timed:
-            return f"Stacked({', '.join(self.rows)})"
-        widths = [max(len(part), 6) for part in self.parts]
-        lines = [
-            f"{self.title:26}" + "".join(f"  {part:>{width}}" for part, width in zip(self.parts, widths, strict=True))
-        ]
-        for name, parts in self.rows.items():
-            cells = [f"  {parts.get(part, 0.0):{width}.1f}" for part, width in zip(self.parts, widths, strict=True)]
-            lines.append(f"{name:26}{''.join(cells)}  {self.unit}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        sums = [sum(parts.values()) for parts in self.rows.values()]
-        share, decimals = 100 / (max(sums) or 1.0), _decimals(sums)
-        rows = []
-        for name, parts in self.rows.items():
-            every = {part: parts.get(part, 0.0) for part in self.parts}
-            rows.append(_row(name, every, share, decimals, self.unit))
-        return _titled(self.title, legend(self.parts) + _list(rows))
+    names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
+    _check(names, (value for parts in rows.values() for value in parts.values()))
+    if len(names) > len(COLOURS):
+        raise ValueError(f"{len(names)} parts, and only {len(COLOURS)} colors")
+    whole = {name: {part: parts.get(part, 0.0) for part in names} for name, parts in rows.items()}
+    sums = [sum(parts.values()) for parts in whole.values()]
+    share, decimals = 100 / (max(sums) or 1.0), _decimals(sums)
+    drawn = [_row(name, parts, share, decimals, unit) for name, parts in whole.items()]
+    wide = {part: max(len(part), 6) for part in names}
+    table = [f"{title:26}" + "".join(f"  {part:>{wide[part]}}" for part in names)]
+    for name, parts in whole.items():
+        table.append(f"{name:26}{''.join(f'  {parts[part]:{wide[part]}.1f}' for part in names)}  {unit}")
+    return _picture(title, legend(names) + _list(drawn), f"Stacked({', '.join(rows)})" if timed else "\n".join(table))
 
 
-def stacked(rows: Mapping[str, Mapping[str, float]], unit: str = "", title: str = "", timed: bool = False) -> Stacked:
-    """A picture of these rows and their parts. Raises ValueError when there is nothing to draw, or too many parts."""
-    picture = Stacked(rows, unit, title, timed)
-    if not picture.parts:
-        raise ValueError("there is nothing to draw")
-    if len(picture.parts) > len(COLOURS):
-        raise ValueError(f"{len(picture.parts)} parts, and only {len(COLOURS)} colors")
-    if any(value < 0 for parts in picture.rows.values() for value in parts.values()):
-        raise ValueError(f"a bar cannot be negative: {picture.rows}")
-    return picture
-
-
-class Compared:
-    """A picture of a bar for each name, measured, with a tick where it was predicted, and by how much it is longer."""
-
-    def __init__(self, rows: Mapping[str, tuple[float, float]], unit: str, title: str) -> None:
-        self.rows, self.unit, self.title = dict(rows), unit, title
-
-    def __repr__(self) -> str:
-        return f"Compared({', '.join(self.rows)})"
-
-    def _repr_html_(self) -> str:
-        numbers = [number for pair in self.rows.values() for number in pair]
-        share, decimals = 100 / (max(numbers) or 1.0), _decimals(numbers)
-        rows = []
-        for name, (measured, predicted) in self.rows.items():
-            bar = (
-                f'<i style="width: {measured * share:.2f}%; background-color: {COLOURS[0]}"></i>'
-                f'<u style="left: {predicted * share:.2f}%"></u>'
-            )
-            cells = {
-                "measured": f"{measured:,.{decimals}f} {escape(self.unit)}",
-                "predicted": f"{predicted:,.{decimals}f} {escape(self.unit)}",
-                "error": f"{measured / predicted - 1:+.0%}" if predicted else "–",
-            }
-            told = "".join(f'<td data-name="{key}">{value}</td>' for key, value in cells.items())
-            rows.append(f'<tr><th scope="row">{escape(name)}</th><td class="ls-bar"><div>{bar}</div></td>{told}</tr>')
-        head = (
-            f'<td></td><td></td><th scope="col"><i style="background-color: {COLOURS[0]}"></i>measured</th>'
-            '<th scope="col"><u></u>predicted</th><th scope="col">error</th>'
+def compared(rows: Mapping[str, tuple[float, float]], unit: str = "", title: str = "") -> Card:
+    """A bar for each name, measured, with a tick where it was predicted, and by how much it is longer. Raises
+    ValueError as `bars` does.
+    """
+    numbers = [number for pair in rows.values() for number in pair]
+    _check(rows, numbers)
+    share, decimals = 100 / (max(numbers) or 1.0), _decimals(numbers)
+    drawn = []
+    for name, (measured, predicted) in rows.items():
+        bar = (
+            f'<i style="width: {measured * share:.2f}%; background-color: {COLOURS[0]}"></i>'
+            f'<u style="left: {predicted * share:.2f}%"></u>'
         )
-        table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-        return _titled(self.title, f'<table class="ls-numbers ls-pairs">{table}</table>')
+        cells = {
+            "measured": f"{measured:,.{decimals}f} {escape(unit)}",
+            "predicted": f"{predicted:,.{decimals}f} {escape(unit)}",
+            "error": f"{measured / predicted - 1:+.0%}" if predicted else "–",
+        }
+        told = "".join(f'<td data-name="{key}">{value}</td>' for key, value in cells.items())
+        drawn.append(f'<tr><th scope="row">{escape(name)}</th><td class="ls-bar"><div>{bar}</div></td>{told}</tr>')
+    head = (
+        f'<td></td><td></td><th scope="col"><i style="background-color: {COLOURS[0]}"></i>measured</th>'
+        '<th scope="col"><u></u>predicted</th><th scope="col">error</th>'
+    )
+    table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(drawn)}</tbody>"
+    return _picture(title, f'<table class="ls-numbers ls-pairs">{table}</table>', f"Compared({', '.join(rows)})")
 
 
-def compared(rows: Mapping[str, tuple[float, float]], unit: str = "", title: str = "") -> Compared:
-    """A picture of what was measured and, for each, what was predicted. Raises ValueError as `bars` does."""
-    if not rows:
+def _check(drawn: Collection[str], values: Iterable[float]) -> None:
+    if not drawn:
         raise ValueError("there is nothing to draw")
-    if any(number < 0 for pair in rows.values() for number in pair):
-        raise ValueError(f"a bar cannot be negative: {dict(rows)}")
-    return Compared(rows, unit, title)
+    if any(value < 0 for value in values):
+        raise ValueError(f"a bar cannot be negative: {', '.join(drawn)}")
