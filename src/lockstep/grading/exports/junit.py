@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from ..classroom import ClassResult
-from ..verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from ..verdict import CheckOutcome, CheckResult
 from . import visible
 
 
@@ -16,62 +16,50 @@ def junit(graded: ClassResult) -> str:
     grade has one case, skipped for this reason.
     """
     root = ElementTree.Element("testsuites", name="lockstep")
-    for one in graded.learners:
-        if one.report is not None:
-            _report(root, one.report, f"{one.id}: ")
-    for one in graded.learners:
+    for one in sorted(graded.learners, key=lambda one: one.report is None):
+        for exercise in one.report.exercises if one.report else ():
+            suite = _added(root, "testsuite", name=f"{one.id}: {exercise.name}", time=f"{exercise.seconds:.3f}")
+            for check in exercise.checks:
+                _check(suite, exercise.name, check)
         if one.report is None:
-            suite = _suite_of(root, f"{one.id}: nothing to grade", skipped=1)
-            case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name="handed in", time="0.000")
-            ElementTree.SubElement(case, "skipped", message=_text("; ".join(one.handed.refused)))
+            suite = _added(root, "testsuite", name=f"{one.id}: nothing to grade")
+            _added(_case(suite, "lockstep", "handed in"), "skipped", message="; ".join(one.handed.refused))
+        elif one.report.faults:
+            suite = _added(root, "testsuite", name=f"{one.id}: the grader")
+            for number, fault in enumerate(one.report.faults, 1):
+                case = _case(suite, "lockstep", f"fault {number}")
+                _added(case, "error", fault, message=fault.partition("\n")[0])
+    for suite in root:
+        counts = {"failures": "failure", "skipped": "skipped", "errors": "error"}
+        suite.attrib |= {"tests": str(len(suite))} | {
+            key: str(len(suite.findall(f"*/{of}"))) for key, of in counts.items()
+        }
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _report(root: ElementTree.Element, report: Report, of: str) -> None:
-    for exercise in report.exercises:
-        _suite(root, exercise, of)
-    if report.faults:
-        suite = _suite_of(root, f"{of}the grader", errors=len(report.faults))
-        for number, fault in enumerate(report.faults, 1):
-            case = ElementTree.SubElement(suite, "testcase", classname="lockstep", name=f"fault {number}", time="0.000")
-            ElementTree.SubElement(case, "error", message=_text(fault).partition("\n")[0]).text = _text(fault)
-
-
-def _suite_of(
-    root: ElementTree.Element, name: str, passed: int = 0, failures: int = 0, skipped: int = 0, errors: int = 0
-) -> ElementTree.Element:
-    counts = {"tests": passed + failures + skipped + errors, "failures": failures, "skipped": skipped, "errors": errors}
-    return ElementTree.SubElement(
-        root, "testsuite", {"name": _text(name), **{key: str(n) for key, n in counts.items()}}
-    )
-
-
-def _suite(root: ElementTree.Element, exercise: ExerciseResult, of: str) -> None:
-    outcomes = [check.outcome for check in exercise.checks]
-    counts = (outcomes.count(one) for one in (CheckOutcome.PASSED, CheckOutcome.FAILED, CheckOutcome.NOT_RUN))
-    suite = _suite_of(root, f"{of}{exercise.name}", *counts)
-    suite.set("time", f"{exercise.seconds:.3f}")
-    for check in exercise.checks:
-        _case(suite, exercise.name, check)
-
-
-def _case(suite: ElementTree.Element, exercise: str, check: CheckResult) -> None:
-    place, name = _text(exercise.replace("/", ".")), _text(check.name)
-    case = ElementTree.SubElement(suite, "testcase", classname=place, name=name, time=f"{check.seconds:.3f}")
+def _check(suite: ElementTree.Element, exercise: str, check: CheckResult) -> None:
+    case = _case(suite, exercise.replace("/", "."), check.name, check.seconds)
     if check.outcome is CheckOutcome.NOT_RUN:
-        ElementTree.SubElement(case, "skipped", message=_text(check.reason))
-    elif check.outcome is CheckOutcome.FAILED:
+        _added(case, "skipped", message=check.reason)
+    elif check.diagnosis is not None:
         found = check.diagnosis
-        message = _text(found.message) if found else ""
-        kind = _text(found.id) if found else "failed"
-        failure = ElementTree.SubElement(case, "failure", message=message.partition("\n")[0], type=kind)
-        if found:
-            read, proof = f"read: {found.read}" if found.read else "", found.proof.shown()
-            lines = (found.place, found.message, found.why, read, proof)
-            failure.text = _text("\n".join(line for line in lines if line))
+        read = f"read: {found.read}" if found.read else ""
+        lines = (found.place, found.message, found.why, read, found.proof.shown())
+        text = "\n".join(line for line in lines if line)
+        _added(case, "failure", text, message=found.message.partition("\n")[0], type=found.id)
     if check.output:
-        ElementTree.SubElement(case, "system-out").text = _text(check.output)
+        _added(case, "system-out", check.output)
+
+
+def _case(suite: ElementTree.Element, place: str, name: str, seconds: float = 0.0) -> ElementTree.Element:
+    return _added(suite, "testcase", classname=place, name=name, time=f"{seconds:.3f}")
+
+
+def _added(to: ElementTree.Element, tag: str, text: str = "", **attributes: str) -> ElementTree.Element:
+    element = ElementTree.SubElement(to, tag, {name: _text(value) for name, value in attributes.items()})
+    element.text = _text(text) or None
+    return element
 
 
 def _text(text: str) -> str:
