@@ -124,13 +124,6 @@ def test_how_long_it_takes_is_said_first(
     assert said[0] == f"The course's own tests, {minutes} on two cores. Ctrl-C stops them.\n"
 
 
-def test_before_the_first_test_it_says_how_many_there_are(course: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    environment = FEW | {"PYTHONPATH": str(ROOT / "src")}
-    assert testing._call([*testing.PYTEST, "-q", "--numprocesses=2", "tests"], course, environment) == 0
-    said = capfd.readouterr().out
-    assert said.startswith("Collecting the tests ...\n65 tests in 2 processes\n") and "node" not in said
-
-
 @pytest.mark.parametrize("codes", [(1, 0), (0, 1)])
 def test_the_worst_exit_code_counts(codes: tuple[int, int], course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = iter(codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from lockstep.course import Course
 from lockstep.grading import similar
 from lockstep.grading.classroom import ClassResult, Learner
 from lockstep.grading.intake import Handed
-from lockstep.grading.similar import groups, in_class, pairs, same_tickets
+from lockstep.grading.similar import Pair, groups, in_class, same_tickets
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = ROOT / "tests" / "submissions" / "right"
@@ -33,6 +34,11 @@ def right(name: str) -> dict[str, str]:
 
 def given(name: str) -> list[str]:
     return [(ROOT / folder / f"{name}.py").read_text(encoding="utf-8") for folder in ("exercises", "solutions")]
+
+
+def pairs(sources: dict[str, str], given: Iterable[str] = (), exercise: str = "") -> tuple[Pair, ...]:
+    codes = {learner: similar._Code.of(text) for learner, text in sorted(sources.items())}
+    return tuple(similar._pairs(codes, [similar._Code.of(text) for text in given], exercise))
 
 
 class _Disguise(ast.NodeTransformer):

@@ -22,7 +22,8 @@ from ..authoring import claims
 from ..course import CourseError
 from ..ranks.processes import cores
 
-PYTEST = [sys.executable, "-m", "pytest", "-p", "lockstep.commands.xdist_words"]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "lockstep.authoring"]
+"""The plugin makes the import of nbformat, by nbval, a second shorter."""
 PROMISES = ("tests/grading/test_bank.py", "tests/grading/test_hostile.py", "tests/ranks/test_honest")
 """How the names of tests begin that hold at any load: a grade, a verdict or an alarm is never chance."""
 WAITING = 3

@@ -105,16 +105,11 @@ def _holders(codes: Mapping[str, _Code], solution: _Code, stub: _Code) -> tuple[
     return tuple(id for id, count in common.items() if count >= SOLVED * len(own))
 
 
-def pairs(sources: Mapping[str, str], given: Iterable[str] = (), *, exercise: str = "") -> tuple[Pair, ...]:
+def _pairs(codes: Mapping[str, _Code], given: Iterable[_Code], exercise: str) -> list[Pair]:
     """Pairs among one exercise's files, by learner, that share more than chance: the greatest share first.
 
     `given` are texts that every learner has: the stub, the reference solution.
     """
-    codes = {learner: _Code.of(text) for learner, text in sorted(sources.items())}
-    return tuple(_pairs(codes, [_Code.of(text) for text in given], exercise))
-
-
-def _pairs(codes: Mapping[str, _Code], given: Iterable[_Code], exercise: str) -> list[Pair]:
     known = {mark for code in given for _, mark in code.grams()}
     own = {learner: code.fingerprints(known) for learner, code in codes.items()}
     holders: dict[bytes, list[str]] = defaultdict(list)
@@ -152,19 +147,11 @@ def same_tickets(graded: ClassResult) -> tuple[tuple[str, tuple[str, ...]], ...]
 
 def groups(found: Iterable[Pair]) -> tuple[tuple[str, ...], ...]:
     """The learners whom pairs connect, each group sorted, the largest group first."""
-    leader: dict[str, str] = {}
-
-    def lead(learner: str) -> str:
-        while leader.setdefault(learner, learner) != learner:
-            learner = leader[learner]
-        return learner
-
+    members: list[set[str]] = []
     for pair in found:
-        leader[lead(pair.one)] = lead(pair.other)
-    members: dict[str, list[str]] = defaultdict(list)
-    for learner in sorted(leader):
-        members[lead(learner)].append(learner)
-    return tuple(sorted((tuple(group) for group in members.values()), key=lambda group: (-len(group), group)))
+        joined = [group for group in members if not group.isdisjoint((pair.one, pair.other))]
+        members = [group for group in members if group not in joined] + [{pair.one, pair.other}.union(*joined)]
+    return tuple(sorted((tuple(sorted(group)) for group in members), key=lambda group: (-len(group), group)))
 
 
 def _sources(graded: ClassResult, name: str) -> dict[str, str]:
