@@ -219,7 +219,7 @@ def test_a_claim_that_no_cell_shows(copy: Course) -> None:
     """A claim without a cell, and one that is not there, are each named; so is a ledger that cannot be read."""
     ledger = copy.root / "chapters" / "claims.toml"
     good = ledger.read_text(encoding="utf-8")
-    where = claims.read(copy.root).claims[0].places[0]
+    where = claims.read(copy.root).claims["A01"].places[0]
     assert list(review(copy, [])) == []
     ledger.write_text(good.replace(f"'{where.section}'", "'Nowhere'", 1), encoding="utf-8")
     gone, unshown = review(copy, [])  # its only place

@@ -76,19 +76,19 @@ def test_every_claim_of_the_ledger_has_its_place() -> None:
 def test_the_ledger_knows_all_claims_and_most_are_shown() -> None:
     ledger = claims.read(ROOT)
     assert sum(ledger.expected.values()) == len(ledger.claims) == 194 and len(ledger.topics) == 25
-    shown = [entry for entry in ledger.claims if not entry.not_run]
+    shown = [entry for entry in ledger.claims.values() if not entry.not_run]
     assert len(shown) >= 167, claims.share(ledger)  # a claim once shown does not fall back to being told
     assert claims.share(ledger).startswith(f"Claims: {len(shown)} of 194 shown by a cell, {194 - len(shown)} told ")
 
 
 def test_a_claim_is_one_short_sentence() -> None:
-    for entry in claims.read(ROOT).claims:
+    for entry in claims.read(ROOT).claims.values():
         assert 10 < len(entry.claim) < 200, entry
 
 
 @pytest.mark.parametrize("name", chapters.names())
 def test_every_chapter_keeps_claims_and_each_place_is_exact(name: str) -> None:
-    cited = [place for entry in claims.read(ROOT).claims for place in entry.places if place.chapter == name]
+    cited = [place for entry in claims.read(ROOT).claims.values() for place in entry.places if place.chapter == name]
     later = ("06_beyond_ddp",)  # none of the three texts that the course began from tells of its subject
     assert len(cited) > 20 or name in later
     assert all(place.mark for place in cited), "a claim's place is a cell or a sentence, never a whole section"

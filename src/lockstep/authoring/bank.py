@@ -27,10 +27,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from .. import cluster
 from ..course import Course, CourseError, leaf
@@ -46,9 +48,6 @@ IN_A_GROUP = (3, 1)
 
 SOLUTION, STUB = "solution", "stub"
 TICKET = "ticket.txt"
-WORDS = ("diagnosis", "why")
-LISTS = ("also", "needs")
-FIELDS = (*WORDS, "check", *LISTS, "base", "change")
 HEAD = re.compile(r"# (style|diagnosis|check|why|also|needs): *(.+)")
 
 
@@ -188,6 +187,21 @@ def _right_ones(root: Path) -> Iterator[Entry]:
 # Wrong ones ----------------------------------------------------------------------------------------------------------
 
 
+Said = Annotated[str, msgspec.Meta(pattern=r"\S")]
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry as the file has it."""
+
+    diagnosis: Said
+    why: Said
+    change: Said
+    check: str = ""
+    also: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    base: str = ""
+
+
 @dataclass
 class WrongSubmissions:
     """The wrong submissions of one exercise, and what they are changes of."""
@@ -255,16 +269,18 @@ class WrongSubmissions:
     def _entry(self, key: str, item: object, default: str) -> Entry:
         if not isinstance(item, dict):
             raise BankError('an entry is a table; the only other key is base = "…", above all entries')
-        _check_fields(item)
+        try:
+            told = msgspec.convert(item, _Written)
+        except msgspec.ValidationError as error:
+            raise BankError(str(error)) from None
         suffix = SCRIPT if key.endswith(SCRIPT) else ".py"
-        base = item.get("base", default)
+        base = told.base or default
         text = self.base(base, suffix)
         try:
-            changed = patch.apply(item["change"], text)
+            changed = patch.apply(told.change, text)
         except patch.PatchError as error:
             raise BankError(f"{error}\n  The base is {base!r}.") from None
-        also, needs = tuple(item.get("also", ())), tuple(item.get("needs", ()))
-        mistake = Mistake(item["diagnosis"], item["why"], item.get("check", ""), also, needs)
+        mistake = Mistake(told.diagnosis, told.why, told.check, told.also, told.needs)
         name = key.removesuffix(SCRIPT)
         return Entry(self.exercise, name, suffix == SCRIPT, with_head(mistake.head, changed), self.file, mistake)
 
@@ -283,20 +299,6 @@ def with_head(head: str, text: str) -> str:
     lines = text.splitlines(keepends=True)
     start = 1 if text.startswith("#!") else 0
     return "".join([*lines[:start], head, *lines[start:]])
-
-
-def _check_fields(item: Mapping[str, Any]) -> None:
-    unknown = next((key for key in item if key not in FIELDS), None)
-    if unknown is not None:
-        raise BankError(f"there is no field {unknown!r}. There are: {', '.join(FIELDS)}")
-    for key in (*WORDS, "change"):
-        if not isinstance(item.get(key), str) or not item[key].strip():
-            raise BankError(f"it has no {key}")
-    if not isinstance(item.get("check", ""), str):
-        raise BankError('check must be one check: check = "test_…"')
-    for key in LISTS:
-        if not all(isinstance(one, str) for one in item.get(key, [])) or isinstance(item.get(key), str):
-            raise BankError(f'{key} must be a list: {key} = ["…"]')
 
 
 # Exam ----------------------------------------------------------------------------------------------------------------

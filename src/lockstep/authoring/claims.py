@@ -20,17 +20,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..course import CourseError
 from ..course.toml import read_toml
 
 VERDICTS = ("true", "conditional", "outdated", "false", "unproven")
 IGNORED = ("nbval-ignore-output", "nbval-skip")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A cell, or a sentence: the one in this section of this chapter that holds `mark`. No mark: the section itself."""
 
     chapter: str
@@ -45,41 +43,22 @@ class Place:
 class LedgerEntry:
     """One claim, fact or topic. `not_run` names a reason when no cell can show it."""
 
-    name: str
     claim: str
-    verdict: str
     places: tuple[Place, ...]
-    not_run: str
+    verdict: str = ""
+    not_run: str = ""
 
 
 @dataclass(frozen=True)
 class Ledger:
     """The whole file. `expected` has, for each letter, how many claims the texts make: A1 … An."""
 
-    expected: Mapping[str, int]
-    reasons: Mapping[str, str]
-    claims: tuple[LedgerEntry, ...]
-    facts: tuple[LedgerEntry, ...]
-    contents: tuple[LedgerEntry, ...]
-    topics: tuple[LedgerEntry, ...]
-
-
-@dataclass(frozen=True)
-class _Item:
-    claim: str
-    places: tuple[tuple[str, ...], ...]
-    verdict: str = ""
-    not_run: str = ""
-
-
-@dataclass(frozen=True)
-class _File:
     expected: dict[str, int]
     reasons: dict[str, str]
-    claims: dict[str, _Item]
-    facts: dict[str, _Item]
-    contents: dict[str, _Item]
-    topics: dict[str, _Item]
+    claims: dict[str, LedgerEntry]
+    facts: dict[str, LedgerEntry]
+    contents: dict[str, LedgerEntry]
+    topics: dict[str, LedgerEntry]
 
 
 @dataclass
@@ -94,12 +73,7 @@ class Section:
 
 def read(root: Path) -> Ledger:
     """The ledger of the course at `root`. Raises CourseError when it is missing or malformed."""
-    file = root / "chapters" / "claims.toml"
-    raw = read_toml(file, _File)
-    try:
-        return Ledger(raw.expected, raw.reasons, *map(_entries, (raw.claims, raw.facts, raw.contents, raw.topics)))
-    except TypeError:
-        raise CourseError(f"{file} cannot be read: a place is a chapter, a section and perhaps a mark") from None
+    return read_toml(root / "chapters" / "claims.toml", Ledger)
 
 
 def sections(notebook: Mapping[str, Any]) -> list[Section]:
@@ -140,39 +114,37 @@ def problems(ledger: Ledger, root: Path) -> list[str]:
     """What is wrong with the ledger, or with the chapters that it points to: one line each."""
     found = []
     wanted = [f"{letter}{number:02}" for letter, count in ledger.expected.items() for number in range(1, count + 1)]
-    listed = {entry.name for entry in ledger.claims}
-    found += [f"{name}: this claim is not in the ledger" for name in wanted if name not in listed]
-    found += [f"{name}: no such claim is expected" for name in sorted(listed - set(wanted))]
+    found += [f"{name}: this claim is not in the ledger" for name in wanted if name not in ledger.claims]
+    found += [f"{name}: no such claim is expected" for name in sorted(ledger.claims.keys() - set(wanted))]
     chapters: dict[str, list[Section] | None] = {}
-    for entry in (*ledger.claims, *ledger.facts, *ledger.contents, *ledger.topics):
-        found += [f"{entry.name}: {problem}" for problem in _of_entry(entry, ledger, root, chapters)]
+    for part in (ledger.claims, ledger.facts, ledger.contents, ledger.topics):
+        for name, entry in part.items():
+            if part is ledger.claims and entry.verdict not in VERDICTS:
+                found.append(f"{name}: the verdict {entry.verdict!r} is none of {', '.join(VERDICTS)}")
+            needs_a_cell = part is ledger.claims or part is ledger.facts
+            own = _of_entry(entry, needs_a_cell, ledger.reasons, root, chapters)
+            found += [f"{name}: {problem}" for problem in own]
     return found
 
 
 def share(ledger: Ledger) -> str:
     """One line: how many claims a cell shows, and why the others are only stated."""
-    told = Counter(entry.not_run for entry in ledger.claims if entry.not_run)
+    told = Counter(entry.not_run for entry in ledger.claims.values() if entry.not_run)
     reasons = ", ".join(f"{count} {ledger.reasons[reason].split(':')[0]}" for reason, count in told.most_common())
     shown = len(ledger.claims) - told.total()
     line = f"Claims: {shown} of {len(ledger.claims)} shown by a cell"
     return f"{line}, {told.total()} told with their reason ({reasons})" if told else line
 
 
-def _entries(part: dict[str, _Item]) -> tuple[LedgerEntry, ...]:
-    return tuple(
-        LedgerEntry(name, item.claim, item.verdict, tuple(Place(*place) for place in item.places), item.not_run)
-        for name, item in part.items()
-    )
-
-
 def _of_entry(
-    entry: LedgerEntry, ledger: Ledger, root: Path, chapters: dict[str, list[Section] | None]
+    entry: LedgerEntry,
+    needs_a_cell: bool,
+    reasons: Mapping[str, str],
+    root: Path,
+    chapters: dict[str, list[Section] | None],
 ) -> Iterator[str]:
     """What is wrong with one entry. Claims and facts need a cell or a reason; contents and topics a section."""
-    needs_a_cell = entry in ledger.claims or entry in ledger.facts
-    if entry in ledger.claims and entry.verdict not in VERDICTS:
-        yield f"the verdict {entry.verdict!r} is none of {', '.join(VERDICTS)}"
-    if entry.not_run and not ledger.reasons.get(entry.not_run):
+    if entry.not_run and not reasons.get(entry.not_run):
         yield f"{entry.not_run!r} is not among the ledger's reasons"
     if not entry.places:
         yield "it has no place"
