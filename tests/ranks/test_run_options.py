@@ -213,7 +213,7 @@ def test_what_is_for_ranks_of_ours_is_refused_beside_spawns(
 SPAWNING = {
     "mp": "import torch.multiprocessing as mp\n# mp.spawn(work)\nif False:\n    mp.spawn(work, nprocs=2)\n",
     "in full": "import torch.multiprocessing\n\nif False:\n    torch.multiprocessing.start_processes(work)\n",
-    "its name": "from torch.multiprocessing import spawn as go\n\nif False:\n    go(work)\n",
+    "its name": "from torch.multiprocessing import spawn\n\nif False:\n    spawn(work)\n",
     "of torch": "from torch import multiprocessing\n\nif False:\n    print('go'); multiprocessing.spawn(work)\n",
 }
 

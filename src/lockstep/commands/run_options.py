@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import shutil
 import socket
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ REFUSED = {
 """Options of torchrun that can have no effect here, and what to do."""
 HARMLESS = {"redirects": ("0",), "tee": ("0",), "event_log_handler": ("null",)}  # Values that ask for nothing
 SPAWNS = ("spawn", "start_processes")  # Functions of torch.multiprocessing with which a script starts its ranks itself
+TORCHS = r"\btorch(\.| import )multiprocessing\b"
+STARTS = ("fork", "Process", "Popen")  # Other ways to start a process
 MEETING = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 """What several nodes need to find each other."""
 RANKS_OF_OURS = (
@@ -62,49 +64,24 @@ COLUMN, WIDEST = 26, 100  # Where the help's explanations begin, and where its l
 SIGNALS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
 
 
-class Parser(argparse.ArgumentParser):
-    """Lists the options under their titles, each once, and says what is wrong in one line."""
+class _Help(argparse.HelpFormatter):
+    """As wide as the terminal; of two spellings of an option, only the one with hyphens."""
 
-    def __init__(self, **more: Any) -> None:
-        self.titled: dict[str, list[argparse.Action]] = {}
-        self.title = ""
-        super().__init__(add_help=False, **more)
-
-    def add_argument(self, *names: Any, **more: Any) -> argparse.Action:
-        """As argparse's; the option is listed under `title`."""
-        action = super().add_argument(*names, **more)
-        self.titled.setdefault(self.title, []).append(action)
-        return action
-
-    def format_help(self) -> str:
-        """The options as wide as the terminal; of two spellings, only the one with hyphens."""
+    def __init__(self, prog: str) -> None:
         width = min(shutil.get_terminal_size().columns, WIDEST) - 2
-        parts = [
-            f"usage: {self.prog} [options] script ...",
-            textwrap.fill(self.description or "", width),
-            f"For example:\n  {self.prog} -n 4 train.py --epochs 3",
-        ]
-        for title, actions in self.titled.items():
-            parts.append(
-                "\n".join(
-                    [f"{title}:", *(_listed(action, width) for action in actions if action.help != argparse.SUPPRESS)]
-                )
-            )
-        return "\n\n".join([*parts, textwrap.fill(self.epilog or "", width)]) + "\n"
+        super().__init__(prog, max_help_position=COLUMN, width=width)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(name for name in action.option_strings if "_" not in name)
+        value = action.metavar or "|".join(action.choices or ())
+        return f"{names} {value}".rstrip() if names else action.dest
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nAll options: {self.prog} --help\n")
-
-
-def _listed(action: argparse.Action, width: int) -> str:
-    """`  -n, --nproc-per-node N`, and beside it, or below where there is no room, what it is for."""
-    names = ", ".join(name for name in action.option_strings if "_" not in name) or action.dest
-    value = action.metavar or "|".join(action.choices or ())
-    head = f"  {names} {value if action.option_strings else ''}".rstrip()
-    told = textwrap.wrap(action.help or "", width - COLUMN, break_on_hyphens=False)
-    beside = len(head) + 2 <= COLUMN
-    lines = [head.ljust(COLUMN) + told.pop(0)] if beside else [head]
-    return "\n".join([*lines, *(" " * COLUMN + line for line in told)])
 
 
 @dataclass(frozen=True)
@@ -116,55 +93,59 @@ class Nodes:
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    options = Parser(
+    options = _Parser(
         prog=program,
+        usage="%(prog)s [options] script ...",
+        add_help=False,
+        formatter_class=_Help,
         description="Run a script on N ranks of this machine as torchrun would, and explain hangs and failures.",
         epilog="An option of torchrun that can have no effect here is refused, with a sentence that says what to do.",
     )
-    options.title = "What to run"
-    options.add_argument("script", help="the Python file to run")
-    options.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
-    options.title = "Launch"
-    _add(options, "-n", "--nproc-per-node", metavar="N",
+    options.add_argument_group("For example", f"{program} -n 4 train.py --epochs 3")
+    what = options.add_argument_group("What to run")
+    what.add_argument("script", help="the Python file to run")
+    what.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
+    launch = options.add_argument_group("Launch")
+    _add(launch, "-n", "--nproc-per-node", metavar="N",
          help="ranks per node: a number, or cpu, gpu, auto as with torchrun (default 2)")  # fmt: skip
-    _add(options, "--nnodes", metavar="K",
+    _add(launch, "--nnodes", metavar="K",
          help="K nodes of N ranks each: on this machine, or, with --rdzv-endpoint, --node-rank or under srun, each on its own")  # fmt: skip
-    _flag(options, "-m", "--module", help="the script is a module's name, as with python -m")
-    _flag(options, "--no-python",
+    _flag(launch, "-m", "--module", help="the script is a module's name, as with python -m")
+    _flag(launch, "--no-python",
           help="the script is any program: how it ends is explained, its collectives are not seen")  # fmt: skip
-    options.add_argument("--spawns", action="store_true",
+    launch.add_argument("--spawns", action="store_true",
                          help="the script starts its ranks itself, with mp.spawn: it is started once, and they are watched")  # fmt: skip
-    options.add_argument("--device", choices=("cpu", "cuda"), default=None,
+    launch.add_argument("--device", choices=("cpu", "cuda"), default=None,
                          help="cpu hides the GPUs from the ranks (default: what the machine has)")  # fmt: skip
-    _flag(options, "--virtual-local-rank", help="LOCAL_RANK is 0 for all ranks, and each sees one GPU, its own")
-    options.add_argument("--bandwidth", metavar="RATE", default=None,
+    _flag(launch, "--virtual-local-rank", help="LOCAL_RANK is 0 for all ranks, and each sees one GPU, its own")
+    launch.add_argument("--bandwidth", metavar="RATE", default=None,
                          help="let the ranks share a link this slow, such as 1gbit; with --hosts, each node has its own")  # fmt: skip
-    options.add_argument("--hosts", action="store_true",
+    launch.add_argument("--hosts", action="store_true",
                          help="make each node of --nnodes a host with its own name and address")  # fmt: skip
-    _add(options, "--node-rank", metavar="K", help="this machine's number, if the nodes are machines of their own")
-    _add(options, "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: an address of node 0")
-    _add(options, "--rdzv-id", default=None, metavar="ID", help="the ranks' TORCHELASTIC_RUN_ID")
-    _add(options, "--role", default="default", metavar="ROLE", help="the ranks' ROLE_NAME")
-    _flag(options, "--run-path", help="accepted: a script always runs inside its rank's interpreter")
-    _flag(options, "--standalone", help="accepted: all ranks are on this machine anyway")
-    options.title = "Hangs and failures"
-    options.add_argument("--watch-replicas", action="store_true",
+    _add(launch, "--node-rank", metavar="K", help="this machine's number, if the nodes are machines of their own")
+    _add(launch, "--rdzv-endpoint", metavar="HOST:PORT", help="where the nodes meet: an address of node 0")
+    _add(launch, "--rdzv-id", default=None, metavar="ID", help="the ranks' TORCHELASTIC_RUN_ID")
+    _add(launch, "--role", default="default", metavar="ROLE", help="the ranks' ROLE_NAME")
+    _flag(launch, "--run-path", help="accepted: a script always runs inside its rank's interpreter")
+    _flag(launch, "--standalone", help="accepted: all ranks are on this machine anyway")
+    failures = options.add_argument_group("Hangs and failures")
+    failures.add_argument("--watch-replicas", action="store_true",
                          help="compare the models of all ranks after every optimizer step, and report the first that differs")  # fmt: skip
-    options.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
-    options.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
-    _add(options, "--max-restarts", type=int, default=0, metavar="R",
+    failures.add_argument("--deadline", type=float, default=None, metavar="SECONDS", help="end the run after so long")
+    failures.add_argument("--memory", type=float, default=None, metavar="GIB", help="end a rank that holds more")
+    _add(failures, "--max-restarts", type=int, default=0, metavar="R",
          help="start all ranks again after a failure, at most R times")  # fmt: skip
-    _add(options, "--shutdown-timeout", type=int, metavar="SECONDS",
+    _add(failures, "--shutdown-timeout", type=int, metavar="SECONDS",
          help="how long ranks that are stopped have for their SIGTERM handlers, as with torchrun (default 30)")  # fmt: skip
-    options.title = "Output"
-    options.add_argument("--timeline", metavar="FILE", default=None,
+    output = options.add_argument_group("Output")
+    output.add_argument("--timeline", metavar="FILE", default=None,
                          help="draw what each rank computed and sent: FILE.html is a page, FILE.json a trace for ui.perfetto.dev")  # fmt: skip
-    options.add_argument("--report", metavar="FILE.html", default=None, help="write the explanation as a page")
-    options.add_argument("--json", action="store_true",
+    output.add_argument("--report", metavar="FILE.html", default=None, help="write the explanation as a page")
+    output.add_argument("--json", action="store_true",
                          help="print one JSON object on stdout, and all that the ranks print on stderr")  # fmt: skip
-    _add(options, "--local-ranks-filter", default="", metavar="0,1", help="print only what these local ranks print")
-    options.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
-    options.add_argument("-h", "--help", action="help", help="show this help")
+    _add(output, "--local-ranks-filter", default="", metavar="0,1", help="print only what these local ranks print")
+    output.add_argument("--no-prefix", action="store_true", help="do not mark lines with their rank")
+    output.add_argument("-h", "--help", action="help", help="show this help")
     # Of a script torchrun starts processes by `exec`, whatever this says.
     _add(options, "--start-method", default="spawn", choices=("spawn", "fork", "forkserver"), help=argparse.SUPPRESS)
     _add(options, "--signals-to-handle", default="", help=argparse.SUPPRESS)
@@ -182,12 +163,12 @@ def _names(names: Sequence[str]) -> list[str]:
                               if name.startswith("--") else name)))  # fmt: skip
 
 
-def _add(options: argparse.ArgumentParser, *names: str, default: str | int | None = None, **more: Any) -> None:
+def _add(options: argparse._ActionsContainer, *names: str, default: str | int | None = None, **more: Any) -> None:
     variable = "PET_" + names[-1].lstrip("-").replace("-", "_").upper()
     options.add_argument(*_names(names), default=os.environ.get(variable, default), **more)
 
 
-def _flag(options: argparse.ArgumentParser, *names: str, help: str) -> None:
+def _flag(options: argparse._ActionsContainer, *names: str, help: str) -> None:
     variable = "PET_" + names[-1].lstrip("-").replace("-", "_").upper()
     default = os.environ.get(variable, "0") not in ("", "0")
     options.add_argument(*_names(names), action="store_true", default=default, help=help)
@@ -315,14 +296,14 @@ def remarks(options: argparse.Namespace, nodes: Nodes) -> list[str]:
         )
     if nodes.count > 1 and not options.hosts:
         said.append(f"All {nodes.count} nodes are on this machine; torchrun starts them on machines of their own.")
-    if not options.spawns and not options.module and (line := _spawning_line(options.script)):
+    if not options.spawns and not options.module and (line := _calling_line(options.script, SPAWNS, TORCHS)):
         said.append(f"{options.script}:{line} calls mp.spawn. If the script starts its ranks itself, use --spawns: it is "
                     "started once, and the ranks that it starts are watched.")  # fmt: skip
     elif (
         options.nproc_per_node == "1"
         and not options.spawns
         and not options.module
-        and (line := _starting_line(options.script))
+        and (line := _calling_line(options.script, STARTS))
     ):
         said.append(f"{options.script}:{line} starts processes. If they are ranks: with multiprocessing's spawn method, use --spawns and they "
                     "are watched; with fork, forkserver or subprocess they are not, and lockstep attach explains them while they hang.")  # fmt: skip
@@ -337,36 +318,15 @@ def _no_python(options: argparse.Namespace) -> list[str]:
     )
 
 
-def _spawning_line(script: str) -> int | None:
-    """The first line of this script, if it is one that can be read, that calls `spawn` of torch.multiprocessing."""
-    nodes = _parsed(script)
-    modules, functions = {"torch.multiprocessing"}, set()
-    for node in nodes:
-        for name in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
-            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            bound = name.asname or name.name
-            if module + name.name == "torch.multiprocessing":
-                modules.add(bound)
-            elif module == "torch.multiprocessing." and name.name in SPAWNS:
-                functions.add(bound)
-    functions |= {f"{module}.{name}" for module in modules for name in SPAWNS}
-    calls = (node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in functions)
-    return min((call.lineno for call in calls), default=None)
-
-
-def _starting_line(script: str) -> int | None:
-    """The first line of this script that starts a process in some other way."""
-    calls = ((node.lineno, ast.unparse(node.func)) for node in _parsed(script) if isinstance(node, ast.Call))
-    return min(
-        (line for line, name in calls if name == "os.fork" or name.split(".")[-1] in ("Process", "Popen")), default=None
-    )
-
-
-def _parsed(script: str) -> list[ast.AST]:
+def _calling_line(script: str, functions: tuple[str, ...], text: str = "") -> int | None:
+    """The first line of this script, if it is one that can be read and has this text in it, that calls one of these."""
     try:
-        return list(ast.walk(ast.parse(Path(script).read_bytes())))
+        source = Path(script).read_text(encoding="utf-8")
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return []
+        return None
+    lines = (call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] in functions)
+    return min(lines, default=None) if re.search(text, source) else None
 
 
 def nodes_of(text: str) -> Nodes:
