@@ -12,9 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+
+from ..notebook import stepper
 
 WIDTH = 700
 PHONE = 366  # as wide as a phone's page: shown as large as drawn
@@ -63,6 +65,45 @@ class Drawing:
 
     def svg(self) -> str:
         return "\n".join([*self.parts, "</svg>"]) + "\n"
+
+
+# Chapter 1 ------------------------------------------------------------------------------------------------------------
+
+
+def all_reduce(ranks: int = 4, length: int = 8) -> str:
+    """All steps of the ring side by side: what each rank holds, and what has just arrived."""
+    schedule = stepper.ring(ranks)
+    values = stepper.states(schedule, stepper.brought(ranks, length))
+    held = stepper.states(schedule, [[1] * ranks for _ in range(ranks)])  # how many ranks' numbers each chunk holds
+    ends = stepper.bounds(length, ranks)
+    cell, row, columns = 24, 28, 4
+    wide, high = length * cell + 44, ranks * row + 46
+    bottom = -(-len(values) // columns) * high + 62
+    label = f"Ring all-reduce of {length} numbers among {ranks} ranks, step by step"
+    drawing = Drawing(bottom, label, columns * (wide + 14) + 14)
+    for index, state in enumerate(values):
+        left, top = 14 + index % columns * (wide + 14), 8 + index // columns * high
+        moves = schedule.steps[index - 1].moves if index else ()
+        title = f"{index}: {schedule.steps[index - 1].phase}" if index else "what each rank brought"
+        drawing.text(left, top + 16, title, "b")
+        for rank in range(ranks):
+            y = top + 24 + rank * row
+            drawing.text(left, y + 17, f"rank {rank}", "q")
+            for chunk, (start, end) in enumerate(pairwise(ends)):
+                x, width = left + 46 + start * cell, (end - start) * cell - 3
+                count = held[index][rank][chunk]
+                drawing.box(x, y, width, "no" if count == 1 else "good" if count == ranks else "r1", height=row - 5)
+                if any((move.receiver, move.chunk) == (rank, chunk) for move in moves):
+                    drawing.line(f"M{x} {y}h{width}v{row - 5}h-{width}z", "c0")
+                for place in range(start, end):
+                    drawing.text(x + (place - start + 0.5) * cell - 1, y + 16, state[rank][place], "n")
+    total, whole = stepper.bytes_sent(schedule, length)[0], length * stepper.NUMBER_BYTES
+    line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}."
+    cost = f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}."
+    everybody = stepper.bytes_sent(stepper.naive(ranks), length)[0]
+    drawing.text(14, bottom - 30, f"{line} Framed: arrived in this step.")
+    drawing.text(14, bottom - 10, f"{cost} If everybody sent everything to everybody: {everybody} bytes.")
+    return drawing.svg()
 
 
 # Chapter 2 ------------------------------------------------------------------------------------------------------------
@@ -355,7 +396,7 @@ def requeue() -> str:
 
 
 PICTURES: dict[str, Callable[[], str]] = {
-    one.__name__: one for one in (deal, set_epoch, hang, drift, uneven, exposed, kill, requeue)
+    one.__name__: one for one in (all_reduce, deal, set_epoch, hang, drift, uneven, exposed, kill, requeue)
 }
 
 if __name__ == "__main__":

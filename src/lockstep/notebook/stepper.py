@@ -2,17 +2,14 @@
 
 Who sends what to whom is computed here and given to `stepper.js` as data, so there is one schedule: the one that
 `tests/test_pictures.py` proves. The page is a sandboxed iframe without any outside resource, so it works in JupyterLab
-without internet and in a static page. For places where no script runs (GitHub's preview), `still` draws the same steps
-side by side:
-
-    python -m lockstep.notebook.stepper chapters/pictures/all_reduce.svg
+without internet and in a static page. For places where no script runs (GitHub's preview), `authoring.pictures` draws
+the same steps side by side.
 """
 
 from __future__ import annotations
 
 import html
 import json
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -113,12 +110,6 @@ def states(schedule: Schedule, values: list[list[int]]) -> list[list[list[int]]]
     return history
 
 
-def contributions(schedule: Schedule) -> list[list[list[int]]]:
-    """How many ranks' numbers each chunk holds: after each step, for each rank and chunk."""
-    ones = [[1] * schedule.chunks for _ in range(schedule.ranks)]
-    return states(schedule, ones)
-
-
 def bytes_sent(schedule: Schedule, length: int) -> list[int]:
     """What each rank sends in all steps together, for `length` numbers of float32."""
     ends = bounds(length, schedule.chunks)
@@ -187,60 +178,3 @@ def _plain(schedule: Schedule) -> dict[str, Any]:
         for step in schedule.steps
     ]
     return {"ranks": schedule.ranks, "chunks": schedule.chunks, "steps": steps}
-
-
-def still(ranks: int = 4, length: int = 8) -> str:
-    """All steps of the ring side by side, as an SVG picture that needs no script."""
-    schedule = ring(ranks)
-    values = states(schedule, brought(ranks, length))
-    held = contributions(schedule)
-    ends = bounds(length, schedule.chunks)
-    cell, row, columns = 24, 28, 4
-    wide, high = length * cell + 44, ranks * row + 46
-    rows = -(-len(values) // columns)
-    width, height = columns * (wide + 14) + 14, rows * high + 62
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="Ring all-reduce of {length} numbers among {ranks} ranks, step by step">',
-        "<style>text { font: 13px sans-serif; fill: #1b1f24 } .n { text-anchor: middle } .b { font-weight: 600 }"
-        " .bg { fill: #fff } .own { fill: #eef1f4 } .part { fill: #fbe3b5 } .full { fill: #bfe6c8 }"
-        " .new { stroke: #0b62c4; stroke-width: 2.5 } .q { fill: #57606a }"
-        " @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .bg { fill: #111417 } .own { fill: #2b3036 }"
-        " .part { fill: #6b4e0f } .full { fill: #1d5b30 } .new { stroke: #6cb6ff } .q { fill: #9da7b1 } }</style>",
-        f'<rect class="bg" width="{width}" height="{height}"/>',
-    ]
-    for index, state in enumerate(values):
-        left, top = 14 + index % columns * (wide + 14), 8 + index // columns * high
-        title = "what each rank brought" if index == 0 else f"{index}: {schedule.steps[index - 1].phase}"
-        parts.append(f'<text class="b" x="{left}" y="{top + 16}">{title}</text>')
-        fresh = {(m.receiver, m.chunk) for m in schedule.steps[index - 1].moves} if index else set()
-        for rank in range(ranks):
-            y = top + 24 + rank * row
-            parts.append(f'<text class="q" x="{left}" y="{y + 17}">rank {rank}</text>')
-            for chunk in range(schedule.chunks):
-                x = left + 46 + ends[chunk] * cell - (2 if chunk == 0 else 0)
-                size = (ends[chunk + 1] - ends[chunk]) * cell - 3
-                count = held[index][rank][chunk]
-                kind = "own" if count == 1 else "full" if count == ranks else "part"
-                kind += " new" if (rank, chunk) in fresh else ""
-                parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{size}" height="{row - 5}" rx="3"/>')
-                for place in range(ends[chunk], ends[chunk + 1]):
-                    middle = x + (place - ends[chunk]) * cell + cell / 2 - 1
-                    parts.append(f'<text class="n" x="{middle:g}" y="{y + 16}">{state[rank][place]}</text>')
-    total, whole = bytes_sent(schedule, length)[0], length * NUMBER_BYTES
-    line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}."
-    line += " Framed: arrived in this step."
-    cost = f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}."
-    cost += f" If everybody sent everything to everybody: {bytes_sent(naive(ranks), length)[0]} bytes."
-    parts += [
-        f'<text x="14" y="{height - 30}">{line}</text>',
-        f'<text x="14" y="{height - 10}">{cost}</text>',
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(still(), encoding="utf-8")
