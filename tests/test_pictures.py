@@ -16,8 +16,10 @@ from support.browser import faults
 from lockstep import ranks
 from lockstep.authoring import book as books
 from lockstep.authoring import chapters, pictures
+from lockstep.course import all_reduce
+from lockstep.course.all_reduce import How, Move, Schedule, Step
 from lockstep.notebook import stepper
-from lockstep.notebook.stepper import How, Move, Schedule, Step, Stepper
+from lockstep.notebook.stepper import Stepper
 from lockstep.notebook.timeline import Timeline, timeline
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,16 +30,16 @@ each_size = pytest.mark.parametrize("size", range(2, stepper.LARGEST + 1))
 
 def sums(schedule: Schedule, length: int) -> bool:
     """Does every rank end with the sum of what all brought?"""
-    values = stepper.brought(schedule.ranks, length)
+    values = all_reduce.brought(schedule.ranks, length)
     expected = [sum(column) for column in zip(*values, strict=True)]
-    return all(row == expected for row in stepper.states(schedule, values)[-1])
+    return all(row == expected for row in all_reduce.states(schedule, values)[-1])
 
 
 # The stepper's schedule ----------------------------------------------------------------------------------------------
 
 
 @each_size
-@pytest.mark.parametrize("make", [stepper.ring, stepper.naive])
+@pytest.mark.parametrize("make", [all_reduce.ring, all_reduce.naive])
 def test_every_rank_ends_with_the_sum_at_every_length(make: Any, size: int) -> None:
     for length in (*stepper.LENGTHS, 0, 1, 7, 840):
         assert sums(make(size), length)
@@ -45,17 +47,17 @@ def test_every_rank_ends_with_the_sum_at_every_length(make: Any, size: int) -> N
 
 @each_size
 def test_the_ring_makes_2_n_minus_1_steps_and_sends_2_n_minus_1_nths(size: int) -> None:
-    plan, length = stepper.ring(size), 840  # which all sizes up to 8 divide
+    plan, length = all_reduce.ring(size), 840  # which all sizes up to 8 divide
     assert len(plan.steps) == 2 * (size - 1)
-    whole = length * stepper.NUMBER_BYTES
-    assert stepper.bytes_sent(plan, length) == [2 * (size - 1) * whole // size] * size
-    assert stepper.bytes_sent(stepper.naive(size), length) == [(size - 1) * whole] * size
+    whole = length * all_reduce.NUMBER_BYTES
+    assert all_reduce.bytes_sent(plan, length) == [2 * (size - 1) * whole // size] * size
+    assert all_reduce.bytes_sent(all_reduce.naive(size), length) == [(size - 1) * whole] * size
 
 
 @each_size
 def test_in_a_ring_each_rank_sends_one_chunk_to_the_right_and_what_it_sends_is_there(size: int) -> None:
-    plan = stepper.ring(size)
-    held = stepper.states(plan, [[1] * plan.chunks for _ in range(size)])  # how many ranks' numbers a chunk holds
+    plan = all_reduce.ring(size)
+    held = all_reduce.states(plan, [[1] * plan.chunks for _ in range(size)])  # how many ranks' numbers a chunk holds
     for number, step in enumerate(plan.steps):
         assert sorted(move.sender for move in step.moves) == list(range(size))
         assert all(move.receiver == (move.sender + 1) % size for move in step.moves)
@@ -69,13 +71,13 @@ def test_in_a_ring_each_rank_sends_one_chunk_to_the_right_and_what_it_sends_is_t
 @each_size
 def test_chunks_cover_the_tensor_and_differ_by_one_at_most(size: int) -> None:
     for length in range(20):
-        ends = stepper.bounds(length, size)
+        ends = all_reduce.bounds(length, size)
         sizes = [end - begin for begin, end in itertools.pairwise(ends)]
         assert ends[0] == 0 and ends[-1] == length and max(sizes) - min(sizes) <= 1
 
 
 def test_a_wrong_schedule_is_noticed() -> None:
-    right = stepper.ring(4)
+    right = all_reduce.ring(4)
     short = Schedule("ring", 4, 4, right.steps[:-1])
     assert not sums(short, 8)
     first = right.steps[0]
@@ -90,7 +92,7 @@ def test_the_page_carries_the_schedule_and_nothing_that_changes_or_comes_from_el
     data = json.loads(re.search(r"getElementById\('stepper'\), (\{.*\})\);</script>", page)[1])  # type: ignore[index]
     for size in range(2, stepper.LARGEST + 1):
         moves = [[tuple(move[:3]) for move in step["moves"]] for step in data["schedules"][f"ring/{size}"]["steps"]]
-        assert moves == [[(m.sender, m.receiver, m.chunk) for m in step.moves] for step in stepper.ring(size).steps]
+        assert moves == [[(m.sender, m.receiver, m.chunk) for m in step.moves] for step in all_reduce.ring(size).steps]
     bundle = Stepper()._repr_mimebundle_()
     assert 'sandbox="allow-scripts"' in bundle["text/html"] and bundle["text/plain"] == repr(Stepper())
     with pytest.raises(ValueError, match="2 to 8"):
@@ -100,7 +102,7 @@ def test_the_page_carries_the_schedule_and_nothing_that_changes_or_comes_from_el
 def test_the_still_picture_shows_every_number_of_every_step() -> None:
     drawn = ElementTree.fromstring(pictures.all_reduce())
     shown = [int(text.text or "") for text in drawn.iter(f"{SVG}text") if text.get("class") == "n"]
-    states = stepper.states(stepper.ring(4), stepper.brought(4, 8))
+    states = all_reduce.states(all_reduce.ring(4), all_reduce.brought(4, 8))
     assert shown == [number for state in states for row in state for number in row]
 
 
@@ -112,8 +114,8 @@ def test_the_page_in_a_browser_ends_with_the_same_numbers(browser: Any, tmp_path
     for size, length, way in ((4, 8, "ring"), (3, 5, "ring"), (8, 3, "ring"), (5, 12, "naive")):
         for place, value in enumerate((size, length, way)):
             page.locator("select").nth(place).select_option(str(value))
-        plan = stepper.ring(size) if way == "ring" else stepper.naive(size)
-        states = stepper.states(plan, stepper.brought(size, length))
+        plan = all_reduce.ring(size) if way == "ring" else all_reduce.naive(size)
+        states = all_reduce.states(plan, all_reduce.brought(size, length))
         page.locator("#stepper").focus()
         for step in range(len(plan.steps)):
             assert table(page) == states[step], (size, length, way, step)
@@ -129,7 +131,7 @@ def test_the_page_in_a_browser_ends_with_the_same_numbers(browser: Any, tmp_path
 def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(browser: Any, tmp_path: Path) -> None:
     shown = f"<!doctype html><meta charset=utf-8>{Stepper()._repr_mimebundle_()['text/html']}<p>below"
     (tmp_path / "page.html").write_text(shown, encoding="utf-8")
-    plan = stepper.ring(4)
+    plan = all_reduce.ring(4)
     for width in (780, 390):
         page = browser.new_page(viewport={"width": width, "height": 900}, reduced_motion="no-preference")
         errors = faults(page)
@@ -156,7 +158,8 @@ def test_it_asks_first_then_plays_and_nothing_jumps_or_loses_the_focus(browser: 
         assert forward.evaluate("one => one === document.activeElement")
         assert inside.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert (
-            frame.locator("td.fresh").count() == 4 and table(inside) == stepper.states(plan, stepper.brought(4, 8))[-1]
+            frame.locator("td.fresh").count() == 4
+            and table(inside) == all_reduce.states(plan, all_reduce.brought(4, 8))[-1]
         )
         frame.get_by_role("button", name="Play").click()  # again from the beginning
         frame.locator(".flies").first.wait_for(state="detached")
@@ -230,8 +233,8 @@ def test_a_step_moves_its_chunks_unless_motion_is_unwanted(browser: Any, tmp_pat
         page.evaluate(watch)
         page.get_by_label("one step forward").click()
         page.locator("td.fresh").first.wait_for()
-        own = stepper.brought(4, 8)
-        sent = [own[move.sender][2 * move.chunk : 2 * move.chunk + 2] for move in stepper.ring(4).steps[0].moves]
+        own = all_reduce.brought(4, 8)
+        sent = [own[move.sender][2 * move.chunk : 2 * move.chunk + 2] for move in all_reduce.ring(4).steps[0].moves]
         assert page.evaluate("flown") == (sent if wish == "no-preference" else [])
         page.wait_for_function("!document.querySelector('.ghost')")
         assert page.locator("path[marker-end]").count() == 4

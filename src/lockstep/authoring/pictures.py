@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..notebook import stepper
+from ..course import all_reduce as reducing
 
 WIDTH = 700
 PHONE = 366  # as wide as a phone's page: shown as large as drawn
@@ -72,10 +72,10 @@ class Drawing:
 
 def all_reduce(ranks: int = 4, length: int = 8) -> str:
     """All steps of the ring side by side: what each rank holds, and what has just arrived."""
-    schedule = stepper.ring(ranks)
-    values = stepper.states(schedule, stepper.brought(ranks, length))
-    held = stepper.states(schedule, [[1] * ranks for _ in range(ranks)])  # how many ranks' numbers each chunk holds
-    ends = stepper.bounds(length, ranks)
+    schedule = reducing.ring(ranks)
+    values = reducing.states(schedule, reducing.brought(ranks, length))
+    held = reducing.states(schedule, [[1] * ranks for _ in range(ranks)])  # how many ranks' numbers each chunk holds
+    ends = reducing.bounds(length, ranks)
     cell, row, columns = 24, 28, 4
     wide, high = length * cell + 44, ranks * row + 46
     bottom = -(-len(values) // columns) * high + 62
@@ -97,10 +97,10 @@ def all_reduce(ranks: int = 4, length: int = 8) -> str:
                     drawing.line(f"M{x} {y}h{width}v{row - 5}h-{width}z", "c0")
                 for place in range(start, end):
                     drawing.text(x + (place - start + 0.5) * cell - 1, y + 16, state[rank][place], "n")
-    total, whole = stepper.bytes_sent(schedule, length)[0], length * stepper.NUMBER_BYTES
+    total, whole = reducing.bytes_sent(schedule, length)[0], length * reducing.NUMBER_BYTES
     line = f"Grey: what the rank brought. Yellow: a partial sum. Green: the sum over all {ranks}."
     cost = f"{len(schedule.steps)} steps. Each rank sends {total} bytes, {total / whole:g} times its tensor of {whole}."
-    everybody = stepper.bytes_sent(stepper.naive(ranks), length)[0]
+    everybody = reducing.bytes_sent(reducing.naive(ranks), length)[0]
     drawing.text(14, bottom - 30, f"{line} Framed: arrived in this step.")
     drawing.text(14, bottom - 10, f"{cost} If everybody sent everything to everybody: {everybody} bytes.")
     return drawing.svg()
