@@ -178,6 +178,21 @@ def test_what_was_asked_for_and_is_missing_says_so(grade: Grade, tmp_path: Path)
     assert graded.learners[2].outcome is GradingOutcome.NOTHING, "who handed in nothing is told that"
 
 
+def test_checks_that_cannot_be_imported_are_a_fault_even_if_nobody_handed_in_their_exercise(tmp_path: Path) -> None:
+    course = make_course(tmp_path / "course")
+    contents = course.autograder / "course.toml"
+    contents.write_text(contents.read_text(encoding="utf-8").replace('"times"', '"times", "third"'), encoding="utf-8")
+    course.checks("third").write_text(
+        "import nothing_of_this_name\n\n\ndef test_a(grader):\n    pass\n", encoding="utf-8"
+    )
+    source, told = moodle(tmp_path / "all.zip", CLASS), list[Learner]()
+    with bulk.opened(Course(course.root), source, tmp_path / "graded", order(exercises=("add", "third"))) as grading:
+        bulk.carry_out(grading, [one for one in grading.pending() if one.files][:1], 1, told.append)
+    (learner,) = told
+    assert learner.missing == ("third",) and learner.faulty and learner.score is None
+    assert learner.report is not None and "nothing_of_this_name" in learner.report.faults[0]
+
+
 def test_what_counts_holds_nothing_that_changes(grade: Grade, tmp_path: Path) -> None:
     """No time, path, port or number of a process in `results`, though a hang's evidence has them; sorted, and small."""
     source = moodle(tmp_path / "all.zip", CLASS)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,14 +24,14 @@ from pathlib import Path
 from ..course import Course, CourseError, nearest
 from ..ranks.processes import cores
 from . import isolation
-from .classroom import NOT_HANDED_IN, ClassResult, Learner, digest_of, draw_class_seed, seed_of
+from .classroom import ClassResult, Learner, digest_of, draw_class_seed, seed_of
 from .intake import Handed, take_in
 from .isolation import Tier
 from .pool import Pool, deadline
-from .request import CheckLists, GradeRequest
+from .request import GradeRequest
 from .stamp import stamp, versions
 from .store import Plan, Store
-from .verdict import CheckOutcome, CheckResult, ExerciseResult, Report
+from .verdict import Report
 from .worker import Worker
 
 TRIES = 3
@@ -234,26 +233,10 @@ def carry_out(
     A KeyboardInterrupt ends the workers and whatever they run. `seconds` is the deadline of one grading; each of its
     exercises adds SECONDS_AN_EXERCISE to that.
     """
-    grader = _Grader(grading, _CheckLists(grading), seconds)
+    grader = _Grader(grading, seconds)
     with Pool(min(jobs, len(pending)), worker) as pool:
         for _, learner in pool.each(pending, lambda worker, handed: grader.grade(pool, worker, handed)):
             on_learner(learner)
-
-
-class _CheckLists:
-    """The checks of exercises that a learner did not hand in; asked for once, by the first thread that needs them."""
-
-    def __init__(self, grading: Grading) -> None:
-        self.course = grading.course
-        self.names = sorted({name for handed in grading.roster for name in grading.missing(handed)})
-        self.lock = threading.Lock()
-        self.known: CheckLists = {}
-
-    def of(self, names: Sequence[str], worker: Worker) -> CheckLists:
-        with self.lock:
-            if names and not self.known:
-                self.known = worker.list_checks(self.course, self.names)
-        return {name: self.known[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -261,7 +244,6 @@ class _Grader:
     """Grades one learner after another. `seconds` is the deadline of one, besides that of each exercise."""
 
     grading: Grading
-    checks: _CheckLists
     seconds: float
 
     def grade(self, pool: Pool, worker: Worker, handed: Handed) -> Learner:
@@ -289,11 +271,11 @@ class _Grader:
         limit = self.seconds + SECONDS_AN_EXERCISE * len(names)
         try:
             with deadline(worker, limit) as late:
-                absent = self.checks.of(learner.missing, worker)
-                if names:
-                    tier = self.grading.tier.name
-                    request = GradeRequest(tuple(names), folder, learner.seed, plan.device, tier, directory=folder)
-                    report = worker.grade(course, request)
+                tier, missing = self.grading.tier.name, learner.missing
+                request = GradeRequest(
+                    tuple(names), folder, learner.seed, plan.device, tier, missing=missing, directory=folder
+                )
+                report = worker.grade(course, request)
         except CourseError as error:
             return replace(report, faults=(str(error),))
         if late.is_set():
@@ -301,18 +283,11 @@ class _Grader:
         if report.faults:
             return replace(report, seed=learner.seed, versions=plan.versions)
         results = {result.name: result for result in report.exercises}
-        results |= {name: _absent(name, checks) for name, checks in absent.items()}
-        empty = [name for name in names if name not in results or not results[name].checks]
+        empty = [name for name in (*names, *learner.missing) if name not in results or not results[name].checks]
         if empty:
             return replace(report, faults=(f"no check came back of {', '.join(empty)}",))
         ordered = tuple(results[name] for name in course.names if name in results)
         return replace(report, exercises=ordered)
-
-
-def _absent(name: str, checks: Sequence[tuple[str, str]]) -> ExerciseResult:
-    """An exercise that was asked for and not handed in: no point of all that it gives."""
-    results = (CheckResult(title, id, CheckOutcome.NOT_RUN, reason=NOT_HANDED_IN) for id, title in checks)
-    return ExerciseResult(name, tuple(results))
 
 
 def default_jobs() -> int:

@@ -13,9 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from .intake import Handed
-from .verdict import CheckOutcome, ExerciseResult, Report
-
-NOT_HANDED_IN = "not handed in"  # The reason of a check that was not run because its exercise's file is missing
+from .verdict import NOT_HANDED_IN, CheckOutcome, ExerciseResult, Report
 
 
 class GradingOutcome(str, Enum):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ..course import Course, CourseError
+from ..course import Course
 from ..course.runs import warm
 from . import plugin
 from .plugin import REQUEST, SESSION, Session
-from .request import CheckLists, GradeRequest, OnCheck
+from .request import GradeRequest, OnCheck
 from .stamp import versions
 from .verdict import Report
 
@@ -31,7 +31,7 @@ def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None
         warm(request.exercises)
     listener = _Listener(request, on_check)
     options = ["--exitfirst"] if request.until_failure else []
-    status, said = _pytest(course, request.exercises, options, listener)
+    status, said = _pytest(course, (*request.exercises, *request.missing), options, listener)
     session, faults = listener.session, listener.faults
     if status == pytest.ExitCode.INTERRUPTED and not listener.uncollected:
         raise KeyboardInterrupt
@@ -47,19 +47,6 @@ def grade(course: Course, request: GradeRequest, on_check: OnCheck | None = None
         versions(),
         request.isolation or "",
     )
-
-
-def list_checks(course: Course, names: Sequence[str]) -> CheckLists:
-    """The checks that these exercises have. Nothing is run.
-
-    Raises CourseError for an exercise that is not in the course, or whose checks cannot be imported.
-    """
-    names = course.require(names)
-    collector = _Collector()
-    status, said = _pytest(course, names, ["--collect-only"], collector)
-    if status != pytest.ExitCode.OK:
-        raise CourseError(f"the checks cannot be collected: {said or f'pytest ended with status {status}'}")
-    return {name: tuple(collector.checks.get(name, ())) for name in names}
 
 
 class _Listener:
@@ -95,17 +82,6 @@ class _Listener:
         for name, check in results[self.told :]:
             self.on_check(name, check)
         self.told = len(results)
-
-
-class _Collector:
-    """A pytest plugin that takes the names of the checks out."""
-
-    def __init__(self) -> None:
-        self.checks: dict[str, list[tuple[str, str]]] = {}
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        for item in session.items:
-            self.checks.setdefault(plugin.exercise_of(item), []).append((item.name, plugin.title(item)))
 
 
 LEFT_OUT = (

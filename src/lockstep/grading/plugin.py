@@ -26,7 +26,7 @@ from .grader import CheckNotRun, Failed, Grader, Lacking
 from .request import GradeRequest
 from .submission import prepare
 from .text import check_text
-from .verdict import CheckOutcome, CheckResult, ExerciseResult
+from .verdict import NOT_HANDED_IN, CheckOutcome, CheckResult, ExerciseResult
 
 
 class Session:
@@ -152,9 +152,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Hold back a check that needs others which have not passed."""
+    """Hold back the checks of what was not handed in, and those that need others which have not passed."""
     session = item.config.stash[SESSION]
     exercise = exercise_of(item)
+    if exercise in session.request.missing:
+        raise CheckNotRun(NOT_HANDED_IN)
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             premise = session.result(exercise, name)

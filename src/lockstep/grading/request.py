@@ -11,8 +11,6 @@ from .verdict import CheckResult
 
 OnCheck = Callable[[str, CheckResult], None]
 """Called with an exercise and one of its checks as soon as that has concluded."""
-CheckLists = dict[str, tuple[tuple[str, str], ...]]
-"""The checks that exercises have, in order: each as its id and its name."""
 
 
 def _learner_folder() -> Path | None:
@@ -29,7 +27,8 @@ class GradeRequest:
 
     `seed` decides what inputs are drawn; None draws one. `isolation` names the tier in which the ranks run
     (`isolation.TIERS`), None being for your own code. `checks` restricts it to checks whose ids contain this, and those
-    that they need. With `until_failure` nothing is run after the first check that fails.
+    that they need. With `until_failure` nothing is run after the first check that fails. `missing` exercises were not
+    handed in: their checks are collected, and told as not run.
     """
 
     exercises: tuple[str, ...]
@@ -39,5 +38,6 @@ class GradeRequest:
     isolation: str | None = None
     checks: str = ""
     until_failure: bool = False
+    missing: tuple[str, ...] = ()
     learner_folder: Path | None = field(default_factory=_learner_folder)
     directory: Path = field(default_factory=Path.cwd)

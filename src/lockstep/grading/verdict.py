@@ -12,6 +12,7 @@ import msgspec
 from ..ranks.text import CodeLine, Evidence, Row
 
 SCHEMA = 1
+NOT_HANDED_IN = "not handed in"  # The reason of a check that was not run because its exercise's file is missing
 UNWRITTEN = "not-implemented"  # The id of the diagnosis that a part is still as it was handed out
 
 

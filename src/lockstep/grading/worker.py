@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +23,7 @@ import msgspec
 
 from ..course import Course, CourseError
 from ..ranks.client import child_environment
-from .request import CheckLists, GradeRequest, OnCheck
+from .request import GradeRequest, OnCheck
 from .stamp import stamp
 from .verdict import CheckResult, Report
 
@@ -33,19 +32,8 @@ COMMAND = (sys.executable, "-m", "lockstep.grading.worker_process")
 GONE = "the process that grades ended without a word: ./lockstep doctor"
 
 
-# What they say to each other: one JSON object a line --------------------------------------------------------------
-
-
-class GradeOrder(msgspec.Struct, tag=True):
-    """Grade this: a `Concluded` comes back for each check, then `Graded` or `Problem`."""
-
-    request: GradeRequest
-
-
-class ListOrder(msgspec.Struct, tag=True):
-    """Which checks do these exercises have? `Listed` comes back, or `Problem`. Nothing runs."""
-
-    exercises: list[str]
+# What they say to each other, one JSON object a line: a GradeRequest is answered with a `Concluded` for each check, and
+# then with `Graded` or `Problem`.
 
 
 class Concluded(msgspec.Struct, tag=True):
@@ -57,21 +45,16 @@ class Graded(msgspec.Struct, tag=True):
     report: Report
 
 
-class Listed(msgspec.Struct, tag=True):
-    checks: CheckLists
-
-
 class Problem(msgspec.Struct, tag=True):
     """The message of a CourseError."""
 
     message: str
 
 
-Order = GradeOrder | ListOrder
-Answer = Concluded | Graded | Listed | Problem
+Answer = Concluded | Graded | Problem
 
 
-def to_line(message: Order | Answer) -> str:
+def to_line(message: GradeRequest | Answer) -> str:
     """A message as a line. (json's escapes keep text that is no valid Unicode, which msgspec's encoder refuses.)"""
     return json.dumps(msgspec.to_builtins(message, enc_hook=lambda path: str(path.resolve()))) + "\n"
 
@@ -102,18 +85,6 @@ class Worker:
         except KeyboardInterrupt:
             self.stop()
             raise
-
-    def list_checks(self, course: Course, names: list[str]) -> CheckLists:
-        """As `grade.list_checks`. Raises CourseError when the checks cannot be collected."""
-        process = self._started(course)
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            answer = _ask(process.stdin, process.stdout, ListOrder(names), lambda concluded: None)
-        except (OSError, EOFError):
-            self.stop()
-            raise CourseError(GONE) from None
-        assert isinstance(answer, Listed)
-        return answer.checks
 
     def kill(self) -> None:
         """End the process from another thread. The thread that waits for its answer gets a report with a fault."""
@@ -162,27 +133,17 @@ def shared(course: Course, request: GradeRequest, on_check: OnCheck | None = Non
 
 
 def _grade(write: IO[str], read: IO[str], request: GradeRequest, on_check: OnCheck | None) -> Report:
-    def tell(concluded: Concluded) -> None:
-        if on_check is not None:
-            on_check(concluded.exercise, concluded.check)
-
-    answer = _ask(write, read, GradeOrder(request), tell)
-    assert isinstance(answer, Graded)
-    return answer.report
-
-
-def _ask(write: IO[str], read: IO[str], order: Order, tell: Callable[[Concluded], None]) -> Graded | Listed:
-    """The last answer to an order. Raises CourseError when it is refused, EOFError when the process ends first."""
-    write.write(to_line(order))
+    """Raises CourseError when the request is refused, EOFError when the process ends first."""
+    write.write(to_line(request))
     write.flush()
     while (line := read.readline()).endswith("\n"):
         answer: Answer = from_line(line, Answer)
-        if isinstance(answer, Concluded):
-            tell(answer)
-        elif isinstance(answer, Problem):
+        if isinstance(answer, Graded):
+            return answer.report
+        if isinstance(answer, Problem):
             raise CourseError(answer.message)
-        else:
-            return answer
+        if on_check is not None:
+            on_check(answer.exercise, answer.check)
     raise EOFError(GONE)
 
 

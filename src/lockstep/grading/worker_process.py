@@ -19,9 +19,10 @@ from typing import IO
 from .. import ranks
 from ..course import Course, CourseError, find
 from ..course.runs import PRELOADED
-from .grade import grade, list_checks
+from .grade import grade
+from .request import GradeRequest
 from .stamp import stamp
-from .worker import Answer, Concluded, Graded, Listed, ListOrder, Order, Problem, from_line, to_line
+from .worker import Answer, Concluded, Graded, Problem, from_line, to_line
 
 IDLE_SECONDS = 600.0
 
@@ -46,13 +47,10 @@ def serve(requests: IO[str], answers: IO[str], course: Course) -> None:
         answers.flush()
 
     for line in requests:
-        order: Order = from_line(line, Order)
+        request: GradeRequest = from_line(line, GradeRequest)
         _busy.set()
         try:
-            if isinstance(order, ListOrder):
-                answer: Answer = Listed(list_checks(course, order.exercises))
-            else:
-                answer = Graded(grade(course, order.request, lambda name, check: send(Concluded(name, check))))
+            answer: Answer = Graded(grade(course, request, lambda name, check: send(Concluded(name, check))))
         except CourseError as error:
             answer = Problem(str(error))
         _busy.clear()  # before the client has its answer and may go

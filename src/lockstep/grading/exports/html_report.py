@@ -11,11 +11,11 @@ from markupsafe import Markup, escape
 from ...course.outline import page_anchor
 from ...ranks.cards import proof
 from ...ranks.text import Evidence
-from ..classroom import NOT_HANDED_IN, GradingOutcome, Learner, was_handed_in
+from ..classroom import GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
 from ..text import MARKS, Worth, is_unwritten, not_run
-from ..verdict import CheckOutcome, CheckResult, ExerciseResult
+from ..verdict import NOT_HANDED_IN, CheckOutcome, CheckResult, ExerciseResult
 from . import visible
 from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
