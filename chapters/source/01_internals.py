@@ -32,8 +32,9 @@ timeline(run)
 #
 # PyTorch collects gradients in **buckets** and sends each bucket with one all-reduce. Step 0 has one bucket, launched
 # after the last gradient. Step 1 has two buckets, the first launched while backward is still running. With the purple
-# messages, rank 0 tells the others how to fill them. What does PyTorch know in step 1 that it didn't know in step 0?
-# "DDP's buckets" answers this. Here is the program:
+# messages, rank 0 tells the others how to fill them.
+#
+# What does PyTorch know in step 1 that it didn't know in step 0? "DDP's buckets" answers this. Here is the program:
 
 # %%
 from pathlib import Path
@@ -736,9 +737,10 @@ quiz("01_internals/buckets")
 # ## Overlap
 #
 # Communication is **hidden** if backward computes at the same time, and **exposed** if the rank only waits for it. On
-# one machine, sending takes hardly any time, so there is little to hide. In the next runs, both ranks share a link of 1
-# Gbit/s, and each layer's backward sleeps 3 ms, as if the layers were larger. Here is the last step of each run. Which
-# bucket is never hidden?
+# one machine, sending takes hardly any time, so there is little to hide.
+#
+# In the next runs, both ranks share a link of 1 Gbit/s, and each layer's backward sleeps 3 ms, as if the layers were
+# larger. Here is the last step of each run. Which bucket is never hidden?
 
 # %% tags=["needs-bandwidth"]
 from lockstep import cluster
@@ -838,10 +840,13 @@ stacked(parts, unit="ms", title="Milliseconds per step, the fastest of three", t
 
 # %% [markdown]
 # Without communication, a step takes 12 × 20 ms and a little more. Without overlap, the simulated network adds 318 ms
-# for 24 messages, 134 ms for one flat buffer. With handles, sending starts when the first gradient is ready, after 20
-# ms, so of 318 ms at least 98 are exposed. Buckets do best: only the last is exposed, for 92 ms with two buckets, 29 ms
-# with six. You measure more, because each message is also a real all-reduce and wakes a thread: with 24 messages, two or
-# three ms each add up.
+# for 24 messages, 134 ms for one flat buffer.
+#
+# With handles, sending starts when the first gradient is ready, after 20 ms, so of 318 ms at least 98 are exposed.
+# Buckets do best: only the last is exposed, for 92 ms with two buckets, 29 ms with six.
+#
+# You measure more, because each message is also a real all-reduce and wakes a thread: with 24 messages, two or three ms
+# each add up.
 #
 # ### One order on all ranks
 #
@@ -1237,8 +1242,10 @@ quiz("01_internals/buffers")
 # ## Is it the gradient of the joined batch?
 #
 # N ranks with 16 samples each should take the same step as one process with all 16·N samples, the **joined batch** or
-# *global batch*. Do they? `relative_error` compares DDP's gradient with the joined batch's: |DDP − joined| / |joined|.
-# Rank r has `sizes[r]` samples, and multiplies its loss by `weight`. **Predict** which of the seven cases below give 0.
+# *global batch*. Do they?
+#
+# `relative_error` compares DDP's gradient with the joined batch's: |DDP − joined| / |joined|. Rank r has `sizes[r]`
+# samples, and multiplies its loss by `weight`. **Predict** which of the seven cases below give 0.
 
 # %%
 # %%ranks 2 --into run

@@ -681,8 +681,10 @@ print(f"{len(weights)} ranks, {len(weights[0])} parameters each, all equal")
 # ### Move first, wrap last
 #
 # DDP attaches its hooks when you wrap the model. A later change of dtype or device silently removes them (chapter 1,
-# "What DDP never notices"). If you freeze a parameter after wrapping, DDP still waits for its gradient: one more
-# step runs, and the next forward raises an error. So wrap last. DDP refuses a model that is only partly moved:
+# "What DDP never notices"). If you freeze a parameter after wrapping, DDP still waits for its gradient: one more step
+# runs, and the next forward raises an error.
+#
+# So wrap last. DDP refuses a model that is only partly moved:
 
 # %%
 # %%ranks 2 --expect raised
@@ -1003,9 +1005,10 @@ print("still in a group:", dist.is_initialized())
 # >
 # > **A process that used gloo sometimes aborts at its very end**, after everything has been saved (see
 # > [pull request 179291](https://github.com/pytorch/pytorch/pull/179291)). You see
-# > `terminate called without an active exception` and exit status −6, and torchrun reports a failed job. The only
-# > reliable fix is to flush the output and call `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips `atexit`
-# > handlers, so close loggers and wait for background saves first. Here the handler's line is never printed:
+# > `terminate called without an active exception` and exit status −6, and torchrun reports a failed job.
+# >
+# > The only reliable fix is to flush the output and call `os._exit(0)`, as `quiet_exit.py` does. `os._exit` skips
+# > `atexit` handlers, so close loggers and wait for background saves first. Here the handler's line is never printed:
 
 # %%
 job = terminal("-c", """

@@ -12,9 +12,10 @@
 # # Chapter 3. Debugging: a clinic of broken jobs
 #
 # When one process fails, its traceback tells you where. When four fail together, you get four errors, and usually only
-# one of them is the cause. When four hang, you get no error. This chapter follows one broken job from its symptom to a
-# test that keeps it fixed. Then it shows the tools for each kind of failure; you write three of them. Afterwards you
-# can
+# one of them is the cause. When four hang, you get no error.
+#
+# This chapter follows one broken job from its symptom to a test that keeps it fixed. Then it shows the tools for each
+# kind of failure; you write three of them. Afterwards you can
 #
 # - **shrink** a broken job to two ranks and a few steps;
 # - **read** what a failed job prints, and find the root cause among the errors;
@@ -277,10 +278,12 @@ def torchrun(*arguments):
 torchrun("--nproc-per-node=2", "bad_record.py")
 
 # %% [markdown]
-# torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is listed above it:
-# rank 1 could not make a tensor from `None`. torchrun blames the rank with the earliest error, but compares only whole
-# seconds. Here both errors fall in the same second, so it blames rank 0, which exited first. Read all entries, and look
-# for an error that is not about a connection.
+# torchrun blames rank 0. But rank 0's error is about a connection, so it is an echo. The cause is listed above it: rank
+# 1 could not make a tensor from `None`.
+#
+# torchrun blames the rank with the earliest error, but compares only whole seconds. Here both errors fall in the same
+# second, so it blames rank 0, which exited first. Read all entries, and look for an error that is not about a
+# connection.
 #
 # Put `@record` on every `main`: without it, the summary has exit codes, but no errors. With `torchrun --tee 3`, each
 # line of the log starts with its local rank, as in `[default1]:`. The exit codes mean:
@@ -722,9 +725,11 @@ quiz("03_debugging/swapped")
 # ## Silent divergence
 #
 # DDP's constructor makes the **replicas**, the ranks' copies of the model, equal. After that, DDP averages gradients,
-# and never compares the parameters. On processors of the same kind, replicas that start equal and take equal steps stay
-# equal, *bit for bit*. So if a single bit differs, the ranks did not take the same step. In this picture,
-# only rank 1's learning rate changes, in step 4:
+# and never compares the parameters.
+#
+# On processors of the same kind, replicas that start equal and take equal steps stay equal, *bit for bit*. So if a
+# single bit differs, the ranks did not take the same step. In this picture, only rank 1's learning rate changes, in
+# step 4:
 #
 # ![The weight is equal on both ranks until step 4; then rank 1's falls faster than rank 0's](pictures/drift.svg)
 
@@ -882,9 +887,10 @@ quiz("03_debugging/equal_replicas")
 # *Hard, 60 minutes.* Open [`exercises/find_divergence.py`](../exercises/find_divergence.py).
 #
 # The checksum above says *that* replicas differ. Your tool also says which value differs, on which ranks and by how
-# much. A sum of the values isn't enough: it stays the same if two values swap places. You also write `DivergenceWatch`,
-# which compares the ranks every few steps and keeps the first difference. After a step with a different learning rate
-# on rank 1, `find_divergence` returns:
+# much. A sum of the values isn't enough: it stays the same if two values swap places.
+#
+# You also write `DivergenceWatch`, which compares the ranks every few steps and keeps the first difference. After a
+# step with a different learning rate on rank 1, `find_divergence` returns:
 #
 # ```
 # [Difference(kind='parameter', name='weight', ranks=(1,), largest=0.04124...),
@@ -1016,8 +1022,9 @@ dist.init_process_group("gloo")
 
 # %% [markdown]
 # **The launchers meet, the ranks don't.** The `c10d` rendezvous uses two stores. The launchers meet at the first, here
-# at port 29500. The ranks meet at the second, whose port the system chooses. Below, `cluster.Nodes` starts two nodes on
-# this machine. A firewall on `node0` lets only port 29500 through:
+# at port 29500. The ranks meet at the second, whose port the system chooses.
+#
+# Below, `cluster.Nodes` starts two nodes on this machine. A firewall on `node0` lets only port 29500 through:
 
 # %%
 # %%writefile meet.py
@@ -1464,10 +1471,14 @@ for name, case in cases.items():
     print(f"{name:18} {case['ranks']} ranks   {case['title']}")
 
 # %% [markdown]
-# **Run** a job and **look** at what Lockstep reports; if the job finishes with a wrong result, add `--watch-replicas`.
-# **Answer** in the file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`, the rank at fault or
-# `"all"`. **Fix** the job, and run `./lockstep check clinic/NAME`. The check grades the answer and the fix. A fix that
-# only hides the symptom, such as a longer timeout, is rejected, and the check says why.
+# 1. **Run** a job and **look** at what Lockstep reports. If the job finishes with a wrong result, add
+#    `--watch-replicas`.
+# 2. **Answer** in the file: `CAUSE`, from the list in `exercises/clinic/README.md`, and `RANK`, the rank at fault or
+#    `"all"`.
+# 3. **Fix** the job, and run `./lockstep check clinic/NAME`.
+#
+# The check grades the answer and the fix. A fix that only hides the symptom, such as a longer timeout, is rejected, and
+# the check says why.
 #
 # The first run draws your **ticket**, a random number. It decides which rank is at fault, so that answers can't be
 # copied. Below, `short_shard` runs with ticket 1:

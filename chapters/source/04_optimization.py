@@ -758,9 +758,10 @@ table.add("0.5 MiB, autocast", run)
 
 # %% [markdown]
 # The step needs less memory. Whether it computes faster depends on the CPU: some multiply bfloat16 fast, others slowly.
-# So the changes below return to float32. *GPU.*
-# **Tensor cores**, a GPU's units for matrix products, multiply 16-bit matrices many times faster than its other units
-# multiply float32.
+# So the changes below return to float32.
+#
+# *GPU.* **Tensor cores**, a GPU's units for matrix products, multiply 16-bit matrices many times faster than its other
+# units multiply float32.
 #
 # ### Scaling and clipping
 #
@@ -1072,14 +1073,14 @@ quiz("04_optimization/memory")
 #   to send all bytes.
 #
 # The longer time is the prediction. It assumes that all buckets have the same size, and that backward takes two thirds
-# of the computing (a little too little with recomputed layers). Only the last micro-batch's backward can hide
+# of the computing: three quarters if it computes the layers again. Only the last micro-batch's backward can hide
 # communication.
 
 # %%
-def predicted(row, micro_batches):
+def predicted(row, micro_batches, recomputed):
     """Milliseconds of a step on two ranks that share 125 MB/s."""
     send = 2 * row["sent"] / 125 * 1e3  # both ranks' bytes pass through the one link
-    backward = 2 / 3 * row["alone"] / micro_batches
+    backward = (3 / 4 if recomputed else 2 / 3) * row["alone"] / micro_batches
     last = send / row["calls"]
     first = row["alone"] - backward * (1 - 1 / row["calls"])
     return max(row["alone"] + last, first + send)
@@ -1088,7 +1089,7 @@ def predicted(row, micro_batches):
 if table.rows:
     both = {}
     for name, row in table.rows.items():
-        both[name] = row["step"], predicted(row, micro_batches=round(row["tokens"] / 256))
+        both[name] = row["step"], predicted(row, round(row["tokens"] / 256), "recomputed" in name)
     picture = compared(both, unit="ms", title="a step, measured and predicted")
 picture if table.rows else None
 

@@ -145,8 +145,9 @@ picture
 
 # %% [markdown]
 # Parameters and gradients take 3.5 MB each. AdamW's state takes 7 MB: for each parameter two **moments**, the running
-# means of its gradient and of the gradient's square. Together that is 16 bytes per parameter. Only the activations grow
-# with the batch. Find out which kind is too large before you choose a remedy:
+# means of its gradient and of the gradient's square. Together that is 16 bytes per parameter.
+#
+# Only the activations grow with the batch. Find out which kind is too large before you choose a remedy:
 #
 # | too large | remedy |
 # |---|---|
@@ -188,8 +189,9 @@ print("after the broadcasts:", [p.tolist() for p in parameters], " states:", len
 #
 # The broadcasts come on top of DDP's all-reduce, which is itself a reduce-scatter, then an all-gather (chapter 1).
 # ZeRO's **stage 2** needs no broadcasts: it reduce-scatters the gradients to their owners and, after the update,
-# all-gathers the *parameters*. Each rank also keeps only its share of the gradients. FSDP2 can do stage 2. Your
-# exercise does stage 1, with DDP.
+# all-gathers the *parameters*. Each rank also keeps only its share of the gradients.
+#
+# FSDP2 can do stage 2. Your exercise does stage 1, with DDP.
 
 # %%
 quiz("06_beyond_ddp/zero_grad")
@@ -271,9 +273,9 @@ print("gradients: shard", shard.grad.tolist(), " inputs", inputs.grad[0].tolist(
 
 # %% [markdown]
 # Both shards' gradients are the mean of 1 and 3. The inputs' gradient is not averaged: each rank has its own inputs.
-# Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would
-# keep every layer's whole weight until backward. And the shard would get no gradient: autograd doesn't follow
-# collectives.
+#
+# Between forward and backward, a rank keeps only the inputs and its shard. A plain `inputs * gather(shard)` would keep
+# every layer's whole weight until backward. And the shard would get no gradient: autograd doesn't follow collectives.
 
 # %%
 quiz("06_beyond_ddp/shard_gradient")
@@ -308,9 +310,11 @@ contract("sharded_linear", "ShardedLinear")
 # ## Shard everything: FSDP2
 #
 # FSDP2 is PyTorch's `fully_shard`: it shards any module in this way. It divides each parameter by rows, and the
-# optimizer sees only this rank's rows. Each call forms one unit, whose parameters are gathered together. A single
-# call on the model would gather the whole model at once, so call `fully_shard` on every layer first. The last call,
-# on the model, forms a unit of the other parameters: embeddings and head.
+# optimizer sees only this rank's rows.
+#
+# Each call forms one unit, whose parameters are gathered together. A single call on the model would gather the whole
+# model at once, so call `fully_shard` on every layer first. The last call, on the model, forms a unit of the other
+# parameters: embeddings and head.
 
 # %%
 # %%writefile ways.py
@@ -375,9 +379,10 @@ for kind, nbytes in calls_of("FSDP2"):
 # %% [markdown]
 # The first five all-gathers belong to forward: the model's own parameters (embeddings and head), then four layers.
 # Backward gathers the layers again and starts a reduce-scatter as soon as a layer's gradients are ready. It always
-# gathers one layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter. The embeddings
-# and head are gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which needs the
-# head first.
+# gathers one layer ahead (**prefetching**), so two all-gathers come before the first reduce-scatter.
+#
+# The embeddings and head are gathered only once: `fully_shard` keeps the outermost unit gathered until backward, which
+# needs the head first.
 #
 # **Predict** the memory on four ranks. Without activations and gathered copies, DDP holds 4P, where P = 3.5 MB is the
 # size of the parameters. (Without `gradient_as_bucket_view`, DDP's buckets take another P.) How much do ZeRO-1 and
@@ -436,6 +441,7 @@ for way in WAYS:
 # %% [markdown]
 # FSDP2 sends slightly less than predicted, because the embeddings and head are gathered only once. If it keeps its
 # layers, it sends as much as DDP. If it frees them, it sends about 1.5 times as much, but never holds the whole model.
+#
 # In bfloat16, `param_dtype` halves the gathers, so FSDP2 sends no more than DDP. The gradients are still summed in
 # float32, as `reduce_dtype` says.
 
@@ -599,9 +605,11 @@ quiz("06_beyond_ddp/tensor")
 # The second is that each rank clips by the norm of its own rows instead of all rows.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples'
-# mean, and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the mean of
-# its own losses:
+# rank.
+#
+# A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples' mean,
+# and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the mean of its own
+# losses:
 
 # %%
 # %%ranks 2
@@ -628,8 +636,10 @@ for way, factor in (("each rank's mean", 1 / len(x)), ("all samples", world / sa
 #
 # The rows' norms are 3 and 6, the whole gradient's 3·√5 = 6.71. The gradients are **DTensors**: tensors that know how
 # they are divided. `clip_grad_norm_` adds up the squares of the rows' norms and takes the root. `full_tensor()` turns
-# the result into a plain tensor. With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its
-# own row's norm, rank 0's row would be divided by 3 and rank 1's by 6, without an error.
+# the result into a plain tensor.
+#
+# With `max_norm=1`, both rows must be divided by 6.71. If each rank clipped by its own row's norm, rank 0's row would
+# be divided by 3 and rank 1's by 6, without an error.
 
 # %%
 quiz("06_beyond_ddp/clip")
@@ -703,8 +713,10 @@ print("head.weight", tuple(weight.shape), "of which here", tuple(weight.to_local
 # The losses are the same. The first depends only on the weights, the other two also on AdamW's moments.
 #
 # Training doesn't have to wait for the disk: `async_save` copies each rank's slices to host memory and returns, and a
-# thread writes them while the next steps run. Each rank's thread calls collectives too. In the default group, gloo may
-# pair these with training's, and the job hangs or crashes. So give the threads a **process group of their own**:
+# thread writes them while the next steps run.
+#
+# Each rank's thread calls collectives too. In the default group, gloo may pair these with training's, and the job hangs
+# or crashes. So give the threads a **process group of their own**:
 
 # %%
 # %%ranks 4
