@@ -1159,16 +1159,20 @@ contract("launch_distributed")
 # ![Two nodes, a launcher and two ranks on each, and one store](pictures/two_nodes.svg)
 #
 # ```
-# # on node 0                                              # on node 1
-# torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 \   torchrun --nnodes=2 --nproc-per-node=2 --node-rank=1 \
-#     --master-addr=10.0.0.1 --master-port=29500 train.py      --master-addr=10.0.0.1 --master-port=29500 train.py
+# # on node 0
+# torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 \
+#     --master-addr=10.0.0.1 --master-port=29500 train.py
+# # on node 1
+# torchrun --nnodes=2 --nproc-per-node=2 --node-rank=1 \
+#     --master-addr=10.0.0.1 --master-port=29500 train.py
 # ```
 #
 # Here you number the nodes, with `--node-rank`. With `--rdzv-backend=c10d`, the agents agree on the numbers, and the
 # command is the same on every node:
 #
 # ```
-# torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
+# torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d \
+#     --rdzv-endpoint=10.0.0.1:29500 --rdzv-id=job7 train.py
 # ```
 #
 # Try two agents on one machine:

@@ -121,7 +121,7 @@ print(len(records), "records make", len(records.split(2)), "batches")
 lockstep_run("-n", "3", "suspect.py")
 
 # %% [markdown]
-# They do.
+# All three finish, so the hypothesis holds.
 #
 # ### 4. Fix the cause
 #

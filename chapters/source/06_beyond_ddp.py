@@ -605,11 +605,9 @@ quiz("06_beyond_ddp/tensor")
 # The second is that each rank clips by the norm of its own rows instead of all rows.
 #
 # Here rank 0 has three samples of value 1, and rank 1 has one sample of value 9. The weight has two rows, one on each
-# rank.
-#
-# A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples' mean,
-# and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the mean of its own
-# losses:
+# rank. A sample's loss is its first output plus twice its second. So the first row's gradient should be the samples'
+# mean, and the second row's gradient twice this mean. **Predict** both rows' gradients if each rank takes the mean of
+# its own losses:
 
 # %%
 # %%ranks 2

@@ -12,7 +12,7 @@ import base64
 import html
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate, dropwhile, pairwise, takewhile, zip_longest
 from pathlib import Path
@@ -27,26 +27,36 @@ from ..course.quizzes import Question, rich
 from ..ranks.timeline_picture import AXIS, AXIS_LINE, GAP, TITLE_LINE
 from .book import PAGES, SHOWN_FILE, Rendered, render, rendered, style, title_of
 
-ROOM, TEXT, CODE = 26.0, 1.9, 1.37  # rem: the height below a title, of a line of text and of a line of code
+ROOM, TEXT, CODE = 26.0, 1.9, 1.3  # rem: the height below a title, of a line of text and of a line of code
+LEAST = 10.0  # rem: what is left of an output that is cut
 FEW = 4  # lines of a cell that only shows what an earlier one made
 TALL = 400  # units: a timeline that is higher becomes a slide for each rank, or its words would be too small to read
 TIGHT = 1.05  # a slide may be this much too full, and is made smaller
-TOGETHER = 1.15  # ... or this much, with a short cell and what it printed
+WHOLE = 1.15  # ... or this much, with a cell and what it printed, or what has no other place
+DIVIDED = 1.25  # a cell is divided only if it is this much too high
 LARGER = 1.3  # by so much one of text alone grows; code has one size in all slides
+THIN = 9.0  # rem: what is lower goes with its neighbor, on a slide that may be as full as with a whole cell
+LEAD = 210  # letters of the text above a cell
+ANSWER = re.compile(r"(?:Yes|No)\b")
 LONG = 7.0  # rem: a higher question has a slide before its code
 EXPLAINED = re.compile(r"(?:HANG|MISMATCH|CRASH|ERROR|ENDED EARLY|NO END)\b")
 MOST_EXPLAINED = 8  # lines of an explanation on one slide
 ALONE = re.compile(r"data-alone")  # what has a slide of its own
 SHORT = 3  # lines of a cell that stays with what it printed
-BELOW = re.compile(r"\b[Bb]elow,|\bnext cell\b")
+BELOW = re.compile(r"\b[Bb]elow,|\bnext (?:\w+ )?cells?\b")
 LEADS_ON = re.compile(rf"<strong>|.*\?$|.*(?:{BELOW.pattern})", re.DOTALL)  # a sentence about what comes next
-TEXT_WIDTH, CODE_WIDTH, WIDE_WIDTH = 76, 92, 104  # characters on a line at 16:9; there are more lines at 4:3
+REFERS = re.compile(
+    r"\(|(?:It|They|This|These|Both|Its|Their|So|But|And|Then|That|Call it|Give)\b"
+)  # to what is before it
+TEXT_WIDTH, CODE_WIDTH, WIDE_WIDTH = 76, 96, 104  # characters on a line at 16:9; there are more lines at 4:3
+NARROW_WIDTH = 84  # of code at 4:3
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z<`“\"(])")
 NOT_SHOWN = re.compile(r"^%(?:check|hint|load_ext|solution|course)\b|\b(?:contract|course_map)\(", re.MULTILINE)
 ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, whose line a slide says in words
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
 BEFORE = Markup('<p class="runs">What the cell before printed</p>')
+APPENDED = re.compile(r"(?:Writing|Overwriting|Appending to) \S+")  # what `%%writefile` prints
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
 PLUMBING = re.compile(
     r"\b(?:redirect_stdout|subprocess\.run)\("
@@ -69,7 +79,7 @@ class Slide:
     @property
     def grow(self) -> float:
         """By how much a slide of text alone is made larger."""
-        alone = not BeautifulSoup(self.body, "html.parser").select("pre:not(.command), img, svg, table")
+        alone = not BeautifulSoup(self.body, "html.parser").select("pre:not(.command), img, svg, table, .ls-card")
         return LARGER if alone and _height(self.body, LARGER) <= ROOM else 1.0
 
 
@@ -115,6 +125,9 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
         *(one for card in body.find_all(class_="ls-card") for one in card("p") if one.get_text().startswith("Read: ")),
     ]:
         gone.decompose()
+    for plain in body.find_all("pre", recursive=False):
+        longest = max(map(len, plain.get_text().split("\n")))
+        plain["class"] = [*["wide"] * (longest > CODE_WIDTH), *["broad"] * (longest > NARROW_WIDTH)]
     for text in body.find_all("p", recursive=False):
         if ASIDE.search(said := text.decode_contents()):
             text.clear()
@@ -160,6 +173,7 @@ class _Deck:
                 section, above = sections[title_of(heading)], title
             elif heading.name == "h1":
                 above = ""
+            opened: Slide | None = None
             effort = next((node for node in nodes if node.em and EFFORT.match(f"*{node.em.get_text()}*")), None)
             if effort or (main and section.exercises and not section.effort):
                 task = effort or nodes[0]
@@ -167,7 +181,7 @@ class _Deck:
                 nodes = [node for node in nodes if node is not effort and node.name != "details"]
                 if effort and nodes and nodes[0].name == "pre":  # what it looks like
                     asked += self.last(task) + Markup(str(nodes.pop(0)))
-                yield Slide(title, asked, anchor, "exercise", "" if main else above)
+                opened = Slide(title, asked, anchor, "exercise", "" if main else above)
             elif heading.name != "h3" and not (nodes and nodes[0].name == "ul"):
                 below = [
                     one.decode_contents() for one, _ in takewhile(lambda one: one[0].name == "h3", parts[number + 1 :])
@@ -175,10 +189,14 @@ class _Deck:
                 listed = Markup(
                     f'<ul class="below">{"".join(f"<li>{one}</li>" for one in below)}</ul>' if below else ""
                 )
-                yield Slide(title, self.paragraph(self.first(nodes, 260)) or listed, anchor, "section")
+                opened = Slide(title, self.paragraph(self.first(nodes, 260)) or listed, anchor, "section")
             made = list(_together(self.blocks(nodes)))
             if main and not effort and nodes and nodes[0].name == "ul":
                 made[0] = made[0]._replace(kind="section")
+            if opened and made and made[0].kind == "text" and _height(made[0].body) < THIN + 2 * bool(effort):
+                opened = replace(opened, body=opened.body + made.pop(0).body)
+            if opened:
+                yield opened
             if not made and heading.name == "h3" and not effort:
                 made = [Block("text", self.paragraph(self.first(nodes, 420)))]
             for kind, shown, part in made:
@@ -193,6 +211,7 @@ class _Deck:
         else:
             what, command = ", ".join(names), " ".join(names)
         rest = [one for one in _sentences(task) if not one.startswith(("<em>", "Open "))]
+        self.said.update(one for one in _sentences(task) if one not in rest)  # on each exercise's slide in other words
         facts = (
             f'<p class="facts"><b>{what}</b> {section.effort}</p><pre class="command">./lockstep check {command}</pre>'
         )
@@ -238,12 +257,20 @@ class _Deck:
                 shown = [cell for cell in cells if not NOT_SHOWN.search(_source(cell))]
                 if asked and shown:
                     first, ran = shown[0], shown[-2:][0]  # the last only shows what the one before it has made
-                    told = [cell for cell in shown if cell is first or cell is ran or _source(cell).count("\n") >= FEW]
+                    told = [cell for cell in shown if cell is first or cell is ran or _own_lines(cell) >= FEW]
                     high = _height(asked)
-                    code = [one for cell in told for one in _code(cell, TIGHT * ROOM - (high if high <= LONG else 3))]
+                    least = high if high <= LONG + TEXT else 3
+                    code = []
+                    for cell in told:
+                        beside = sum(_height(_code(one)[0]) for one in told if one is not cell and _is_short(one))
+                        code += _code(cell, DIVIDED * ROOM - least - beside)
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
-                    made = _joined(outputs, self.taken([*dropwhile(partial(_is, "cell"), rest)], outputs))
+                    told_later = (
+                        rest and _is("cell", rest[0]) and not any("lockstep-timeline" in one for one in outputs)
+                    )
+                    after = [] if told_later else [*dropwhile(partial(_is, "cell"), rest)]
+                    made = _joined(outputs, self.taken(after, outputs))
                     ends = [_end(cell) for cell in shown for _ in _outputs(cell)]
                     yield from _packed("answer", _asking(asked), made, _asking(asked), ends)
                 else:
@@ -266,18 +293,23 @@ class _Deck:
     def run(self, cell: Tag, lead: Markup, rest: list[Tag]) -> Iterator[Block]:
         """A cell with what it printed, on one slide if there is room; nothing for imports."""
         outputs, source = _outputs(cell), _source(cell)
+        if not SHOWN_FILE.match(source) and any(
+            "more lines in the book" in one for one in outputs
+        ):  # what is cut has room below its cell
+            left = WHOLE * ROOM - _height(lead + Markup().join(_code(cell))) - 8
+            outputs = _outputs(cell, left) if left >= LEAST else outputs
         if SHOWN_FILE.match(source):
             yield Block("code", lead + outputs[0] + self.taken(rest))
         elif outputs or not all(IMPORT.fullmatch(line) for line in source.splitlines()):
             taken = self.taken(rest, outputs)
             beside = Markup() if outputs else taken
-            code = _code(cell, TIGHT * ROOM - _height(lead + beside))
+            code = _code(cell, DIVIDED * ROOM - _height(lead + beside))
             code[-1] += beside
             made = _joined(outputs, taken)
             together = lead + Markup().join([*code, *made[:1]])
-            if made and _is_short(cell) and _height(together) <= TOGETHER * ROOM:
-                yield Block("code", together)
-                yield from _packed("code", Markup(), made[1:], ends=[_end(cell)] * len(made[1:]))
+            if made and len(code) == 1 and not ALONE.search(made[0]) and _height(together) <= WHOLE * ROOM:
+                ends = [Markup(), *[_end(cell)] * len(made[1:])]
+                yield from _packed("code", Markup(), [together, *made[1:]], ends=ends)
             else:
                 ends = [Markup()] * len(code) + [_end(cell)] * len(made)
                 yield from _packed("code", lead, [*code, *made], self.asked_by(lead), ends)
@@ -289,9 +321,18 @@ class _Deck:
         """
         if not rest or rest[0].name != "p" or rest[0].img or _predicts(rest[0]):
             return Markup()
-        about = [*takewhile(lambda one: not LEADS_ON.match(_marked(one)), _sentences(rest[0]))]
-        drawn = any("lockstep-timeline" in one for one in outputs)
-        return self.paragraph(self.fitting(about or _sentences(rest[0])[:drawn], 190), "taken")
+        said, drawn = _sentences(rest[0]), any("lockstep-timeline" in one for one in outputs)
+        if (
+            not drawn
+            and said[-1].endswith((":", "?"))
+            and len(_plain(" ".join(said))) <= LEAD
+            and not ANSWER.match(said[0])
+        ):
+            return Markup()  # all of it is above the next cell
+        about = [*takewhile(lambda one: not LEADS_ON.match(_marked(one)), said)]
+        if not drawn and self.said.issuperset(about):
+            return Markup()
+        return self.paragraph(self.fitting(about or said[:drawn], 190), "taken")
 
     def asked_by(self, lead: Markup) -> Markup:
         """The question above a cell again, above what it printed: the text after it answers."""
@@ -311,7 +352,10 @@ class _Deck:
         left = [one for one in every if one not in self.said]
         if not left:  # a question is asked again
             return self.paragraph([one for one in every[-1:] if one.endswith("?")], "lead")
-        return self.paragraph(self.fitting(left[::-1], 210, leads=True)[::-1], "lead")
+        kept = self.fitting(left[::-1], LEAD, leads=True)[::-1]
+        while REFERS.match(_plain(kept[0])) and len(kept) < len(left) and sum(map(len, map(_plain, kept))) < 240:
+            kept = left[-len(kept) - 1 :]
+        return self.paragraph([*dropwhile(lambda one: one.startswith("("), kept)], "lead")
 
     def fitting(self, sentences: list[str], letters: int, leads: bool = False) -> list[str]:
         """As many sentences as have room, the first in any case; one that ends with a colon only leads to something."""
@@ -340,7 +384,9 @@ def _together(blocks: Iterable[Block]) -> Iterator[Block]:
         kinds = {last.kind, one.kind} if last else {"ask"}
         if last and (about or not kinds & {"ask", "answer"}) and not last.part and not one.part:
             body = last.body + one.body
-            if not ALONE.search(body) and _height(body) <= (TIGHT if about else 1) * ROOM:
+            thin = min(_height(last.body), _height(one.body)) < THIN
+            thin = thin and not one.body.startswith('<p class="lead"><strong>')  # which opens a topic
+            if not ALONE.search(body) and _height(body) <= (TIGHT if about else WHOLE if thin else 1) * ROOM:
                 last = Block(next(kind for kind in ("ask", "picture", "code", "text") if kind in kinds), body)
                 continue
         if last:
@@ -377,6 +423,10 @@ def _unanswered(title: str) -> str:
 def _marked(sentence: str) -> str:
     """A sentence without its HTML, but for a `<strong>` at its start, which names a topic."""
     return ("<strong>" if sentence.startswith("<strong>") else "") + _plain(sentence)
+
+
+def _own_lines(cell: Tag) -> int:
+    return sum(not IMPORT.fullmatch(line) for line in _source(cell).split("\n"))
 
 
 def _is_short(cell: Tag) -> bool:
@@ -472,7 +522,7 @@ def _whole(line: str) -> str:
     return str(BeautifulSoup(f"<pre>{line}</pre>", "html.parser")).removeprefix("<pre>").removesuffix("</pre>")
 
 
-def _code(cell: Tag, room: float = TIGHT * ROOM - 3) -> list[Markup]:
+def _code(cell: Tag, room: float = DIVIDED * ROOM - 3) -> list[Markup]:
     """A cell's code, if long in parts that have `room` and are about as long as one another. Its `%%ranks` line is
     said in words, but for how it ends.
     """
@@ -484,7 +534,7 @@ def _code(cell: Tag, room: float = TIGHT * ROOM - 3) -> list[Markup]:
         calls = [n for n in range(1, len(plain)) if not plain[n - 1].strip() and plain[n][:1].strip()]
         lines = lines[calls[-1] :] if calls else lines
     plain = [_plain(line) for line in lines]
-    if _rows(plain, CODE_WIDTH) * CODE > room / TIGHT:
+    if _rows(plain, CODE_WIDTH) * CODE > room / DIVIDED:
         start = len(list(takewhile(IMPORT.fullmatch, plain)))
         said, lines, plain = said + _remark(start, "lines of imports"), lines[start:], plain[start:]
     room -= _height(said) + 1
@@ -525,7 +575,7 @@ def _packed(
     made: list[Markup] = []
     start = slide
     for part, end in zip_longest(parts, ends, fillvalue=Markup()):
-        room = ROOM if "ls-card" in part else TIGHT * ROOM
+        room = (1 if "ls-card" in part else WHOLE if 'class="highlight input"' in part else TIGHT) * ROOM
         whole = slide != start or (kind == "ask" and not made and _height(slide) > LONG)
         if slide and (ALONE.search(part) or (whole and _height(slide + part) > room)):
             made.append(slide)
@@ -543,16 +593,18 @@ def _packed(
         yield Block(kind, one, which)
 
 
-def _outputs(cell: Tag) -> list[Markup]:
+def _outputs(cell: Tag, room: float = ROOM - 6) -> list[Markup]:
     """What a cell drew, and what it printed, cut with a remark if it is long."""
     made = []
     for output in cell.select(".output > *"):
         if output.name == "img" or _is("html", output):
             made += [] if output.iframe else _card_apart(output) or _runs_apart(output)  # what moves is in the book
             continue
+        if APPENDED.fullmatch(output.get_text().strip()):
+            continue
         lines = _lines(output.pre or output)
         for part in _explained_apart(lines):
-            end = _fitting(part, ROOM - 6)
+            end = _fitting(part, room)
             shown = _shown(part[:end], "printed")
             made.append(shown + _remark(len(part) - end, "more lines"))
     return made
@@ -561,7 +613,7 @@ def _outputs(cell: Tag) -> list[Markup]:
 def _card_apart(output: Tag) -> list[Markup]:
     """A card of a hang as two: its headline, the ranks and the line that parted them; then the code and all else."""
     card = output.select_one(".ls-card")
-    if card is None or not (card.table and card.select_one(".ls-code")):
+    if card is None or not (card.table and card.select_one(".ls-code")) or _height(Markup(output.decode())) <= ROOM - 2:
         return []
     first, more = (BeautifulSoup(output.decode(), "html.parser") for _ in range(2))
     for gone in first.select(".ls-card > p:not(.ls-red), .ls-card > pre, .ls-code > div:not(.ls-branch)"):
@@ -640,10 +692,13 @@ def _shown(lines: list[str], kind: str) -> Markup:
     """
     plain = [_plain(line) for line in lines]
     wide = kind == "printed" and any(CODE_WIDTH < len(line) <= WIDE_WIDTH for line in plain)
+    broad = kind == "printed" and NARROW_WIDTH < max(map(len, plain), default=0) <= WIDE_WIDTH
     inside = "".join(
         f'<span class="line" style="--in:{len(line) - len(line.lstrip())}">{line}\n</span>' for line in lines
     )
-    return Markup(f'<div class="highlight {kind}"><pre class="source{" wide" * wide}">{inside}</pre></div>')
+    return Markup(
+        f'<div class="highlight {kind}"><pre class="source{" wide" * wide}{" broad" * broad}">{inside}</pre></div>'
+    )
 
 
 def _pieces(node: Tag, room: float) -> Iterator[Markup]:
