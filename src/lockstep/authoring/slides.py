@@ -127,7 +127,7 @@ def _make_whole(body: BeautifulSoup, folder: Path, name: str) -> None:
         gone.decompose()
     for plain in body.find_all("pre", recursive=False):
         longest = max(map(len, plain.get_text().split("\n")))
-        plain["class"] = [*["wide"] * (longest > CODE_WIDTH), *["broad"] * (longest > NARROW_WIDTH)]
+        plain["class"] = "wide" * (longest > CODE_WIDTH) + " broad" * (longest > NARROW_WIDTH)
     for text in body.find_all("p", recursive=False):
         if ASIDE.search(said := text.decode_contents()):
             text.clear()
