@@ -107,6 +107,11 @@ def written(course: Course, name: str, copy: Path) -> None:
             (copy / "exercises" / f"{name}{suffix}").write_text(text, encoding="utf-8")
 
 
+def test_the_chapters_have_all_exercises() -> None:
+    """So that the walk grades each reference."""
+    assert sorted(name for chapter in CHAPTERS for name in chapter.exercises) == sorted(COURSE.names)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="not run: finds the warm process in /proc")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CHAPTERS)), ids=[chapter.name for chapter in CHAPTERS])

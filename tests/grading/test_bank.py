@@ -92,14 +92,6 @@ def test_right_passes(entry: Entry, worker: Worker, course: Course, tmp_path: Pa
     check_passed(grade(entry, worker, course, tmp_path), without_script=not entry.script)
 
 
-@pytest.mark.slow
-def test_solutions_pass_together(worker: Worker, course: Course) -> None:
-    """The reference passes everything, as a folder; without SLURM on this machine, all but that."""
-    report = worker.grade(course, GradeRequest(NAMES, course.solutions))
-    check_passed(report)
-    assert [result.name for result in report.exercises] == list(NAMES), report_text(report)
-
-
 def check_passed(report: Report, without_script: bool = False) -> None:
     """All that this machine can run, and that was handed in."""
     assert report.exercises and not report.faults, report.faults

@@ -141,21 +141,27 @@ def _living() -> dict[int, _Process]:
     """
     found: dict[int, _Process] = {}
     with contextlib.suppress(OSError):
-        for entry in os.scandir("/proc"):
-            if not entry.name.isdigit():
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                state, parent, group, session, *rest = _stat(int(name))
+                if state != b"Z" or int(rest[13]) > 1:  # num_threads in proc(5)
+                    found[int(name)] = _Process(int(parent), int(group), int(session))
+            except (OSError, ValueError, IndexError):
                 continue
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = _stat(int(entry.name))
-                threads = int(fields[17])  # num_threads in proc(5)
-                if fields[0] != "Z" or threads > 1:
-                    found[int(entry.name)] = _Process(*map(int, fields[1:4]))
     return found
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on. Raises OSError or ValueError when the process is gone."""
-    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    return stat[stat.rindex(")") + 2 :].split()
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on. Raises OSError or ValueError when the process is gone.
+
+    A watcher reads it of every process many times a second: not with `open`, which takes three times as long.
+    """
+    file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        stat = os.read(file, 4096)
+    finally:
+        os.close(file)
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def descendants(root: int, known: dict[int, int] | None = None) -> list[int]:
@@ -193,7 +199,7 @@ def signal_main_thread(pid: int, number: int) -> None:
 def is_stopped(pid: int) -> bool:
     """True when a signal (SIGSTOP, Ctrl-Z) holds the process until another lets it go on."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return _stat(pid)[0] in "Tt"
+        return _stat(pid)[0] in b"Tt"
     return False
 
 
