@@ -507,7 +507,7 @@ def test_comparisons_see_the_text_and_not_the_card(hang: Run) -> None:
     for seconds in (1.5, 12.75):
         hang.seconds = seconds
         bundles.append(run_card(hang)._repr_mimebundle_())
-    first, second = ({kind: same.apply(value) for kind, value in bundle.items()} for bundle in bundles)
+    first, second = ({kind: same(value) for kind, value in bundle.items()} for bundle in bundles)
     assert bundles[0] != bundles[1] and first == second and first["text/html"] == "A CARD"
 
 

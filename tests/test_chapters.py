@@ -212,7 +212,7 @@ def test_an_edit_in_jupyterlab_goes_into_the_source(copy: Path) -> None:
 
 
 def test_a_rule_covers_what_varies_and_no_more() -> None:
-    same = chapters.rules().apply
+    same = chapters.rules()
     row = "  {}      all_reduce #1   4 × float32   {} s   cell line 6   dist.all_reduce(t)"
     assert same("HANG after 0.7 s: rank 2") == same("HANG after 1.1 s: rank 2") != same("HANG after 1.1 s: rank 1")
     assert same(row.format(0, "0.7")) == same(row.format(0, "12.1")) != same(row.format(1, "0.7"))

@@ -21,6 +21,7 @@ from lockstep.course.all_reduce import How, Move, Schedule, Step
 from lockstep.notebook import stepper
 from lockstep.notebook.stepper import Stepper
 from lockstep.notebook.timeline import Timeline, timeline
+from lockstep.ranks import timeline_picture
 
 ROOT = Path(__file__).resolve().parents[1]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -328,7 +329,7 @@ def test_its_text_carries_no_times_and_its_picture_is_well_formed(run: ranks.Run
     assert repr(picture).splitlines()[0] == (
         "Timeline(one, 2 ranks; step 1: 2 all-reduces, 1 launched before the last gradient was ready)"
     )
-    drawn = ElementTree.fromstring(picture.svg())
+    drawn = ElementTree.fromstring(timeline_picture.picture(picture))
     said = [bar.get("aria-label") or "" for bar in drawn.iter(f"{SVG}g") if bar.get("tabindex") == "0"]
     assert sum("(all_reduce)" in one for one in said) == 2 * 2 * 2  # panels, ranks, buckets
     edge = float((drawn.get("viewBox") or "").split()[2])
@@ -339,7 +340,7 @@ def test_its_text_carries_no_times_and_its_picture_is_well_formed(run: ranks.Run
 
 def test_two_runs_compare_as_equal_and_another_schedule_does_not(run: ranks.Run) -> None:
     again = ranks.run(ranks.Script(str(ROOT / "chapters" / "four_ranks.py")), world_size=2, timeline=True)
-    same = chapters.rules().apply
+    same = chapters.rules()
     first, second = timeline(run)._repr_mimebundle_(), timeline(again)._repr_mimebundle_()
     assert first["text/html"] != second["text/html"]
     assert {key: same(text) for key, text in first.items()} == {key: same(text) for key, text in second.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -132,10 +131,4 @@ def _string(text: str) -> str:
 def _block(text: str) -> str:
     if "'''" not in text and all(character.isprintable() or character in "\n\t" for character in text):
         return f"'''\n{text}'''"
-    return '"""\n' + "".join(_escaped(text)) + '"""'
-
-
-def _escaped(text: str) -> Iterable[str]:
-    for character in text:
-        plain = character == "\n" or (character.isprintable() and character not in '"\\')
-        yield character if plain else json.dumps(character)[1:-1]
+    return json.dumps(text)

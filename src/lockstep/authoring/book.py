@@ -32,7 +32,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from traitlets.config import Config
 
-from ..course import Course, CourseError
+from ..course import Course, CourseError, unused
 from ..course.outline import Outline, outlines, page_anchor
 from ..course.quizzes import Question, quiz_file, read, rich
 
@@ -167,12 +167,7 @@ def _body(course: Course, name: str, questions: dict[str, Question]) -> Beautifu
     soup = BeautifulSoup(text, "html.parser")
     taken: set[str] = set()
     for heading in soup.find_all(re.compile("^h[1-6]$")):
-        wanted = anchor = page_anchor(heading.get_text().removesuffix("¶"))
-        number = 1
-        while anchor in taken:
-            number += 1
-            anchor = f"{wanted}-{number}"
-        taken.add(anchor)
+        anchor = unused(page_anchor(heading.get_text().removesuffix("¶")), taken)
         heading["id"] = anchor
         link = heading.find("a", class_="anchor-link")
         if isinstance(link, Tag):

@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellControlSignal, CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from ..course import Course, CourseError
+from ..course import Course, CourseError, unused
 from ..course.copies import chapter_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,6 +54,9 @@ HEADER = """# ---
 # ---
 
 """
+
+
+Rules = Callable[[str], str]
 
 
 class BuildError(CourseError):
@@ -195,6 +199,7 @@ def execute(notebook: NotebookNode, root: Path = ROOT, timing: bool = False) -> 
             timeout=CELL_TIMEOUT_SECONDS,
             kernel_name=KERNEL["name"],
             store_widget_state=False,
+            coalesce_streams=True,  # how its pieces were cut depends on timing
             record_timing=timing,
             resources={"metadata": {"path": str(root / "chapters")}},
         )
@@ -222,24 +227,12 @@ def reference_environment(root: Path = ROOT) -> dict[str, str]:
     }
 
 
-class Rules:
-    """What may differ between two runs of the same cell, from `nbval_sanitize.cfg`."""
-
-    def __init__(self, file: Path) -> None:
-        # The two lines of a rule exactly as nbval reads them (get_sanitize_patterns), so that both agree.
-        pairs = re.findall(r"^regex: (.*)$\n^replace: (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-        self.pairs = [(re.compile(pattern), replacement) for pattern, replacement in pairs]
-
-    def apply(self, text: str) -> str:
-        """The text with everything that may differ replaced by its rule's replacement."""
-        for pattern, replacement in self.pairs:
-            text = pattern.sub(replacement, text)
-        return text
-
-
 def rules(root: Path = ROOT) -> Rules:
-    """The rules of this checkout."""
-    return Rules(root / "chapters" / "nbval_sanitize.cfg")
+    """A function that replaces what may differ between two runs of the same cell, as `nbval_sanitize.cfg` says."""
+    # The two lines of a rule exactly as nbval reads them (get_sanitize_patterns), so that both agree.
+    told = (root / "chapters" / "nbval_sanitize.cfg").read_text(encoding="utf-8")
+    pairs = [(re.compile(a), b) for a, b in re.findall(r"^regex: (.*)$\n^replace: (.*)$", told, re.MULTILINE)]
+    return lambda text: reduce(lambda kept, pair: pair[0].sub(pair[1], kept), pairs, text)
 
 
 def _agrees(name: str, root: Path) -> bool:
@@ -262,13 +255,7 @@ def _kept_metadata(cell: NotebookNode) -> dict[str, Any]:
 
 def _cell_id(cell: NotebookNode, taken: set[str]) -> str:
     """An id that a cell keeps when cells are inserted before it, and loses when its text changes."""
-    base = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
-    made, number = base, 1
-    while made in taken:
-        number += 1
-        made = f"{base}-{number}"
-    taken.add(made)
-    return made
+    return unused(hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8], taken)
 
 
 def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> None:
@@ -281,7 +268,6 @@ def _tidy(notebook: NotebookNode, before: NotebookNode | None, same: Rules) -> N
             continue
         count += 1
         cell.execution_count = count
-        cell.outputs = _joined(cell.outputs)
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = count
@@ -321,23 +307,10 @@ def cover(notebook: NotebookNode) -> None:
                 cell.metadata["jupyter"] = {"outputs_hidden": True}
 
 
-def _joined(outputs: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """The outputs with the pieces of one stream joined: how they were cut depends on timing."""
-    joined: list[NotebookNode] = []
-    for output in outputs:
-        if output.output_type == "stream":
-            first = next((one for one in joined if one.output_type == "stream" and one.name == output.name), None)
-            if first is not None:
-                first.text += output.text
-                continue
-        joined.append(output)
-    return joined
-
-
 def _canonical(value: Any, same: Rules) -> Any:
     """Outputs without anything that may differ between two runs, text by text, as nbval does it."""
     if isinstance(value, str):
-        return same.apply(value)
+        return same(value)
     if isinstance(value, dict):
         return {key: _canonical(item, same) for key, item in value.items() if key != "execution_count"}
     if isinstance(value, list):

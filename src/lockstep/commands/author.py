@@ -9,7 +9,7 @@ import typer
 
 from ..course import CourseError, find, short
 from . import bank
-from .options import PASSED_THROUGH, Names
+from .options import PASSED_THROUGH, Names, choose
 
 commands = typer.Typer()
 author = typer.Typer(no_args_is_help=True, help="For those who write the course.")
@@ -87,9 +87,11 @@ def mutants(
 ) -> int:
     """Change the solution in one place at a time: does a check notice? 0 yes, always; 1 if one goes unnoticed."""
     from ..ranks.processes import cores
-    from .mutants import run
+    from .mutants import grade, show
 
-    return run(names, every, again, jobs or cores(), listed)
+    course = find()
+    chosen = choose(course, names, every)
+    return show(course, chosen) if listed else grade(course, chosen, jobs or cores(), again)
 
 
 @author.command()

@@ -15,9 +15,9 @@ from typing import Any
 from ..course import Course, CourseError, short
 from ..grading import bulk, policy_file, slurm_array, writers
 from ..grading.classroom import GradingOutcome, Learner
-from ..grading.exports import visible
 from ..grading.exports.pages import plural
 from ..grading.forecast import Forecast, about
+from ..grading.text import visible
 from . import class_table
 from .console import width
 

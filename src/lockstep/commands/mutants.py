@@ -7,8 +7,7 @@ import typer
 from ..authoring import contracts
 from ..authoring.mutant_grading import Examined, examine, solution
 from ..authoring.mutants import Mutant, mutants
-from ..course import Course, find
-from .options import choose
+from ..course import Course
 
 
 def show(course: Course, names: list[str]) -> int:
@@ -62,9 +61,3 @@ def _table(examined: list[Examined], known: dict[str, dict[str, str]]) -> list[s
     width = max(len("exercise"), *(len(row[0]) for row in rows))
     head = f"{'exercise':<{width}}  mutants  noticed  equivalent  not noticed"
     return [head, *(f"{row[0]:<{width}}  {row[2]:>7}  {row[1]:>7}  {row[3]:>10}  {row[4]:>11}" for row in rows)]
-
-
-def run(names: list[str] | None, every: bool, again: bool, jobs: int, listed: bool) -> int:
-    course = find()
-    chosen = choose(course, names, every)
-    return show(course, chosen) if listed else grade(course, chosen, jobs, again)

@@ -5,7 +5,7 @@ Nothing here runs a submission. It needs the standard library and msgspec, so `l
 
 from __future__ import annotations
 
-from .course import CatalogueEntry, Chapter, Course, find, leaf, nearest, short
+from .course import CatalogueEntry, Chapter, Course, find, leaf, nearest, short, unused
 from .toml import CourseError
 
-__all__ = ["CatalogueEntry", "Chapter", "Course", "CourseError", "find", "leaf", "nearest", "short"]
+__all__ = ["CatalogueEntry", "Chapter", "Course", "CourseError", "find", "leaf", "nearest", "short", "unused"]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 
 from .toml import CourseError, read_toml
@@ -146,6 +147,14 @@ class Course:
 def leaf(name: str) -> str:
     """An exercise's own name, without its group's: the stem of its file."""
     return name.rpartition("/")[2]
+
+
+def unused(name: str, taken: set[str]) -> str:
+    """The name, or with `-2`, `-3`, … at its end one that is not taken; it is then."""
+    names = chain((name,), (f"{name}-{number}" for number in count(2)))
+    found = next(one for one in names if one not in taken)
+    taken.add(found)
+    return found
 
 
 def short(path: Path) -> str:

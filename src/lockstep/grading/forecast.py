@@ -16,12 +16,10 @@ PRIOR = 20  # The checks of this class after which its own seconds count as much
 class Forecast:
     """Counts down while learners are graded, `jobs` at once. `checks` are how many checks each learner's work has."""
 
-    def __init__(self, checks: Mapping[str, int], jobs: int, graded: Iterable[Learner] = ()) -> None:
+    def __init__(self, checks: Mapping[str, int], jobs: int) -> None:
         self.checks, self.jobs = checks, jobs
         self.waiting = dict(checks)
         self.seconds, self.counted = PRIOR * SECONDS_A_CHECK, PRIOR
-        for learner in graded:
-            self.count(learner)
 
     @classmethod
     def of(cls, grading: Grading, pending: Iterable[Handed], jobs: int) -> Forecast:
@@ -29,9 +27,10 @@ class Forecast:
         numbers = {name: grading.course.count_checks(name) for name in grading.course.names}
         checks = {one.id: sum(numbers[name] for name in grading.exercises(one)) for one in grading.roster}
         waiting = {one.id for one in pending}
-        known = [grading.known(one) for one in grading.roster if one.id not in waiting]
-        found = cls(checks, jobs, (one for one in known if one is not None))
+        found = cls(checks, jobs)
         found.waiting = {id: number for id, number in checks.items() if id in waiting}
+        for learner in filter(None, (grading.known(one) for one in grading.roster if one.id not in waiting)):
+            found.count(learner)
         return found
 
     def count(self, learner: Learner) -> None:

@@ -26,7 +26,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-from ..course import Course, leaf
+from ..course import Course, leaf, unused
 from . import by_content
 from .apart import read_apart
 from .archives import (
@@ -408,11 +408,7 @@ def _accounts(owners: tuple[Owner, ...], scratch: Path, expected: _Expected) -> 
     found: dict[str, _Gathering] = {}
     used: set[str] = set()
     for owner in sorted(owners, key=lambda owner: (owner.id, owner.key)):
-        ident, number = owner.id, 1
-        while ident in used:
-            number += 1
-            ident = f"{owner.id}-{number}"
-        used.add(ident)
+        ident = unused(owner.id, used)
         folder = scratch / ident
         if folder.exists():  # from an earlier time
             shutil.rmtree(folder)

@@ -11,7 +11,6 @@ were launched before the last gradient was ready, by the order of events and not
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ..ranks import timeline as recorded
@@ -27,13 +26,6 @@ class Timeline(recorded.Timeline):
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/html": timeline_picture.inline(self), "text/plain": repr(self)}
-
-    def svg(self) -> str:
-        """The picture. `data-measured` tells comparisons of outputs that it differs in every run."""
-        return timeline_picture.picture(self)
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.svg() + "\n", encoding="utf-8")
 
 
 def timeline(*runs: Run | None, titles: tuple[str, ...] = (), step: int | str | None = None) -> Timeline:

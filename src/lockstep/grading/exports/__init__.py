@@ -3,9 +3,3 @@
 What a submission printed, raised or was called is in them as text; each writer makes it harmless for the program that
 opens its output.
 """
-
-from __future__ import annotations
-
-from ..text import visible
-
-__all__ = ["visible"]

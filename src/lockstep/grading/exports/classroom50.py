@@ -23,8 +23,8 @@ from typing import Any
 
 from ..classroom import ClassResult, GradingOutcome, Learner
 from ..policy import Grade, Grades
+from ..text import visible
 from ..verdict import CheckOutcome, ExerciseResult
-from . import visible
 
 RESULT = "classroom50/result/v1"
 SCORES = "classroom50/scores/v1"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..classroom import ClassResult, Learner
 from ..policy import Grade, Grades
-from . import visible
+from ..text import visible
 
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "|", "%")
 

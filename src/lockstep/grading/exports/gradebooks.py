@@ -22,7 +22,7 @@ from fractions import Fraction
 
 from ..classroom import ClassResult, Learner
 from ..policy import Grade, Grades, Rounding, on
-from . import visible
+from ..text import visible
 from .csv_grades import cell, csv_text
 from .markdown import rendered
 

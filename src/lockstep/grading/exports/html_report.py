@@ -14,9 +14,8 @@ from ...ranks.text import Evidence
 from ..classroom import GradingOutcome, Learner, was_handed_in
 from ..isolation import TIERS
 from ..policy import Grade
-from ..text import MARKS, Worth, is_unwritten, not_run
+from ..text import MARKS, Worth, is_unwritten, not_run, visible
 from ..verdict import NOT_HANDED_IN, CheckOutcome, CheckResult, ExerciseResult
-from . import visible
 from .markdown import rendered
 from .pages import MOST_NAME, cut, render, without_folders
 

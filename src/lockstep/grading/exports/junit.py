@@ -5,8 +5,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from ..classroom import ClassResult
+from ..text import visible
 from ..verdict import CheckOutcome, CheckResult
-from . import visible
 
 
 def junit(graded: ClassResult) -> str:

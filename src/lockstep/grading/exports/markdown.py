@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from markupsafe import Markup, escape
 
-from . import visible
+from ..text import visible
 
 # No part can contain its own mark, and each has an end: the time is linear, and nesting ends by itself.
 _INLINE = re.compile(

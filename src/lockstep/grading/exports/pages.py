@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...ranks import cards
-from . import visible
+from ..text import visible
 
 MOST_CHARACTERS = 16_000  # of one text
 MOST_NAME = 200  # of a name

@@ -6,7 +6,7 @@ import string
 
 from ..classroom import ClassResult, GradingOutcome, Learner
 from ..policy import Grade, Grades
-from . import visible
+from ..text import visible
 
 MOST_BYTES = 1_000_000  # GitHub drops a step's summary above 1 MiB
 MOST_FREQUENT = 8
