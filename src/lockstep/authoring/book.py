@@ -50,7 +50,7 @@ NARROW = ".narrow.svg"  # What a phone shows instead of a picture with a before 
 PHONE = 500  # A picture that is no wider can be read on a phone without scrolling
 COLUMNS = re.compile(r"\S {2,}\S")  # of a table, which would fall apart in lines that go on
 SHOWN_FILE = re.compile(r"""^print\(Path\("([^"]+)"\)\.read_text\(\)\)$""")
-WRITTEN = re.compile(r"(?:Over)?[Ww]riting \S+")  # what `%%writefile` prints: its first line says it
+WRITTEN = re.compile(r"(?:(?:Over)?[Ww]riting|Appending to) \S+")  # what `%%writefile` prints: its first line says it
 VERDICT = r"^(?:HANG|CRASH|DRIFT|MISMATCH|OUT OF MEMORY|TIMEOUT)\b.*(?:\n.+)*"  # up to an empty line
 TINTS = tuple(
     (re.compile(pattern, re.MULTILINE), replacement)

@@ -56,8 +56,8 @@ ASIDE = re.compile(r"\s*\(<code[^>]*>--[^()]*\)")  # of options of `%%ranks`, wh
 BEFORE_AFTER = re.compile(rb'viewBox="0 0 (\d+) .*>before<.*?x="(\d+)"[^>]*>after', re.DOTALL)
 RANK_LINE = 19  # units from the top of a rank's rows to its name
 BEFORE = Markup('<p class="runs">What the cell before printed</p>')
-APPENDED = re.compile(r"(?:Writing|Overwriting|Appending to) \S+")  # what `%%writefile` prints
 IMPORT = re.compile(r"(?:import|from|%load_ext) .*|\s*")
+OPENING = re.compile(rf"{IMPORT.pattern}|\"\"\".*\"\"\"")
 PLUMBING = re.compile(
     r"\b(?:redirect_stdout|subprocess\.run)\("
 )  # how a command is called in a cell: only its call is shown
@@ -330,7 +330,7 @@ class _Deck:
         ):
             return Markup()  # all of it is above the next cell
         about = [*takewhile(lambda one: not LEADS_ON.match(_marked(one)), said)]
-        if not drawn and self.said.issuperset(about):
+        if not drawn and not self.said.isdisjoint(about):  # on a slide of one of the cell's pictures
             return Markup()
         return self.paragraph(self.fitting(about or said[:drawn], 190), "taken")
 
@@ -600,13 +600,13 @@ def _outputs(cell: Tag, room: float = ROOM - 6) -> list[Markup]:
         if output.name == "img" or _is("html", output):
             made += [] if output.iframe else _card_apart(output) or _runs_apart(output)  # what moves is in the book
             continue
-        if APPENDED.fullmatch(output.get_text().strip()):
-            continue
         lines = _lines(output.pre or output)
         for part in _explained_apart(lines):
-            end = _fitting(part, room)
-            shown = _shown(part[:end], "printed")
-            made.append(shown + _remark(len(part) - end, "more lines"))
+            start, end = 0, _fitting(part, room)
+            if end < len(part) and SHOWN_FILE.match(_source(cell)):  # of a file, neither its docstring nor its imports
+                start = len([*takewhile(OPENING.fullmatch, map(_plain, part))])
+                end = start + _fitting(part[start:], room)
+            made.append(_shown(part[start:end], "printed") + _remark(len(part) - end + start, "more lines"))
     return made
 
 

@@ -16,7 +16,6 @@ from html import escape
 from .cards import Card
 
 COLOURS = ("#4c78a8", "#5f9e6e", "#e0a13a", "#b279a2", "#d1605e", "#8c8c8c")
-LIGHT = COLOURS[0]  # Numbers are white on this one, black on the others
 
 
 def _picture(title: str, drawn: str, plain: str) -> Card:
@@ -46,19 +45,16 @@ def _decimals(values: Iterable[float]) -> int:
 
 
 def _row(name: str, parts: Mapping[str, float], share: float, decimals: int, unit: str) -> str:
-    """`share` of the place for a bar, in percent, is what 1 takes. Several parts have their numbers in them; on a phone
-    these are beside the sum.
+    """`share` of the place for a bar, in percent, is what 1 takes. Several parts have their numbers before
+    the sum: a narrow part has no room for one.
     """
     inside, numbers = "", []
     for (part, value), color in zip(parts.items(), COLOURS, strict=False):
         number = f"{value:,.{decimals}f}"
-        said = f"<b{' class=ls-on' if color == LIGHT else ''}>{number}</b>" if part else ""
         title = f"{part}: {number} {unit}" if part else f"{number} {unit}"
         if value or not part:
             numbers.append(number)
-            inside += (
-                f'<i style="width: {value * share:.2f}%; background-color: {color}" title="{escape(title)}">{said}</i>'
-            )
+            inside += f'<i style="width: {value * share:.2f}%; background-color: {color}" title="{escape(title)}"></i>'
     told = f'<span class="ls-parts">{" + ".join(numbers)} = </span>' if len(numbers) > 1 else ""
     shown = f"{told}{sum(parts.values()):,.{decimals}f} {escape(unit)}"
     return f"<li><span>{escape(name)}</span><span>{inside}</span><span>{shown}</span></li>"
