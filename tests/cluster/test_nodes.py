@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.leftovers import marked_processes, wait_until_gone
-from support.machine import needs, networks
+from support.machine import needs, networks, wait_all
 
 from lockstep import cluster, ranks
 from lockstep.cluster import tools
@@ -86,7 +86,7 @@ def test_each_has_its_name_its_address_and_knows_the_others(nodes: cluster.Nodes
     text = ("import socket\nnames = [name for _, name in socket.if_nameindex()]\n"
             "print(socket.gethostname(), socket.gethostbyname('node0'), socket.gethostbyname('node1'), *names)")  # fmt: skip
     said = [nodes.run(where, script(text)) for where in (0, 1, None)]
-    assert cluster.wait_all(said, SECONDS) == [0, 0, 0]
+    assert wait_all(said, SECONDS) == [0, 0, 0]
     assert nodes.names == ["node0", "node1"] and nodes.addresses == ["10.77.0.100", "10.77.0.101"]
     assert said[0].output.split() == ["node0", *nodes.addresses, "lo", "eth0"]
     assert said[1].output.split() == ["node1", *nodes.addresses, "lo", "eth0"]
@@ -154,7 +154,7 @@ def test_torchrun_meets_across_nodes(nodes: cluster.Nodes, tmp_path: Path) -> No
         train,
     ]
     agents = [nodes.run(node, command) for node in range(2)]
-    codes = cluster.wait_all(agents, 2 * SECONDS)
+    codes = wait_all(agents, 2 * SECONDS)
     said = [line for agent in agents for line in agent.output.splitlines() if line.startswith("node")]
     assert codes == [0, 0], [agent.output for agent in agents]
     assert sorted(line.split()[0] for line in said) == ["node0", "node0", "node1", "node1"]
@@ -278,17 +278,12 @@ def test_a_killed_node_says_goodbye_and_one_without_power_does_not(nodes: cluste
         assert nodes.run(1, ["true"]).wait(SECONDS) == 0  # it can be used again
 
 
-def test_links_have_a_rate_each_way(nodes: cluster.Nodes) -> None:
-    command = ["tc", "qdisc", "show", "dev", "eth0"]
-    nodes.set_bandwidth("1gbit")
-    nodes.set_bandwidth("20mbit", 1)
-    said = [nodes.run(node, command) for node in range(2)]
-    cluster.wait_all(said, SECONDS)
-    assert "rate 1Gbit" in said[0].output and "rate 20Mbit" in said[1].output
-    seen = nodes.run(None, ["tc", "qdisc", "show", "dev", "port1"])
-    seen.wait(SECONDS)
-    assert "rate 20Mbit" in seen.output
-    nodes.set_bandwidth(None)
+def test_links_have_a_rate_each_way() -> None:
+    with cluster.Nodes(2, bandwidth="20mbit") as nodes:
+        ends = [(0, "eth0"), (1, "eth0"), (None, "port0"), (None, "port1")]
+        said = [nodes.run(node, ["tc", "qdisc", "show", "dev", device]) for node, device in ends]
+        assert wait_all(said, SECONDS) == [0] * 4
+        assert all("rate 20Mbit" in one.output for one in said)
 
 
 # How it ends ------------------------------------------------------------------------------------------------------

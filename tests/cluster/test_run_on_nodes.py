@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.machine import needs
+from support.machine import needs, wait_all
 
 from lockstep import cluster
 from lockstep.cluster.nodes import own_environment
@@ -58,7 +58,7 @@ def until(process: cluster.Process, said: str, count: int = 1) -> None:
 
 def test_they_train_together_and_a_hang_is_explained(nodes: cluster.Nodes, tmp_path: Path) -> None:
     both = start(nodes, tmp_path, "hang", "--rdzv-backend=c10d")
-    assert cluster.wait_all(both, SECONDS) == [1, 1], [one.output for one in both]
+    assert wait_all(both, SECONDS) == [1, 1], [one.output for one in both]
     for node, process in enumerate(both):
         seen = sorted(re.findall(r"\[rank \d\] ready (.*)", process.output))
         assert seen == [f"node{node} {node} {local} {2 * node + local} 1111.0" for local in (0, 1)], process.output
@@ -76,7 +76,7 @@ def test_who_cannot_reach_node_0_says_so_and_ctrl_c_on_one_ends_both(nodes: clus
     for process in both:
         until(process, "ready", 2)
     both[1].send_signal(signal.SIGINT)
-    assert cluster.wait_all(both, SECONDS) == [130, 130], [one.output for one in both]
+    assert wait_all(both, SECONDS) == [130, 130], [one.output for one in both]
     for process in both:
         assert "Interrupted on node 1 (node1): ranks 0, 1, 2 and 3 were still running." in process.output
 

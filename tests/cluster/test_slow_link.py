@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.leftovers import command, marked_processes, wait_until_gone
-from support.machine import needs, networks
+from support.machine import needs, network, networks
 
 from lockstep import cluster, ranks
-from lockstep.cluster import namespaces, tools
+from lockstep.cluster import tools
 from lockstep.ranks import Outcome
 from lockstep.ranks.processes import descendants
 
@@ -80,7 +80,7 @@ def test_the_link_is_the_runs_own() -> None:
     runs = [ranks.run(ranks.Source(text), 2, network=cluster.slow_link("1gbit")) for _ in range(2)]
     assert [run.observed("links") for run in runs] == [[["lo"]] * 2] * 2
     assert [run.observed("user") for run in runs] == [[os.getuid()] * 2] * 2
-    mine = namespaces.identity("self", "net")
+    mine = network()
     assert all(len(set(run.observed("network"))) == 1 and mine not in run.observed("network") for run in runs)
 
 
@@ -134,7 +134,7 @@ def test_a_launchers_ranks_share_the_link(tmp_path: Path) -> None:
     )
     run = ranks.run(ranks.Script(script), 2, launcher=True, network=cluster.slow_link("1gbit"))
     assert run.ok, run.cause
-    assert run.observed("network")[0] != namespaces.identity("self", "net")
+    assert run.observed("network")[0] != network()
     assert len(run.workers) == 2
 
 
@@ -275,4 +275,4 @@ def test_another_way_to_start_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "import os\nfrom lockstep.ranks import observe\nobserve('network', os.readlink('/proc/self/ns/net'))"
     run = ranks.run(ranks.Source(text), 2, network=cluster.slow_link("1gbit"))
     assert run.ok and len(set(run.observed("network"))) == 1
-    assert run.observed("network")[0] != namespaces.identity("self", "net")
+    assert run.observed("network")[0] != network()

@@ -93,11 +93,6 @@ def breached(course: Course, name: str, entry: bank.Entry) -> list[tuple[str, se
     return [(one.folded, set(one.held_by)) for one in read(course, name).promise if own in one.breached_by]
 
 
-def missing(course: Course) -> list[str]:
-    """The exercises that still need a ledger."""
-    return [name for name in course.names if "/" not in name and not place(course, name).is_file()]
-
-
 def docstrings(stub: str) -> dict[str, str]:
     """The docstrings that tell a learner what to write, folded, by function or class; the module's under ""."""
     tree = ast.parse(stub)

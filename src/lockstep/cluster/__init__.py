@@ -16,11 +16,11 @@ from __future__ import annotations
 from .availability import Missing, available
 from .hosts import own_hosts
 from .link import set_bandwidth, slow_link
-from .nodes import ClusterError, Nodes, Process, wait_all
+from .nodes import ClusterError, Nodes, Process
 from .rate import bits_per_second
 from .slurm import Job, Slurm
 
 __all__ = [
     "ClusterError", "Job", "Missing", "Nodes", "Process", "Slurm", "available", "bits_per_second", "own_hosts",
-    "set_bandwidth", "slow_link", "wait_all",
+    "set_bandwidth", "slow_link",
 ]  # fmt: skip

@@ -20,15 +20,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 
 from ..ranks import processes
 from ..ranks.fork_loop import ForkLoop
 from . import hosts, namespaces, tools
 from .availability import explain
-from .link import throttle
 from .nodes import STATUS
-from .orders import Answer, Bandwidth, Kill, Order, Run, Shield, Signal, pack, unpack
+from .orders import Answer, Kill, Order, Run, Shield, Signal, pack, unpack
 
 ORDER = socket.CMSG_SPACE(8 * 4)
 NOT_STARTED = 127
@@ -121,23 +119,13 @@ class NamespaceHost:
                 self._signal(pid, number)
             case Kill(node):
                 return self._kill(self.hosts[node])
-            case Bandwidth(node, bits):
-                throttle(self.hosts[node].port, bits, "change")
-                with self._on(node):
-                    throttle(hosts.CARD, bits, "change")
             case Shield(node, rules):
-                with self._on(node):
+                self.hosts[node].enter()
+                try:
                     _shield(rules)
+                finally:
+                    self.login.enter()
         return None
-
-    @contextlib.contextmanager
-    def _on(self, node: int) -> Iterator[None]:
-        """Within, this process stands on a host."""
-        self.hosts[node].enter()
-        try:
-            yield
-        finally:
-            self.login.enter()
 
     def _start(self, host: hosts.Host, request: Run, streams: list[int]) -> int:
         *standard, told = streams

@@ -8,7 +8,6 @@ belong to whom they belong, and nothing looks like root that is not.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
@@ -46,13 +45,6 @@ def setns(descriptor: int) -> None:
 def open_own(kind: str) -> int:
     """This process's namespace of a kind (`net`, `uts`, `mnt`) as an open file, which keeps it alive."""
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def identity(pid: int | str, kind: str) -> str:
-    """Which namespace a process is in, such as `net:[4026531840]`; empty when it is gone or not ours to ask."""
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/{kind}")
-    return ""
 
 
 def make(flags: int) -> None:

@@ -12,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from ..ranks import NotRun
 from ..ranks.client import child_environment
 from . import hosts, tools
-from .orders import Answer, Bandwidth, Kill, Order, Run, Shield, Signal, pack, unpack
+from .orders import Answer, Kill, Order, Run, Shield, Signal, pack, unpack
 from .rate import Rate, bits_per_second
 
 STATUS = struct.Struct("i")  # How a command has ended, as the namespace host tells it
@@ -184,12 +183,6 @@ class Nodes:
 
     # Faults ----------------------------------------------------------------------------------------------------
 
-    def set_bandwidth(self, bandwidth: Rate | None, node: int | None = None) -> None:
-        """From now on the link of a node, or every link, passes so much each way; None: as much as it can."""
-        bits = None if bandwidth is None else bits_per_second(bandwidth)
-        for one in range(self.count) if node is None else [self._check(node)]:
-            self._order(Bandwidth(one, bits))
-
     def kill(self, node: int) -> int:
         """SIGKILL every process on a node; returns how many there were. Its kernel still says goodbye for them: their
         peers read "Connection reset by peer". The node itself stays, and can be given new commands.
@@ -246,12 +239,3 @@ def _port(port: int) -> int:
     if not 1 <= port <= 65535:
         raise ValueError(f"{port} is no port")
     return port
-
-
-def wait_all(processes: Sequence[Process], timeout: float) -> list[int | None]:
-    """Wait until all have ended or so many seconds are over; their return codes, None for one that still runs."""
-    give_up = time.monotonic() + timeout
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, give_up - time.monotonic()))
-    return [process.returncode for process in processes]

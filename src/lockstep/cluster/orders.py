@@ -28,11 +28,6 @@ class Kill(msgspec.Struct, tag=True):
     node: int
 
 
-class Bandwidth(msgspec.Struct, tag=True):
-    node: int
-    bits: int | None
-
-
 class Shield(msgspec.Struct, tag=True):
     """Replace what a node lets in by these routing rules."""
 
@@ -40,7 +35,7 @@ class Shield(msgspec.Struct, tag=True):
     rules: list[str]
 
 
-Order = Run | Signal | Kill | Bandwidth | Shield
+Order = Run | Signal | Kill | Shield
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
