@@ -15,7 +15,7 @@ from support.tiny_course import make_course
 from lockstep.authoring import mutant_grading
 from lockstep.authoring.mutant_grading import examine
 from lockstep.authoring.mutants import mutants
-from lockstep.commands.mutants import run
+from lockstep.commands.mutants import grade
 from lockstep.course import Course, CourseError
 from lockstep.course.stubs import solution_lines, solved
 from lockstep.grading.request import GradeRequest, OnCheck
@@ -253,11 +253,8 @@ def test_survivors_are_reported_until_a_ledger_explains_them(tiny: Course) -> No
     assert f"add, line 4, {SURVIVORS[0]}  (equivalent)" in told.stdout.splitlines()
 
 
-def test_all_ends_with_a_table(
-    tiny: Course, judge: type[Judge], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_COURSE", str(tiny.root))
-    assert run(None, True, False, 2, False) == 1
+def test_all_ends_with_a_table(tiny: Course, judge: type[Judge], capsys: pytest.CaptureFixture[str]) -> None:
+    assert grade(tiny, list(tiny.names), 2, again=False) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "times: 0 of 0 noticed, 0 equivalent, 0 not noticed" in lines  # nothing is marked there
     assert lines[-4:] == [
@@ -266,7 +263,7 @@ def test_all_ends_with_a_table(
         "times           0        0           0            0",
         "all             7        4           0            3",
     ]
-    assert run(["times"], False, False, 2, False) == 0
+    assert grade(tiny, ["times"], 2, again=False) == 0
 
 
 def test_a_kept_result_is_not_graded_again(tiny: Course, judge: type[Judge]) -> None:

@@ -64,9 +64,6 @@ class Mutant:
         """What it is called in files: stays the same when lines above it come or go."""
         return f"{self.operator}: {self.change}"
 
-    def __str__(self) -> str:
-        return f"line {self.line}: {self.change}"
-
 
 def mutants(solution: str) -> list[Mutant]:
     """All mutants of a solution's text, from top to bottom; those with the same code once."""

@@ -55,7 +55,6 @@ class _Listener:
     def __init__(self, request: GradeRequest, on_check: OnCheck | None) -> None:
         self.request, self.on_check = request, on_check
         self.session: Session | None = None
-        self.told = 0
         self.uncollected: list[str] = []
 
     @property
@@ -74,14 +73,7 @@ class _Listener:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.session = session.config.stash[SESSION]
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self.on_check is None or self.session is None or report.when == "teardown":
-            return
-        results = [(name, check) for name, checks in self.session.results.items() for check in checks]
-        for name, check in results[self.told :]:
-            self.on_check(name, check)
-        self.told = len(results)
+        self.session.on_check = self.on_check
 
 
 LEFT_OUT = (

@@ -23,7 +23,7 @@ from ..course import Course, CourseError, find
 from ..ranks.folder import held_folder, remove_left_folders
 from . import isolation
 from .grader import CheckNotRun, Failed, Grader, Lacking
-from .request import GradeRequest
+from .request import GradeRequest, OnCheck
 from .submission import prepare
 from .text import check_text
 from .verdict import NOT_HANDED_IN, CheckOutcome, CheckResult, ExerciseResult
@@ -47,6 +47,7 @@ class Session:
             self.own.enter_context(ranks.served_by(server))
         self.graders: dict[str, Grader] = {}
         self.results: dict[str, list[CheckResult]] = {}
+        self.on_check: OnCheck | None = None
         self.faults: list[str] = []
         self.began: dict[str, float] = {}
 
@@ -184,6 +185,8 @@ def pytest_runtest_makereport(
         session.faults.append(f"{item.nodeid}: {report.longreprtext}")
         result = CheckResult(title(item), item.name, CheckOutcome.NOT_RUN, reason=BROKEN, stage=stage(item))
     session.results.setdefault(exercise, []).append(result)
+    if session.on_check is not None:
+        session.on_check(exercise, result)
     if result.outcome is CheckOutcome.FAILED and result.diagnosis is not None:
         report.longrepr = check_text(result)
     elif result.outcome is CheckOutcome.NOT_RUN and result.reason != BROKEN:

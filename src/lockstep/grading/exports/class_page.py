@@ -23,7 +23,6 @@ from .pages import MOST_NAME, cut, plural, render
 DIAGNOSES = 25  # rows
 COLUMNS = 6  # So many exercises have their points beside each learner's
 PAIRS = 50
-SLOWEST = 10
 FREQUENT = 3  # diagnoses of one check
 BARS = 11  # ten tenths, and all points
 MOST_PASSAGE = 3_000  # characters
@@ -79,7 +78,6 @@ def class_page(
         tickets=[{"ticket": ticket, "people": [person(one) for one in held]} for ticket, held in tickets],
         solved=[{"exercise": exercise, "people": [person(one) for one in held]} for exercise, held in solved],
         late=[person(one.id) | late for one in graded.learners if (late := _late(one, grades[one.id]))],
-        slowest=_slowest(graded, person),
         columns=columns,
         learners=[
             person(one.id)
@@ -234,14 +232,6 @@ def _late(learner: Learner, grade: Grade) -> dict[str, Any] | None:
     if not learner.handed.marked_late and not grade.late_days:
         return None
     return {"when": handed_in(learner), "days": grade.late_days or "–", "taken_off": grade.taken_off or "–"}
-
-
-def _slowest(graded: ClassResult, person: Person) -> list[dict[str, Any]]:
-    slow = sorted((one for one in graded.learners if one.seconds > 0), key=lambda one: (-one.seconds, one.id))[:SLOWEST]
-    return [
-        person(one.id) | {"seconds": f"{one.seconds:.1f}", "percent": f"{100 * one.seconds / slow[0].seconds:.0f}"}
-        for one in slow
-    ]
 
 
 def _row(learner: Learner, score: Any, most: Any) -> dict[str, Any]:
