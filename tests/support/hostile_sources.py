@@ -81,7 +81,7 @@ def read(text: str, searched: set[str], folder: Path) -> None:
     """All that the judge does to a text of a submission. Nothing of it may raise, or take long."""
     from judging.train_ddp import under_rank_condition
 
-    from lockstep.grading.similar import pairs
+    from lockstep.grading import similar
     from lockstep.grading.source import MOST_COLUMNS, parse
     from lockstep.grading.submission import Submission, _defined, _imports
     from lockstep.ranks import explain
@@ -97,7 +97,7 @@ def read(text: str, searched: set[str], folder: Path) -> None:
     assert all(len(submission.source_line(line)) <= MOST_COLUMNS for line in (1, 2, 10**9))
     assert len(submission.reported(text, 20_000)) < 5 * 20_000 + 100  # an escaped character is longer than it was
     under_rank_condition(text, 2)
-    pairs({"ada": text, "bob": text + "\nx = 1"})
+    similar._pairs({"ada": similar._Code.of(text), "bob": similar._Code.of(text + "\nx = 1")}, [], "")
     explain._short(Error("RuntimeError", text[:LONG]))
     explain.parse(text[:LONG])
 
