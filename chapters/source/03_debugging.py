@@ -768,7 +768,7 @@ for number in range(3):
     print(f"after step {number + 1}: {verdict(model)}")
 
 # %% [markdown]
-# Four mistakes make the replicas differ without an error.
+# Four mistakes make the replicas differ without an error:
 #
 # **The model is cast or moved after wrapping.** A change of type or device removes DDP's hooks (chapter 1):
 

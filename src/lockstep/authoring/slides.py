@@ -193,7 +193,7 @@ class _Deck:
             made = list(_together(self.blocks(nodes)))
             if main and not effort and nodes and nodes[0].name == "ul":
                 made[0] = made[0]._replace(kind="section")
-            if opened and made and made[0].kind == "text" and _height(made[0].body) < THIN + 2 * bool(effort):
+            if opened and made and made[0].kind == "text" and _height(made[0].body) < THIN + 4 * bool(effort):
                 opened = replace(opened, body=opened.body + made.pop(0).body)
             if opened:
                 yield opened
@@ -263,7 +263,7 @@ class _Deck:
                     code = []
                     for cell in told:
                         beside = sum(_height(_code(one)[0]) for one in told if one is not cell and _is_short(one))
-                        code += _code(cell, DIVIDED * ROOM - least - beside)
+                        code += _code(cell, DIVIDED * ROOM - least - beside - 1)
                     yield from _packed("ask", asked, code, _asking(asked))
                     outputs = [one for cell in shown for one in _outputs(cell)]
                     told_later = (
@@ -322,12 +322,8 @@ class _Deck:
         if not rest or rest[0].name != "p" or rest[0].img or _predicts(rest[0]):
             return Markup()
         said, drawn = _sentences(rest[0]), any("lockstep-timeline" in one for one in outputs)
-        if (
-            not drawn
-            and said[-1].endswith((":", "?"))
-            and len(_plain(" ".join(said))) <= LEAD
-            and not ANSWER.match(said[0])
-        ):
+        leads = said[-1].endswith((":", "?")) and len(_plain(" ".join(said))) <= LEAD and not ANSWER.match(said[0])
+        if leads and not drawn and not (rest[1:] and NOT_SHOWN.search(_source(rest[1]))):
             return Markup()  # all of it is above the next cell
         about = [*takewhile(lambda one: not LEADS_ON.match(_marked(one)), said)]
         if not drawn and not self.said.isdisjoint(about):  # on a slide of one of the cell's pictures
