@@ -129,7 +129,7 @@ def test_short_cells_are_not_broken_where_there_is_place_for_their_words(browser
     code = "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=all_of_them)"
     rows = (
         Row("0", "finished after all_reduce #2", waits=False, differs=True),
-        Row("1", "all_reduce #3", "3×5 × float32", "0.7 s", at="average_gradients.py:35", code=code),
+        Row("1", "all_reduce #3", "3×5 float32", "0.7 s", at="average_gradients.py:35", code=code),
         Row("2", "has said nothing since 12:00:00, when it was in a call of its own making", waits=False),
     )
     (tmp_path / "page.html").write_text(said(f'<div class="ls-card">{table(rows)}</div>'), encoding="utf-8")

@@ -220,6 +220,14 @@ def test_first_use_makes_the_environment_and_the_next_only_uses_it(checkout: Che
     assert again.seen["arguments"] == ["status", "a b", "fail"]
 
 
+@pytest.mark.parametrize("asked", ["-h", "--help"])
+def test_help_is_there_before_the_environment_is_made(checkout: Checkout, asked: str) -> None:
+    outcome = checkout.run(asked)
+    assert (outcome.code, outcome.errors, checkout.started()) == (0, "", [])
+    assert "./lockstep lab " in outcome.output and "./lockstep test " in outcome.output
+    assert max(map(len, outcome.output.splitlines())) <= 110
+
+
 def test_runs_through_symlinks_from_anywhere(checkout: Checkout) -> None:
     elsewhere = checkout.machine / "else where"
     elsewhere.mkdir()

@@ -68,7 +68,7 @@ def hang_card(folder: Path) -> str:
         f"import torch\nif dist.get_rank() != 3:  # {'the best ' * 9}\n    dist.all_reduce(t)\ndist.barrier()\n"
     )
     inside, outside = Frame(str(file), 3), Frame(str(file), 4)
-    rows = tuple(Waiting(rank, "all_reduce #1", "1000×1000 × float32", 1.0, inside) for rank in range(3))
+    rows = tuple(Waiting(rank, "all_reduce #1", "1000×1000 float32", 1.0, inside) for rank in range(3))
     last = Waiting(3, "barrier #1", frame=outside, differs=True)
     cause = Cause(Kind.HANG, "it hangs", (2,), outside, (*rows, last), branch=2)
     return run_card(Run(4, "cpu", [], cause=cause, seconds=1.5))._repr_mimebundle_()["text/html"]

@@ -39,8 +39,8 @@ if dist.get_rank() != 2:
 dist.barrier()
 """
 ROWS = (
-    Waiting(0, "all_reduce #2", "1000×1000 × float32", 1.25, Frame("/x/train.py", 7)),
-    Waiting(1, "all_reduce #2", "1000×1000 × float32", 1.25, Frame("/x/train.py", 7)),
+    Waiting(0, "all_reduce #2", "1000×1000 float32", 1.25, Frame("/x/train.py", 7)),
+    Waiting(1, "all_reduce #2", "1000×1000 float32", 1.25, Frame("/x/train.py", 7)),
     Waiting(2, "barrier #1", "", 11.25, Frame("/x/train.py", 8), differs=True),
 )
 
@@ -222,7 +222,7 @@ def test_a_table_that_fits_stays_and_one_that_does_not_is_stacked(width: int) ->
     assert (fitted == table) is (widest(table) <= width)
     if fitted != table:
         assert fitted.splitlines()[0] == "  ranks 0, 1  wait in all_reduce #2"
-        assert fitted.splitlines()[1] == "      1000×1000 × float32 · for 1.2 s"
+        assert fitted.splitlines()[1] == "      1000×1000 float32 · for 1.2 s"
         assert fitted.splitlines()[-3:] == ["  rank 2 ←  waits in barrier #1", "      for 11.2 s", "      train.py:8"]
 
 

@@ -212,11 +212,12 @@ class Collective:
 
     @property
     def tensor(self) -> str:
-        """`4 × float32`, `3×5 × float32`, or empty for a barrier."""
+        """`4 × float32`, `3×5 float32`, or empty for a barrier."""
         if self.kind in ("barrier", "monitored_barrier") or not self.dtype:
             return ""
-        extent = "×".join(str(size) for size in self.shape) if self.shape else "1"
-        return f"{extent} × {self.dtype}"
+        if len(self.shape) > 1:
+            return f"{'×'.join(map(str, self.shape))} {self.dtype}"
+        return f"{self.shape[0] if self.shape else 1} × {self.dtype}"
 
 
 @dataclass(frozen=True)
