@@ -219,7 +219,7 @@ def test_lockstep_run_under_srun(slurm: cluster.Slurm, tmp_path: Path) -> None:
     assert (done.state, done.exit_code) == ("FAILED", 1), done.output
     seen = sorted(line.partition("ready ")[2] for line in done.output.splitlines() if "] ready " in line)
     assert seen == [f"node{rank // 2} {rank // 2} {rank} {job} 1111.0" for rank in range(4)], done.output
-    assert " ".join(done.output.split()).count("rank 3 called broadcast #1; ranks 0, 1 and 2 did not, and went on to") == 2, (
+    assert " ".join(done.output.split()).count("rank 3 called broadcast #1; ranks 0, 1 and 2 did not, and") == 2, (
         done.output
     )
     assert re.search(r"rank 3 ← +waits in broadcast #1\n.*node 1 \(node1\)\n.*train\.py:7", done.output), done.output
