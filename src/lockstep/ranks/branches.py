@@ -9,21 +9,18 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from .rank_values import Assigned, Function, Scope, Source, TooLong, called_name
 from .report import Frame
+from .ways import LEAVES, Block, Loop, Unsure, may_catch, missing, within
 from .words import names, one_or_more
 
-LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 UNLIKELY, MAYBE, FITS, SURE = range(4)
 """The odds that a statement parted the ranks. `MAYBE`: what decides it depends on the rank. `FITS`: what it is on each rank
 is known, and tells these ranks apart as they stand. `SURE`: nothing else can have (`skipped`).
 """
-
-Loop = ast.For | ast.AsyncFor | ast.While
-Block = ast.If | Loop | ast.Try
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class Parting:
     leaves: bool = False
     odds: int = UNLIKELY
     why: str = ""
+    certain: bool = False
+    """Those that are not inside of an `if` cannot have been there, and have left it."""
 
 
 Chains = Mapping[int, Sequence[Frame]]
@@ -53,12 +52,13 @@ def stands(stood: Mapping[int, Frame | None]) -> Chains:
 
 
 def branch(
-    chains: Chains, finished: Collection[int] = (), *, size: int, callers: Sequence[Frame] = (), past: bool = False
-) -> tuple[str, int | None]:
+    chains: Chains, finished: Collection[int] = (), *, size: int, callers: Sequence[Frame] = (), past: bool = False,
+    together: Collection[Collection[int]] = (),
+) -> tuple[str, Frame | None]:  # fmt: skip
     """Name the statement that parted the ranks, if there is one; its line. `past` says that they have gone on from there.
 
     `chains` has ranks that haven't `finished`, of a world of `size`; `callers` are the calls that led all of them to the
-    function where the chains begin, the nearest first.
+    function where the chains begin, the nearest first. What parts ranks that are `together` isn't it.
     """
     chains = {rank: chain for rank, chain in chains.items() if chain}
     files = {chain[0].file for chain in chains.values()}
@@ -75,7 +75,9 @@ def branch(
         found = _found(source, chains, finished, here(callers), size)
     except (SyntaxError, RecursionError, TooLong, ValueError):
         return "", None
-    return (in_words(found, source, past), found.node.lineno) if found else ("", None)
+    if found is None or any({*found.inside} & {*some} and {*found.out} & {*some} for some in together):
+        return "", None
+    return in_words(found, source, past), Frame(file, found.node.lineno)
 
 
 def _found(
@@ -104,7 +106,24 @@ def _found(
     if around is None and finished:
         left = (_innermost(scope, there, finished) for scope, there in levels)
         around = next((one for one in left if one and one.odds == FITS), None)
+    if around and isinstance(around.node, ast.If) and not around.leaves:
+        around = _as_far_as_known(around, around.node, chains, seen[-1])
     return around or next((one for one in might if len(might) == 1 and one.odds == MAYBE), None)
+
+
+def _as_far_as_known(found: Parting, node: ast.If, chains: Chains, scope: Scope) -> Parting | None:
+    """The same of an `if` with ranks inside; None if others are known to have been there, too, and to have left it."""
+    if any(scope.value(node.test, rank) for rank in found.out):
+        return None
+    certain = not may_catch(scope.home, node.lineno)
+    try:
+        for chain in {tuple(chains[rank]) for rank in found.inside}:
+            for depth, (one, frame) in enumerate(zip(scopes(scope.source, chain, scope.size), chain, strict=True)):
+                ways = missing(one.home.body if depth else node.body, frame.line, LEAVES, 0)
+                certain &= all(alike(way, one) for way, _ in ways)
+    except Unsure:
+        certain = False
+    return replace(found, certain=certain)
 
 
 def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
@@ -244,11 +263,6 @@ def _walked(block: Sequence[ast.stmt], loop: Loop | None) -> Iterator[tuple[ast.
             yield from _walked(handler.body, loop)
 
 
-def within(block: Sequence[ast.stmt | ast.expr], line: int) -> bool:
-    """Whether a line is in this block."""
-    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or block[-1].lineno)
-
-
 # Whether it fits who stands where --------------------------------------------------------------------------------
 
 
@@ -367,7 +381,8 @@ def why_of(decides: ast.expr, scope: Scope, inside: list[int], out: list[int]) -
         if not (isinstance(one, ast.Name) and one.id != "rank" and scope.depends(one)):
             continue
         found: list[Assigned] = scope.assigned(one.id)
-        lines = " and ".join(str(line) for line in dict.fromkeys(known.line for known in found[:2]))
+        depend = [known for known in found if scope.depends(known.value) or scope.value(known.value, 0) is None]
+        lines = " and ".join(str(line) for line in dict.fromkeys(known.line for known in depend[:2]))
         where = f" (line{'s' * (' ' in lines)} {lines})" if lines else ""
         sides = [{repr(scope.value(one, rank)) for rank in side} for side in (inside, out)]
         if all(len(side) == 1 for side in sides) and "None" not in sides[0] | sides[1] and sides[0] != sides[1]:
@@ -390,14 +405,24 @@ def in_words(found: Parting, source: Source, past: bool) -> str:
             said = f"Only {names(takers)} can take the branch {at}."
         elif found.leaves and found.odds < FITS:
             said = f"Whether a rank takes the branch {at} depends on the rank."
+        elif found.odds < FITS and not found.leaves and not found.certain:
+            said = _stand(found, "branch", at, past)
         else:
             said = f"{names(takers).capitalize()} took the branch {at}; {names(others)} did not."
     else:
-        block = "block" if isinstance(node, ast.Try) else "loop"
-        one, more = ("was", "were") if past else ("is", "are")
-        said = f"{names(inside).capitalize()} {one_or_more(inside, one, more)} inside the {block} {at}; "
-        said += f"{names(out)} {one_or_more(out, one, more)} not."
+        said = _stand(found, "block" if isinstance(node, ast.Try) else "loop", at, past)
     return f"{said} {found.why}".rstrip()
+
+
+def _stand(found: Parting, block: str, at: str, past: bool) -> str:
+    """Who is inside and who isn't, whether or not they have been."""
+    one, more = ("was", "were") if past else ("is", "are")
+    are = (one_or_more(ranks, one, more) for ranks in (found.inside, found.out))
+    left = "" if block == "loop" else f", or {one_or_more(found.out, 'has', 'have')} left it"
+    return (
+        f"{names(found.inside).capitalize()} {next(are)} inside the {block} {at}; "
+        f"{names(found.out)} {next(are)} not{left}."
+    )
 
 
 def header(node: Block, source: Source) -> str:

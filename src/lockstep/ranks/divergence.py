@@ -63,15 +63,30 @@ def first_divergence(members: Sequence[RankReport]) -> Divergence | None:
 
 
 def say(parted: Divergence) -> str:
-    """Who called what where the others called something else."""
+    """Who called what where the others called something else, each line by itself."""
     odd = parted.odd or parted.first_side
-    mine, theirs = parted.calls[odd[0]], parted.calls[parted.others[0]]
-    if mine.frame is not None and theirs.frame is None:
-        return f"{names(odd)} called {said_of(mine)} where {names(parted.others)} had left your code."
-    here = "" if parted.odd else at(parted.places[odd[0]])
-    there = at(parted.places[parted.others[0]])
-    called = "it" if there and said_of(theirs) == said_of(mine) else said_of(theirs)
-    return f"{names(odd)} called {said_of(mine)}{here} where {names(parted.others)} called {called}{there}."
+    mine, others = _sides(parted, odd), _sides(parted, parted.others)
+    heads = [
+        f"{names(ranks)} called {called}{at(place) if not parted.odd or len(mine) > 1 else ''}"
+        for (called, place), ranks in mine.items()
+    ]
+    tails = []
+    for (called, place), ranks in others.items():
+        if parted.calls[odd[0]].frame is not None and parted.calls[ranks[0]].frame is None:
+            tails.append(f"{names(ranks)} had left your code")
+        else:
+            same = len(mine) == 1 and place is not None and called == next(iter(mine))[0]
+            tails.append(f"{names(ranks)} called {'it' if same else called}{at(place)}")
+    *first, last = tails
+    return f"{', '.join(heads)} where {', '.join(first)}{' and ' if first else ''}{last}."
+
+
+def _sides(parted: Divergence, ranks: Sequence[int]) -> dict[tuple[str, Frame | None], list[int]]:
+    """These ranks by what each called, and where."""
+    sides: dict[tuple[str, Frame | None], list[int]] = {}
+    for rank in ranks:
+        sides.setdefault((said_of(parted.calls[rank]), parted.places[rank]), []).append(rank)
+    return sides
 
 
 def reached(calls: Mapping[int, Collective]) -> list[str]:

@@ -18,6 +18,7 @@ from .hangs import SAME_ORDER, groups_apart, hang, met_by_join
 from .job import Job, TargetKind
 from .mismatch import (
     MISMATCHED,
+    SAME_OP,
     SAME_ROOT,
     SAME_TENSORS,
     apart_from_most,
@@ -26,7 +27,7 @@ from .mismatch import (
     mismatch_cause,
     mismatch_rows,
 )
-from .places import IN_DDP, call, is_users, pending, place, rows, said_of, what
+from .places import IN_DDP, STOOD, call, dumped, is_users, pending, place, rows, said_of, what
 from .report import OWN_CODE, Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
 from .skipped import skipped
@@ -47,6 +48,8 @@ SIZE_MISMATCH = re.compile(r"EnforceNotMet.*|Received data size doesn't match", 
 GROUPS = re.compile(ECHO.pattern + "|" + TIMEOUT.pattern + "|gloo|connect", re.IGNORECASE)
 SLOW_DEATH = 0.5
 """Seconds. A killed process closes its connections before it is gone, and others may be quicker to leave because of it."""
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+"""Signals that say nothing of the code that the process was in."""
 RAN = "kept running"
 MOST_FATES = 3
 MOST_CODE = 40
@@ -124,14 +127,14 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
             if skip := skipped(parted.calls, run.ranks):
                 notes = (f"{SAME_ORDER} {skip.parting}", *(note for note in found.notes if note not in MISMATCHED))
                 found = replace(
-                    found, headline=skip.headline, frame=skip.call.frame, notes=notes, branch=skip.line, own=(skip.parting,),
+                    found, headline=skip.headline, frame=skip.call.frame, notes=notes, branch=skip.branch.line, own=(skip.parting,),
                     rows=mismatch_rows(parted.calls, parted.odd), topic=Topic.HANGS,
                 )  # fmt: skip
             elif parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
                 found = _parted(parted, found, run.world_size)
-            elif (named := branch(parted_at(parted.calls), size=run.world_size))[1]:
-                notes = tuple(f"{note} {named[0]}" if note == SAME_TENSORS else note for note in found.notes)
-                found = replace(found, notes=notes, branch=named[1], own=(named[0],))
+            elif (named := branch(parted_at(parted.calls), size=run.world_size)) and named[1]:
+                notes = tuple(f"{note} {named[0]}" if note in (SAME_TENSORS, SAME_OP) else note for note in found.notes)
+                found = replace(found, notes=notes, branch=named[1].line, own=(named[0],))
             came = tuple(reached(parted.calls))
             return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=called_from(parted.calls))
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
@@ -146,15 +149,15 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
 def _parted(parted: Divergence, found: Cause, size: int) -> Cause:
     """The cause of a mismatch, told from where the ranks' code parted."""
     at_fault = parted.odd or sorted(parted.calls)
-    parting, line = branch(stands(parted.places), size=size)
-    if not line:
-        parting, line = branch(parted_at(parted.calls), size=size)
+    parting, branch_at = branch(stands(parted.places), size=size)
+    if not branch_at:
+        parting, branch_at = branch(parted_at(parted.calls), size=size)
     order = f"{SAME_ORDER} {parting}".rstrip()
-    notes = tuple(order if note in (SAME_TENSORS, SAME_ROOT) else note for note in found.notes)
+    notes = tuple(order if note in (SAME_TENSORS, SAME_ROOT, SAME_OP) else note for note in found.notes)
     return replace(
         found, headline=say(parted), ranks=tuple(at_fault), frame=parted.places[at_fault[0]],
-        rows=mismatch_rows(parted.calls, parted.odd), notes=notes, branch=line,
-        own=(parting,) if line else (),
+        rows=mismatch_rows(parted.calls, parted.odd), notes=notes, branch=branch_at.line if branch_at else None,
+        own=(parting,) if branch_at else (),
     )  # fmt: skip
 
 
@@ -396,7 +399,7 @@ def _crashed(run: Run, report: RankReport, causes: Sequence[RankReport]) -> Caus
         Kind.CRASHED,
         f"{who} {was} killed by {name}{why}.",
         tuple(one.rank for one in same),
-        place(report),
+        None if name in FROM_OUTSIDE and report.stack is None and not dumped(report.fault) else place(report),
         (),
         tuple(notes),
         topic=Topic.FAILURES,
@@ -491,7 +494,7 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
         report.rank: one
         for report in members
         for one in reversed(report.collectives)
-        if last and (one.group, one.group_number) == (last.group, last.group_number)
+        if last and (one.group, one.group_number, one.kind) == (last.group, last.group_number, last.kind)
     }
     gave_up = [
         report.rank
@@ -502,11 +505,17 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     absent = [report.rank for report in elsewhere]
     busy = [report for report in elsewhere if what(report) == OWN_CODE and place(report)]
     where = f",{line(place(busy[0]))}," if busy and len(busy) == len(absent) else ""
-    who = f": {names(absent)}{where} never joined it" if absent else ""
+    calls = {(what(report), place(report)) for report in elsewhere if report.outcome in STOOD and report not in busy}
+    waits = (
+        f": {one_or_more(absent, 'it waits', 'they wait')} in {(one := calls.pop())[0]}{at(one[1])}"
+        if len(calls) == 1 and not busy
+        else ""
+    )
+    who = f": {names(absent)}{where} never joined it{waits}" if absent else ""
     group = next((one for one in reversed(first.groups) if last and one.name == last.group), None)
     told = re.search(r"Timed out waiting (\d+)ms|Timeout\(ms\)=(\d+)", first.error.message)
-    seconds = int(told[1] or told[2]) / 1000 if told else 0
-    by_group = bool(group and group.timeout and round(group.timeout, 3) == seconds)
+    seconds = round(int(told[1] or told[2]) / 1000, 1) if told else 0
+    by_group = bool(group and group.timeout and round(group.timeout, 1) == seconds)
     limit = f" after {duration(seconds)}" if told else ""
     notes = [] if busy else [SAME_ORDER]
     if by_group and busy:

@@ -13,6 +13,7 @@ from .job import Job
 from .mismatch import (
     MISMATCHED,
     OTHER_ORDER,
+    SAME_OP,
     SAME_TENSORS,
     SKIPPED,
     apart_from_most,
@@ -24,7 +25,7 @@ from .mismatch import (
 from .places import call, detail, exit_of, groups, in_group, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
-from .skipped import Skip, first_skipped, may_skip, skipped
+from .skipped import MAY_SKIP, Skip, first_skipped, may_skip, skipped
 from .words import duration, names, one_or_more, wait
 
 SAME_ORDER = "Ranks must call the same collectives in the same order."
@@ -76,19 +77,36 @@ def hang(run: Run, job: Job) -> Cause:
     found = _find(members, waiting, parted)
     at_fault, notes = found.at_fault, found.notes
     finished = [report.rank for report in members if report not in waiting]
-    calls = found.calls or {report.rank: one for report in waiting if (one := pending(report)) is not None}
+    inner = _innermost(members, waiting)
+    calls = found.calls or _calls(waiting, inner)
     skip = skipped(calls, members)
+    if skip is not None and not found.calls and len(skip.call.members) > len(inner):
+        wider = _calls(waiting, skip.call.members)
+        skip, calls = skipped(wider, members) or skip, wider
     if skip is None and found.counts and (earlier := first_skipped(members)):
         skip, calls = earlier
     if skip is not None:
         found = _skipped(found, skip, calls, waiting)
         notes = found.notes
-    parting, line = (skip.parting, skip.line) if skip else _branch(found, waiting, finished, calls, len(members))
+    at_fault = found.at_fault
+    parting, place = (
+        (skip.parting, skip.branch) if skip else _branch(found, waiting, finished, calls, inner, len(members))
+    )
     came = reached(calls)  # if from different places, the line that they share is not what differs
     notes = [SKIPPED if came and note == OTHER_ORDER else note for note in notes]
-    said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS) else note for note in notes]
-    line = line if {SAME_ORDER, SAME_TENSORS} & {*notes} else None
-    own = [parting] if line else came
+    table = rows(members, at_fault if len(at_fault) < len(members) else ())
+    table = tuple(_at_the_call(row, pending(report), found) for row, report in zip(table, members, strict=True))
+    # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
+    frames = {report.rank: row.frame for report, row in zip(members, table, strict=True) if report in waiting}
+    frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
+    frames |= found.where
+    frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
+    frame = frame or next((one for one in frames.values() if one), None)
+    place = place if {SAME_ORDER, SAME_TENSORS, SAME_OP} & {*notes} else None
+    if place and frame and place.file != frame.file:
+        parting = parting.replace(f" at line {place.line} (", f" at {place.short} (", 1)
+    said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS, SAME_OP) else note for note in notes]
+    own = [parting] if place else came
     if found.topic is not Topic.MISMATCHES:
         own = [*own, *(note for note in notes if note not in RULES)]
     said += [*found.counts, *came]
@@ -101,17 +119,10 @@ def hang(run: Run, job: Job) -> Cause:
         )
     if left_alone := _left_alone(members, waiting):
         said.append(left_alone)
-    table = rows(members, at_fault if len(at_fault) < len(members) else ())
-    table = tuple(_at_the_call(row, pending(report), found) for row, report in zip(table, members, strict=True))
-    # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
-    frames = {report.rank: row.frame for report, row in zip(members, table, strict=True) if report in waiting}
-    frames |= {report.rank: exit_of(report) for report in members if report not in waiting}
-    frames |= found.where
-    frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
-    frame = frame or next((one for one in frames.values() if one), None)
     headline = " ".join([found.headline, *_handled(waiting)])
     return Cause(
-        Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic, branch=line,
+        Kind.HANG, headline, tuple(at_fault), frame, table, tuple(said), topic=found.topic,
+        branch=place.line if place and frame and place.file == frame.file else None,
         own=tuple(own), cited=called_from(calls),
     )  # fmt: skip
 
@@ -135,12 +146,13 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     """The same, of calls that met only because ranks had skipped one."""
     here = {report.rank for report in waiting if pending(report) == calls.get(report.rank)}
     passed = [one for rank, one in calls.items() if rank not in here]
-    notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED)]
+    notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED) and not note.startswith(MAY_SKIP)]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *(_came_out(calls, passed) or _mixed_up(skip, passed))])]
     told = skip.usual or found.topic is Topic.MISMATCHES or {*found.at_fault} != {*skip.without} or bool(found.counts)
-    where = dict.fromkeys(calls, skip.at) if told else found.where
-    headline = skip.headline if told else found.headline
-    return replace(found, headline=headline, notes=notes, where=where, topic=Topic.HANGS)
+    if not told:
+        return replace(found, notes=notes, topic=Topic.HANGS)
+    where = dict.fromkeys(calls, skip.at)
+    return replace(found, headline=skip.headline, at_fault=skip.at_fault, notes=notes, where=where, topic=Topic.HANGS)
 
 
 def _mixed_up(skip: Skip, passed: Sequence[Collective]) -> list[str]:
@@ -155,19 +167,49 @@ def _mixed_up(skip: Skip, passed: Sequence[Collective]) -> list[str]:
 
 
 def _branch(
-    found: Finding, waiting: list[RankReport], finished: list[int], calls: Mapping[int, Collective], size: int
-) -> tuple[str, int | None]:
+    found: Finding,
+    waiting: list[RankReport],
+    finished: list[int],
+    calls: Mapping[int, Collective],
+    inner: Collection[int],
+    size: int,
+) -> tuple[str, Frame | None]:
     """The statement that parted the ranks, as they stand or, if that's in different functions, where these were called.
 
     A rank that stands nowhere in the user's code has left it, as one that has finished.
     """
-    stood = found.where or _stood(waiting)
-    gone = [rank for rank, frame in stood.items() if frame is None] + ([] if found.where else finished)
+    stood = found.where or {rank: frame for rank, frame in _stood(waiting).items() if rank in inner}
+    gone = [rank for rank, frame in stood.items() if frame is None]
+    gone += [] if found.where else [rank for rank in finished if rank in inner]
+    sides: dict[object, set[int]] = {}
+    kinds = {one.kind for one in calls.values()}
+    for rank, one in calls.items():
+        sides.setdefault((one.kind if len(kinds) > 1 else rank) if found.calls else _counted(one), set()).add(rank)
+    together = sides.values() if len(sides) > 1 or gone else ()
     chains = {(one.frame, *one.callers) for one in calls.values() if one.frame is not None}
     alike = chains.pop() if gone and len(chains) == 1 else ()
     past = bool(found.calls)
-    named = branch(stands(stood), gone, size=size, callers=[one for one in alike[1:] if one], past=past)
-    return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size, past=past)
+    callers = [one for one in alike[1:] if one]
+    named = branch(stands(stood), gone, size=size, callers=callers, past=past, together=together)
+    return named if named[1] or len(calls) < 2 else branch(parted_at(calls), size=size, past=past, together=together)
+
+
+def _calls(waiting: Sequence[RankReport], ranks: Collection[int]) -> dict[int, Collective]:
+    """What these of the ranks wait in."""
+    return {report.rank: one for report in waiting if report.rank in ranks and (one := pending(report)) is not None}
+
+
+def _innermost(members: Sequence[RankReport], waiting: Sequence[RankReport]) -> tuple[int, ...]:
+    """The ranks of the smallest group in whose call one of them is missing: who waits for these, waits for what they do.
+
+    All ranks if that is no part of them.
+    """
+    everyone = tuple(report.rank for report in members)
+    calls = [one for one in _calls(waiting, everyone).values() if not one.is_point_to_point and one.rank in one.members]
+    met = Counter(map(_counted, calls))
+    stuck = [one.members for one in calls if met[_counted(one)] < len(one.members)]
+    smallest = min(stuck, key=len, default=everyone)
+    return smallest if {*smallest} < {*everyone} else everyone
 
 
 def _at_the_call(row: Waiting, operation: Collective | None, found: Finding) -> Waiting:
@@ -254,10 +296,38 @@ def _find(members: list[RankReport], waiting: list[RankReport], parted: Divergen
         earlier = [f"Before that, {say_mismatch(mismatch)}, which gloo does not notice."]
     if any(operation and operation.is_point_to_point for operation in operations.values()):
         return _point_to_point(waiting, finished, operations)
-    found = _collectives(members, waiting, finished, operations)
+    found = _unlike_others(members, waiting, operations) or _collectives(members, waiting, finished, operations)
     if apart is not None and {*found.at_fault} != {*(apart.odd or apart.calls)}:
         return _parted(apart)
     return replace(found, notes=[*found.notes, *earlier])
+
+
+def _unlike_others(
+    members: Sequence[RankReport], waiting: Sequence[RankReport], operations: Mapping[int, Collective | None]
+) -> Finding | None:
+    """Ranks that have not come to a call of their group that all ranks of groups like it, the other rows of a mesh, have made."""
+    begun = {report.rank: {_counted(one): one for one in report.collectives} for report in members}
+    for report in waiting:
+        one = operations[report.rank]
+        if one is None or one.is_point_to_point or not 1 < len(one.members) < len(members):
+            continue
+        absent = [rank for rank in one.members if _counted(one) not in begun.get(rank, {})]
+        beside: dict[tuple[int, ...], list[Collective]] = {}
+        here = (one.group_number, one.kind, one.frame)
+        for other in (other for calls in begun.values() for other in calls.values()):
+            alike = len(other.members) == len(one.members) and {*other.members}.isdisjoint(one.members)
+            if alike and (other.group_number, other.kind, other.frame) == here:
+                beside.setdefault(other.members, []).append(other)
+        if absent and beside and all(len(calls) == len(ranks) for ranks, calls in beside.items()):
+            where = {other.rank: in_group(other, len(members)) for other in waiting if other.rank in absent}
+            does = [f"{wait([rank])} in {place}" for rank, place in where.items()] if len(absent) > 1 else []
+            does = does or [f"it waits in {place}" for place in where.values()] or ["it has finished"]
+            return Finding(
+                f"{names(absent)} never joined {said_of(one)} of {names(one.members)}: {'; '.join(does)}.",
+                absent,
+                [SAME_ORDER],
+            )
+    return None
 
 
 def groups_apart(members: Sequence[RankReport]) -> Finding | None:
@@ -272,12 +342,12 @@ def groups_apart(members: Sequence[RankReport]) -> Finding | None:
         sides = {rank: one.members for rank, one in made_by.items()}
         if len({*sides.values()}) > 1:
             said = [
-                f"{names(rank for rank, mine in sides.items() if mine == side)} made one of {names(side)}"
-                for side in sorted({*sides.values()})
+                f"{names(rank for rank, mine in sides.items() if mine == side)} called {'it' if n else 'new_group'} for {names(side)}"
+                for n, side in enumerate(sorted({*sides.values()}))
             ]
             where = {rank: one.frame for rank, one in made_by.items()}
             at_fault = apart_from_most(sides) or sorted(sides)
-            return Finding(f"{' where '.join(said)} in new_group.", at_fault, [ALL_MAKE_GROUPS], where)
+            return Finding(f"{' where '.join(said)}.", at_fault, [ALL_MAKE_GROUPS], where)
     return None
 
 
@@ -329,7 +399,7 @@ def _collectives(
     finished: list[RankReport],
     operations: dict[int, Collective | None],
 ) -> Finding:
-    expected, there, group = _expected(waiting, operations)
+    expected, there, group = _expected(waiting, operations, len(members))
     concerned = [report for report in members if not group or report.rank in group]
     absent = [report.rank for report in waiting if report.rank not in there and report in concerned]
     gone = [report for report in finished if report in concerned]
@@ -342,19 +412,19 @@ def _collectives(
         first = operations[there[0]]
         also = ""
         if absent:
-            elsewhere = next(report for report in waiting if report.rank in absent)
-            also = f" {wait(absent).capitalize()} in {what(elsewhere)}."
+            other = next(report for report in waiting if report.rank in absent)
+            also = f" {wait(absent).capitalize()} in {what(other)}."
+        fewer = {one.frame for report in gone for one in report.collectives}
+        steps = [SAME_STEPS] if first and first.inside in IN_STEP and first.frame in fewer else []
+        most = len(gone) > len(there) + len(absent)
         return Finding(
             f"{who} in {expected}, which {names(ranks)} never called: {have}{after}.{also}",
-            ranks,
-            [
-                SAME_ORDER,
-                *(may_skip(first) if first else []),
-                *([SAME_STEPS] if first and first.inside in IN_STEP else []),
-            ],
+            [*there, *absent] if most else ranks,
+            [SAME_ORDER, *(may_skip(first) if first else []), *steps],
             counts=_counts(members),
         )
-    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent):
+    elsewhere = {what(report) for report in waiting if report.rank in absent}
+    if absent and len(absent) == len(there) and len(waiting) == 2 * len(absent) and len(elsewhere) == 1:
         other = next(report for report in waiting if report.rank in absent)
         return Finding(
             f"{who} in {expected}, {names(absent)} in {what(other)}: they wait for each other.",
@@ -463,7 +533,18 @@ def _circle(messages: Collection[Collective]) -> str:
         return PAIRS
     kinds = {one.kind for one in messages}
     if len(kinds) > 1:
-        return f"They wait for each other: reorder the calls so that each send meets its receive. {WAIT_LATER}"
+        pairs = [
+            (one.rank, other.rank)
+            for one in messages for other in messages
+            if (one.kind, other.kind) == ("send", "recv") and (one.named, other.named) == (other.rank, one.rank)
+        ]  # fmt: skip
+        if pairs:
+            (sender, receiver), *_ = pairs
+            return (
+                f"Rank {sender} sends to rank {receiver}, and rank {receiver} receives from rank {sender}, but the two do not "
+                "meet: their tags differ, or their groups."
+            )
+        return f"No send meets its receive here: look at the order of the calls, and at the ranks that they name. {WAIT_LATER}"
     mine, others = ("receive", "send") if kinds == {"recv"} else ("send", "receive")
     return (
         f"All of them wait to {mine}, so none {others}s. In each circle of ranks, let one {others} first. {WAIT_LATER}"
@@ -487,7 +568,7 @@ def _offered(messages: dict[int, Collective], peers: dict[int, int | None]) -> d
 
 
 def _expected(
-    waiting: list[RankReport], operations: dict[int, Collective | None]
+    waiting: list[RankReport], operations: dict[int, Collective | None], size: int
 ) -> tuple[str, list[int], tuple[int, ...]]:
     """What most of the ranks wait in, which ranks those are, and its group. A tie goes to the earlier call."""
     places: dict[tuple[str, str], list[int]] = {}
@@ -501,7 +582,7 @@ def _expected(
     operation = operations[there[0]]
     first = next(report for report in waiting if report.rank == there[0])
     group = operation.members if operation and operation.rank in operation.members else ()
-    return (said_of(operation, call(first)) if operation else what(first)), there, group
+    return in_group(first, size), there, group
 
 
 def _counts(members: list[RankReport]) -> list[str]:

@@ -41,6 +41,11 @@ class Wait:
     began: float
     told: bool
 
+    @property
+    def is_message(self) -> bool:
+        """The other side of a send calls recv."""
+        return self.call.startswith(("send", "recv"))
+
     def came(self) -> list[Member]:
         """The late ones that have begun the call meanwhile."""
         if not self.line:
@@ -90,7 +95,8 @@ class Latecomers:
         came = [one.rank or 0 for one in wait.came()]
         if not came or not wait.told:
             return ""  # how a rank ended is told at the end
-        return f"{names(came).capitalize()} called {wait.call} after {now - wait.began:.0f} s: the wait is over."
+        did = "answered" if wait.is_message else f"called {wait.call}"
+        return f"{names(came).capitalize()} {did} after {now - wait.began:.0f} s: the wait is over."
 
     def _still(self, wait: Wait, now: float) -> str:
         """That the wait goes on, and where the late ranks are now."""
@@ -100,9 +106,8 @@ class Latecomers:
         late = [one for one in wait.late if not one.done and one not in wait.came()]
         self.ask(late)
         who = names(one.rank or 0 for one in late)
-        said = [
-            f"After {now - wait.began:.0f} s, {who} still {one_or_more(late, 'has', 'have')} not called {wait.call}."
-        ]
+        did = f"answered {wait.call}" if wait.is_message else f"called {wait.call}"
+        said = [f"After {now - wait.began:.0f} s, {who} still {one_or_more(late, 'has', 'have')} not {did}."]
         return "\n".join([*said, *(f"  rank {one.rank}{_node(one)} is {self._place(one)}" for one in late)])
 
     def _look_at_meeting(self, now: float, after: float) -> str:

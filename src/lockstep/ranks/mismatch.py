@@ -17,6 +17,7 @@ FREE_SIZES = (
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Collectives with one rank that all name: the one that has the data, or gets them."""
 SAME_ROOT = "Ranks must name the same source (src) or destination (dst)."
+SAME_OP = "Ranks must reduce by the same operation (op=)."
 SAME_TENSORS = "Ranks must call the same collective with tensors of the same size and type."
 SKIPPED = (
     "Calls meet in the order in which each rank makes them. If these two don't belong together, a rank makes its calls in another "
@@ -24,7 +25,7 @@ SKIPPED = (
 )
 OTHER_ORDER = "If both tensors are right, a rank makes its calls in another order or skips one: order alone decides which calls meet."
 
-MISMATCHED = (SAME_ROOT, SAME_TENSORS, SKIPPED, OTHER_ORDER)
+MISMATCHED = (SAME_ROOT, SAME_OP, SAME_TENSORS, SKIPPED, OTHER_ORDER)
 
 
 def first_mismatch(ranks: Sequence[RankReport]) -> dict[int, Collective] | None:
@@ -101,7 +102,8 @@ def rules(found: dict[int, Collective]) -> list[str]:
     """What the ranks have to keep to, and did not; where they called from different lines, why these calls met."""
     mine, theirs = two_sides(found)
     other_root = mine.kind == theirs.kind and mine.kind in ROOTED and mine.peer != theirs.peer
-    said = [SAME_ROOT if other_root else SAME_TENSORS]
+    other_op = mine.reduce_op != theirs.reduce_op and mine.tensor == theirs.tensor
+    said = [SAME_ROOT if other_root else SAME_OP if other_op else SAME_TENSORS]
     if mine.frame is None or theirs.frame is None:
         return said
     if mine.frame.short == theirs.frame.short and mine.tensor != theirs.tensor and not other_root:

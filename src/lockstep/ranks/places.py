@@ -84,8 +84,13 @@ def what(report: RankReport) -> str:
 def in_group(report: RankReport, world_size: int) -> str:
     """The same with the members of its group, if that isn't the world: `all_reduce #2 of ranks 0 and 1`."""
     operation = pending(report)
-    part = operation is not None and 1 < len(operation.members) < world_size
-    return what(report) + (f" of {names(operation.members)}" if operation and part else "")
+    if operation is None or len(operation.members) < 2:
+        return what(report)
+    alike = [*dict.fromkeys(one.name for one in report.groups if {*one.members} == {*operation.members})]
+    part, nth = len(operation.members) < world_size, alike.index(operation.group) if operation.group in alike else 0
+    if len(alike) > 1 and (part or nth):
+        return f"{what(report)} in group {nth + 1} of {names(operation.members)}"
+    return what(report) + (f" of {names(operation.members)}" if part else "")
 
 
 def said_of(operation: Collective, doing: str = "") -> str:

@@ -12,39 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .branches import (
-    LEAVES,
-    SURE,
-    Block,
-    Loop,
-    Parting,
-    alike,
-    header,
-    in_words,
-    loops_around,
-    scopes,
-    shared,
-    why_of,
-    within,
-)  # fmt: skip
+from .branches import SURE, Parting, alike, header, in_words, loops_around, scopes, shared, why_of
 from .places import groups, said_of
 from .rank_values import Function, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
+from .ways import CALLED_ANYWAY, LEAVES, Block, Leaves, Unsure, missing, plain_name, within
 from .words import names
 
 Chain = tuple[Frame, ...]
-Leaves = tuple[type[ast.stmt], ...]
+MAY_SKIP = "A rank that"
 MAYBE_NOT = (ast.BoolOp, ast.IfExp, ast.Lambda, ast.comprehension, ast.Await, ast.Yield, ast.YieldFrom)
 """An expression with one of these need not make a call that is in it."""
-CALLED_ANYWAY = ("no_grad", "inference_mode", "enable_grad", "staticmethod", "classmethod", "record")
-"""Decorators that call the function each time."""
-
-LETS_OUT = ("autocast", "nullcontext", "record_function", "no_sync", "set_grad_enabled", "device", "stream", "open")
-"""Blocks that no exception is swallowed by."""
-
-
-class Unsure(Exception):
-    """There may be another way past the call."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +31,31 @@ class Skip:
     went on to `next`, in the function in which the others made it, or what led to it, `at` a line."""
 
     call: Collective
+    group: str
+    """Of which ranks the call is, if not of all."""
     made: list[int]
     without: list[int]
     parting: str
-    line: int
+    branch: Frame
     at: Frame
     next: Frame
     usual: bool
     """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
 
     @property
+    def at_fault(self) -> list[int]:
+        """Who should have made it, too; or the fewer; or all, if nobody but their author knows who is wrong."""
+        if self.usual or len(self.made) > len(self.without):
+            return self.without
+        return self.made if len(self.made) < len(self.without) else [*self.made, *self.without]
+
+    @property
     def headline(self) -> str:
         """Who skipped what, or only who called what."""
         on = f"and went on to {self.next.short}"
         if self.usual:
-            return f"{names(self.without)} skipped {said_of(self.call)}, which {names(self.made)} called, {on}."
-        return f"{names(self.made)} called {said_of(self.call)}; {names(self.without)} did not, {on}."
+            return f"{names(self.without)} skipped {said_of(self.call)}{self.group}, which {names(self.made)} called, {on}."
+        return f"{names(self.made)} called {said_of(self.call)}{self.group}; {names(self.without)} did not, {on}."
 
 
 def first_skipped(members: Sequence[RankReport]) -> tuple[Skip, dict[int, Collective]] | None:
@@ -110,12 +97,12 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     if not ways[0] or len({way.node for some in ways for way in some}) > 1:
         return None
     found = ways[0][0]
-    line, call = found.node.lineno, calls[sides[made][0]]
-    aside = not found.leaves and source.home(line) is source.home(made[common].line)
+    call = calls[sides[made][0]]
+    aside = not found.leaves and source.home(found.node.lineno) is source.home(made[common].line)
     usual = not aside and len(sides[made]) >= len(sides[past])
-    return Skip(
-        call, sides[made], sides[past], in_words(found, source, past=True), line, made[common], past[common], usual
-    )
+    parting, place = in_words(found, source, past=True), Frame(made[common].file, found.node.lineno)
+    group = f" of {names(call.members)}" if 1 < len(call.members) < len(members) else ""
+    return Skip(call, group, sides[made], sides[past], parting, place, made[common], past[common], usual)
 
 
 def _is_next(
@@ -182,7 +169,7 @@ def _ways(
                 body = loop.body
                 if leaves is LEAVES and (isinstance(loop, ast.While) or scope.depends(loop.iter)):
                     raise Unsure
-        for node, taken in _missing(body, frame.line, leaves, 0 if depth else there):
+        for node, taken in missing(body, frame.line, leaves, 0 if depth else there):
             if alike(node, scope) or not _may(node, taken, scope, past):
                 continue
             if not isinstance(node, ast.If) or _communicates(node.body if taken else node.orelse, source):
@@ -203,7 +190,7 @@ def may_skip(call: Collective) -> list[str]:
         scope = Scope(source, len(call.members), home if isinstance(home, Function) else None)
         leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
         ways = [
-            (node, taken) for node, taken in _missing(body, call.frame.line, leaves, 0)
+            (node, taken) for node, taken in missing(body, call.frame.line, leaves, 0)
             if not alike(node, scope) and _may(node, taken, scope, call.members)
         ]  # fmt: skip
     except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
@@ -211,56 +198,13 @@ def may_skip(call: Collective) -> list[str]:
     if len(ways) != 1 or not isinstance(ways[0][0], ast.If):
         return []
     node, taken = ways[0]
-    return [f"A rank that {'takes' if taken else 'does not take'} the branch {header(node, source)} skips this call."]
-
-
-def _missing(block: Sequence[ast.stmt], line: int, leaves: Leaves, there: int) -> Iterator[tuple[Block, bool]]:
-    """The statements by which a rank may miss a line of this block, and whether it takes their branch then."""
-    for one in block:
-        if not within([one], line):
-            yield from _leaving(one, leaves)
-            continue
-        if isinstance(one, (Function, ast.ClassDef)) or hasattr(one, "handlers") or hasattr(one, "cases"):
-            raise Unsure
-        arms = [getattr(one, name, []) for name in ("body", "orelse")]
-        if arm := next((arm for arm in arms if within(arm, line)), None):
-            if isinstance(one, ast.With) and not all(
-                _name(item.context_expr) in (*CALLED_ANYWAY, *LETS_OUT) for item in one.items
-            ):
-                raise Unsure
-            if isinstance(one, Block) and not (there and within(arm, there)):
-                if there and (within([one], there) or isinstance(arm[-1], LEAVES)):  # each has a call of its own
-                    raise Unsure
-                yield one, arm is not one.body
-            yield from _missing(arm, line, leaves, there)
-        return
-
-
-def _leaving(one: ast.stmt, leaves: Leaves) -> Iterator[tuple[Block, bool]]:
-    """The `if`s in a statement that leave the block around it, and whether by their branch or by the `else`."""
-    if isinstance(one, (Function, ast.ClassDef)):
-        return
-    if isinstance(one, Loop):
-        leaves = tuple(kind for kind in leaves if kind in (ast.Return, ast.Raise))
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for inner in getattr(one, name, []):
-            if not isinstance(inner, leaves):
-                yield from _leaving(inner, leaves)
-            elif isinstance(one, ast.If):
-                yield one, name == "body"
-            else:
-                raise Unsure
+    return [f"{MAY_SKIP} {'takes' if taken else 'does not take'} the branch {header(node, source)} skips this call."]
 
 
 def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
     """Whether one of these ranks may have come past there, as far as the test can be told."""
     known = [scope.value(node.test, rank) if isinstance(node, ast.If) else None for rank in ranks]
     return any(one is None or bool(one) is taken for one in known)
-
-
-def _name(one: ast.expr) -> str:
-    """`no_grad` of `torch.no_grad()`."""
-    return ast.unparse(one).partition("(")[0].rpartition(".")[2]
 
 
 def _communicates(block: Sequence[ast.stmt], source: Source) -> bool:
@@ -286,7 +230,7 @@ def _surely_calls(scope: Scope, line: int, function: Function | None) -> None:
     if function is None:
         return
     named = [one for one in scope.source.functions if one.name == function.name]
-    wraps = map(_name, function.decorator_list)
+    wraps = map(plain_name, function.decorator_list)
     generates = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(function))
     if len(calls) != 1 or len(named) != 1 or {*wraps} - {*CALLED_ANYWAY} or generates:
         raise Unsure
