@@ -386,7 +386,7 @@ def with_helper(program: str) -> str:
 def test_the_statement_that_let_a_rank_skip_a_call_is_named(case: str, tmp_path: Path) -> None:
     source = with_helper(NAMED[case])
     found = played(source, tmp_path / "train.py")
-    assert found is not None and source.splitlines()[found.line - 1].endswith("# HERE"), found
+    assert found is not None and source.splitlines()[found.branch.line - 1].endswith("# HERE"), found
     assert found.without == [1]
 
 

@@ -250,7 +250,7 @@ def _blamed(head: str, text: str) -> set[int]:
     if head.startswith("DRIFT"):
         on = re.search(r"on (ranks? [\d, and]+) differs", head)
         return _ranks(on[1]) if on else set()
-    if sides := [_ranks(one) for one in re.findall(r"(ranks? [\d, and]+) made one of", head)]:
+    if sides := [_ranks(one) for one in re.findall(r"(ranks? [\d, and]+) called (?:new_group|it) for", head)]:
         few = min(map(len, sides))
         return set().union(*(one for one in sides if len(one) == few))
     named = re.search(r"ranks? [\d, and]+", head)

@@ -520,11 +520,17 @@ def _point_to_point(
     waited_for = [report for report in elsewhere if report.rank in peers.values()]
     if waited_for:
         in_what = f"{wait(report.rank for report in waited_for)} in {what(waited_for[0])}"
-        at_fault = [report.rank for report in waited_for] if len(messages) > len(elsewhere) else list(messages)
-        if len(messages) == len(elsewhere):  # who of the two sides is wrong, nobody but their author knows
-            at_fault = [*messages, *(report.rank for report in elsewhere)]
+        at_fault = [report.rank for report in waited_for]
+        asking = [rank for rank, peer in peers.items() if peer in at_fault]
+        if len(asking) <= len(at_fault):  # who of the two sides is wrong, nobody but their author knows
+            at_fault = [*asking, *at_fault]
         return Finding("; ".join(sentences.values()) + f"; {in_what}.", at_fault, [PAIRS])
-    return Finding("; ".join(sentences.values()) + ".", list(messages), [_circle(messages.values())])
+    ended = (
+        f", and {names(one.rank for one in finished)} {one_or_more(finished, 'has', 'have')} finished"
+        if finished
+        else ""
+    )
+    return Finding("; ".join(sentences.values()) + f"{ended}.", list(messages), [_circle(messages.values())])
 
 
 def _circle(messages: Collection[Collective]) -> str:
