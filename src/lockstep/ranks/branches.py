@@ -135,10 +135,15 @@ def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
         others = [rank for rank in chains if rank not in side]
         if not others or not all(_may_be_past(home, chain[0].line, chains[rank][0].line) for rank in others):
             continue
-        for scope, frame in list(zip(scopes(source, chain, size), chain, strict=True))[1:]:
+        through = [*zip(scopes(source, chain, size), chain, strict=True)]
+        for depth, (scope, frame) in enumerate(through[1:], 1):
             lines = dict.fromkeys(side, frame.line)
             might = [one for one in _partings(scope, lines, others) if one.odds == FITS]
             around = _innermost(scope, lines, others)
+            if around and isinstance(around.node, ast.If) and not around.leaves:
+                around = _as_far_as_known(around, around.node, dict.fromkeys(side, chain[depth:]), scope)
+                if around and any(may_catch(one.home, above.line) for one, above in through[:depth]):
+                    around = replace(around, certain=False)
             sure = not any(_skips_turns(home, chain[0].line, chains[rank][0].line) for rank in others)
             found += might[:1] or ([around] if around and sure else [])
     return found
