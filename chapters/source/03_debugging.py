@@ -578,8 +578,8 @@ with ddp.join():
 
 # %% [markdown]
 # In each step, rank 0 calls four all-reduces: two that `join` adds to DDP's forward, one for the gradients, and the
-# loop's own. In step 4, rank 1 skips the loop's all-reduce, so from then on its calls are one ahead. At #18 the sizes
-# differ: rank 0 is in DDP's forward (line 9), and rank 1 passes gradients.
+# loop's own. In step 4, rank 1 skips the loop's all-reduce (#16), so from then on its calls are one ahead. At #18 the
+# sizes differ: rank 0's comes from DDP's forward, and rank 1 passes gradients.
 #
 # In such a loop, use `throw_on_early_termination=True`. When one rank runs out of batches, all ranks raise an error:
 

@@ -503,9 +503,11 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
     ]
     elsewhere = [report for report in members if report is not first and report.rank not in there]
     absent = [report.rank for report in elsewhere]
-    busy = [report for report in elsewhere if what(report) == OWN_CODE and place(report)]
+    busy = [one for one in elsewhere if what(one) == OWN_CODE and one.stack is not None and one.stack.frame]
     where = f",{line(place(busy[0]))}," if busy and len(busy) == len(absent) else ""
-    calls = {(what(report), place(report)) for report in elsewhere if report.outcome in STOOD and report not in busy}
+    calls = {
+        (what(report), place(report)) for report in elsewhere if report.outcome in STOOD and what(report) != OWN_CODE
+    }
     waits = (
         f": {one_or_more(absent, 'it waits', 'they wait')} in {(one := calls.pop())[0]}{at(one[1])}"
         if len(calls) == 1 and not busy

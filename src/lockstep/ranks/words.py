@@ -51,7 +51,8 @@ def at(frame: Frame | None) -> str:
 
 def line(frame: Frame | None) -> str:
     """` at train.py:7 (time.sleep(100))`, as far as it is known."""
-    return at(frame) + (f" ({frame.text})" if frame and frame.text else "")
+    code = frame.text.partition("  #")[0] if frame else ""
+    return at(frame) + (f" ({code})" if code else "")
 
 
 def located(frame: Frame | None) -> list[str | int] | None:
