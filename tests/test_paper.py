@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pypdf import PdfReader
 from test_accessibility import GRADED, GRADES, PEOPLE, REPORT
 
 from lockstep.authoring import book as books
@@ -21,6 +20,7 @@ from lockstep.notebook.cards import report_card, run_card
 from lockstep.ranks import Kind, Run
 from lockstep.ranks.report import Cause, Frame, Waiting
 
+PdfReader = pytest.importorskip("pypdf", reason="not run: no pypdf here").PdfReader
 A4, A5 = 673, 438
 """Pixels between the margins."""
 CUT = """() => [...document.querySelectorAll("body *")].filter((one) => { const style = getComputedStyle(one);

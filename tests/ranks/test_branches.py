@@ -83,6 +83,13 @@ is_main = rank == 0
 if is_main:  # HERE
     dist.barrier()  # at 0
 """,
+    "a name that is another number below": """
+batches = read(rank)
+if batches > 0:  # HERE
+    dist.all_reduce(t)  # at 0
+batches = 7
+dist.broadcast(t, 0)  # at 1
+""",
     "a function's answer": """
 def is_main():
     return dist.get_rank() == 0

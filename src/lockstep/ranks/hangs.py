@@ -47,6 +47,8 @@ IN_JOIN = (
     "At the end of `with join():` a rank that is out of batches answers DDP's calls, and no others. Make calls of your own after "
     "the block."
 )
+PARTED = (SAME_ORDER, SAME_TENSORS, SAME_OP)
+"""Rules after which it is said what parted the ranks."""
 RULES = (SAME_ORDER, PAIRS, ALL_MAKE_GROUPS, SAME_STEPS, IN_JOIN)
 JOINS = ("torch.distributed.algorithms",)
 
@@ -73,27 +75,9 @@ def hang(run: Run, job: Job) -> Cause:
     stopped = [report.rank for report in members if report.outcome is Outcome.STOPPED]
     members = [report for report in members if report.outcome is not Outcome.STOPPED]
     waiting = [report for report in members if report.outcome is Outcome.HUNG]
-    parted = first_divergence(members)
-    found = _find(members, waiting, parted)
-    at_fault, notes = found.at_fault, found.notes
-    finished = [report.rank for report in members if report not in waiting]
-    inner = _innermost(members, waiting)
-    calls = found.calls or _calls(waiting, inner)
-    skip = skipped(calls, members)
-    if skip is not None and not found.calls and len(skip.call.members) > len(inner):
-        wider = _calls(waiting, skip.call.members)
-        skip, calls = skipped(wider, members) or skip, wider
-    if skip is None and found.counts and (earlier := first_skipped(members)):
-        skip, calls = earlier
-    if skip is not None:
-        found = _skipped(found, skip, calls, waiting)
-        notes = found.notes
+    found = _find(members, waiting, first_divergence(members))
+    found, parting, place, calls = _parting(found, members, waiting)
     at_fault = found.at_fault
-    parting, place = (
-        (skip.parting, skip.branch) if skip else _branch(found, waiting, finished, calls, inner, len(members))
-    )
-    came = reached(calls)  # if from different places, the line that they share is not what differs
-    notes = [SKIPPED if came and note == OTHER_ORDER else note for note in notes]
     table = rows(members, at_fault if len(at_fault) < len(members) else ())
     table = tuple(_at_the_call(row, pending(report), found) for row, report in zip(table, members, strict=True))
     # The last call of a rank that has finished is not where it went wrong: its exit is, or where the others wait.
@@ -102,10 +86,12 @@ def hang(run: Run, job: Job) -> Cause:
     frames |= found.where
     frame = next((frames[rank] for rank in at_fault if frames.get(rank)), None)
     frame = frame or next((one for one in frames.values() if one), None)
-    place = place if {SAME_ORDER, SAME_TENSORS, SAME_OP} & {*notes} else None
+    came = reached(calls)  # if from different places, the line that they share is not what differs
+    notes = [SKIPPED if came and note == OTHER_ORDER else note for note in found.notes]
+    place = place if {*PARTED} & {*notes} else None
     if place and frame and place.file != frame.file:
         parting = parting.replace(f" at line {place.line} (", f" at {place.short} (", 1)
-    said = [f"{note} {parting}" if parting and note in (SAME_ORDER, SAME_TENSORS, SAME_OP) else note for note in notes]
+    said = [f"{note} {parting}" if parting and note in PARTED else note for note in notes]
     own = [parting] if place else came
     if found.topic is not Topic.MISMATCHES:
         own = [*own, *(note for note in notes if note not in RULES)]
@@ -125,6 +111,25 @@ def hang(run: Run, job: Job) -> Cause:
         branch=place.line if place and frame and place.file == frame.file else None,
         own=tuple(own), cited=called_from(calls),
     )  # fmt: skip
+
+
+def _parting(
+    found: Finding, members: list[RankReport], waiting: list[RankReport]
+) -> tuple[Finding, str, Frame | None, Mapping[int, Collective]]:
+    """What parted the ranks, in words and its place, with the calls that it is about, and what else is known then."""
+    inner = _innermost(members, waiting)
+    calls = found.calls or _calls(waiting, inner)
+    skip = skipped(calls, members)
+    if skip is not None and not found.calls and len(skip.call.members) > len(inner):
+        wider = _calls(waiting, skip.call.members)
+        if of_all := skipped(wider, members):
+            skip, calls = of_all, wider
+    if skip is None and found.counts and (earlier := first_skipped(members)):
+        skip, calls = earlier
+    if skip is not None:
+        return _skipped(found, skip, calls, waiting), skip.parting, skip.branch, calls
+    finished = [report.rank for report in members if report not in waiting]
+    return found, *_branch(found, waiting, finished, calls, inner, len(members)), calls
 
 
 def _handled(waiting: Sequence[RankReport]) -> list[str]:

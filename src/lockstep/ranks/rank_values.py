@@ -184,7 +184,7 @@ class Scope:
             case ast.Constant(value=int() | str() as known):
                 return known
             case ast.Name(id=name):
-                return self._named(name, rank)
+                return self._named(name, rank, getattr(one, "lineno", 0))
             case ast.Attribute(attr="rank"):
                 return rank
             case ast.UnaryOp(op=ast.Not(), operand=part):
@@ -217,14 +217,14 @@ class Scope:
                 return str(rank)
         return None
 
-    def _named(self, name: str, rank: int) -> Any:
+    def _named(self, name: str, rank: int, line: int) -> Any:
         if self.depth > DEEPEST:
             return None
         if given := self.given(name):
             value, outside = given
             known = replace(outside, depth=self.depth + 1)._value(value, rank)
             return rank if known is None and name == "rank" else known
-        found = self.assigned(name)
+        found = self._before(name, line)
         if not found:
             return rank if name == "rank" else self.size if name == "world_size" else None
         for one in reversed(found):
@@ -235,6 +235,21 @@ class Scope:
                 known = self.deeper()._value(one.value, rank)
                 return rank if known is None and name == "rank" and not _is_of_group(one.value) else known
         return None
+
+    def _before(self, name: str, line: int) -> list[Assigned]:
+        """What the name may have got by this line; nothing if a loop comes back to it with what it gets after."""
+        found = self.assigned(name)
+        if not line or not self.source.assigned(self.home, name):
+            return found
+        later = [one for one in found if one.line > line]
+        loops = (
+            [node for node in ast.walk(self.home) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
+            if later
+            else []
+        )
+        if any(loop.lineno <= line and one.line <= (loop.end_lineno or 0) for loop in loops for one in later):
+            return []
+        return [one for one in found if one not in later]
 
     def _returned(self, call: ast.Call, rank: int) -> Any:
         name, args = called_name(call), call.args
