@@ -18,6 +18,7 @@ from .report import Collective, Frame
 from .words import at, names, one_or_more
 
 EVERY = 0.5
+STARTING = 1.0  # Seconds in which no rank is asked whether it waits in init_process_group already
 AGAIN = 4
 """Somebody who waits on is told so after so many times the time of the last word."""
 SELDOM = 8.0
@@ -113,7 +114,7 @@ class Latecomers:
     def _look_at_meeting(self, now: float, after: float) -> str:
         """Before the first call: for whom do the others wait in init_process_group?"""
         apart = [one for one in self.run.everyone if not one.done and one.last is None]
-        if len(apart) < 2 or self.run.elapsed() < after:
+        if len(apart) < 2 or self.run.elapsed() < min(after, STARTING):
             self.pause, self.meeting = EVERY, None
             return ""
         self.ask(apart)

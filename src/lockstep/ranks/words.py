@@ -51,7 +51,7 @@ def at(frame: Frame | None) -> str:
 
 def line(frame: Frame | None) -> str:
     """` at train.py:7 (time.sleep(100))`, as far as it is known."""
-    code = frame.text.partition("  #")[0] if frame else ""
+    code = frame.text.partition("  #")[0].removesuffix(":") if frame else ""
     return at(frame) + (f" ({code})" if code else "")
 
 
