@@ -205,9 +205,9 @@ def _calls(waiting: Sequence[RankReport], ranks: Collection[int]) -> dict[int, C
 
 
 def _innermost(members: Sequence[RankReport], waiting: Sequence[RankReport]) -> tuple[int, ...]:
-    """The ranks of the smallest group in whose call one of them is missing: who waits for these, waits for what they do.
+    """The ranks of the smallest group that waits for one of its own; all ranks if that is no part of them.
 
-    All ranks if that is no part of them.
+    What went wrong is among these: others may wait for one of them, and know nothing of it.
     """
     everyone = tuple(report.rank for report in members)
     calls = [one for one in _calls(waiting, everyone).values() if not one.is_point_to_point and one.rank in one.members]
