@@ -45,6 +45,11 @@ CASES = {
         "for step in range(3):\n    sync(not (rank == 4 and step == 1))\ndist.barrier()", 6,
         "rank 4 skipped all_reduce #3 of ranks 4 and 5, which rank 5 called, and went on to FILE.", (4,),
         "Rank 4 took the branch at line {line} (if not enabled); rank 5 did not.", "ranks 0"),
+    "a rank skips a call of all, and waits in its row": Case(
+        PAIRS + "def step(i):\n    dist.all_reduce(t, group=mine)\n    if i == 2 and rank == 2:  # HERE\n        return\n"
+        "    dist.all_reduce(t)\nfor i in range(4):\n    step(i)", 4,
+        "rank 2 skipped all_reduce #3, which ranks 0, 1 and 3 called, and went on to FILE.", (2,),
+        "Rank 2 took the branch at line {line} (if i == 2 and rank == 2); ranks 0, 1 and 3 did not."),
     "a group of which there is one": Case(
         "pair = dist.new_group([0, 1])\nfor i in range(3):\n    dist.all_reduce(t)\n    if rank == 1 and i == 1:  # HERE\n"
         "        dist.barrier(group=pair)", 3,

@@ -84,10 +84,10 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
         return None
     try:
         source = Source.of(files.pop())
-        made, past = (one, other) if _is_next(one, other, common, calls, members, source) else (other, one)
+        again = any(frame.file != one[common].file or loops_around(source.tree, frame.line) for frame in one[:common])
+        made, past = (one, other) if _is_next(one, other, common, calls, members, source, again) else (other, one)
         if calls[sides[made][0]].inside:  # DDP makes its calls at some turns only
             return None
-        again = any(frame.file != one[common].file or loops_around(source.tree, frame.line) for frame in one[:common])
         ways = [
             [*_ways(source, mine[common:], theirs[common].line, sides[mine], sides[theirs], len(members), again)]
             for mine, theirs in ((made, past), (past, made))
@@ -112,13 +112,13 @@ def _is_next(
     calls: Mapping[int, Collective],
     members: Sequence[RankReport],
     source: Source,
+    again: bool,
 ) -> bool:
     """Whether, after all that the ranks had called before, `one` was due rather than `other`. Raises Unsure."""
-    met = next(iter(calls.values()))
     before = {
         report.rank: [
             call for call in report.collectives
-            if (call.group, call.members) == (met.group, met.members) and call.group_number < met.group_number
+            if call.number < calls[report.rank].number and not call.is_point_to_point
         ]
         for report in members if report.rank in calls
     }  # fmt: skip
@@ -134,6 +134,16 @@ def _is_next(
             return (lines[0] <= line, lines[0]) < (lines[1] <= line, lines[1])
     if any(call.inside for call in calls.values()):
         raise Unsure
+    scope = Scope(source, len(members), home if isinstance(home, Function) else None)
+    for early, late in () if again else ((one, other), (other, one)):
+        # In a plain loop all make the same turns: of those who are past it, some have missed a call if they made fewer.
+        loops = loops_around(home, early[common].line)
+        ended = loops and late[common].line > (loops[0].end_lineno or 0) and not loops_around(home, late[common].line)
+        if ended and all(alike(loop, scope) for loop in loops):
+            made = {rank: sum(call.chain == early for call in [*mine, calls[rank]]) for rank, mine in before.items()}
+            inside = [rank for rank in made if calls[rank].chain == early]
+            if max(made[rank] for rank in made if rank not in inside) < min(made[rank] for rank in inside):
+                return early == one
     due = set()
     for mine in before.values():
         # They have to have called the two in turns: else a rank may skip one of them.
