@@ -332,7 +332,7 @@ SKIPS = {
 
 ONLY = {
     "and": ("for step in range(3):\n    if step == 1 and rank == 1:\n        continue\n    dist.all_reduce(t)\n"
-            "dist.barrier()", "Only rank 1 can take the branch at line {} (if step == 1 and rank == 1).", 2),
+            "dist.barrier()", "Rank 1 took the branch at line {} (if step == 1 and rank == 1); rank 0 did not.", 2),
     "and finished": ("for step in range(3):\n    if rank == 1 and step == 1:\n        continue\n    dist.all_reduce(t)",
                      "Only rank 1 can take the branch at line {} (if rank == 1 and step == 1).", 2),
     "finished": ("def work():\n    if rank == 1:\n        return\n    dist.all_reduce(t)\n\nwork()",
