@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from .rank_values import Assigned, Function, Scope, Source, TooLong, called_name
+from .rank_values import Assigned, Function, Loop, Scope, Source, TooLong, called_name
 from .report import Frame
-from .ways import LEAVES, Block, Loop, Unsure, may_catch, missing, within
+from .ways import LEAVES, Block, Unsure, may_catch, missing, within
 from .words import names, one_or_more
 
 UNLIKELY, MAYBE, FITS, SURE = range(4)
@@ -106,13 +106,14 @@ def _found(
     if around is None and finished:
         left = (_innermost(scope, there, finished) for scope, there in levels)
         around = next((one for one in left if one and one.odds == FITS), None)
-    if around and isinstance(around.node, ast.If) and not around.leaves:
-        around = _as_far_as_known(around, around.node, chains, seen[-1])
+    around = _as_far_as_known(around, chains, seen[-1])
     return around or next((one for one in might if len(might) == 1 and one.odds == MAYBE), None)
 
 
-def _as_far_as_known(found: Parting, node: ast.If, chains: Chains, scope: Scope) -> Parting | None:
-    """The same of an `if` with ranks inside; None if others are known to have been there, too, and to have left it."""
+def _as_far_as_known(found: Parting | None, chains: Chains, scope: Scope) -> Parting | None:
+    """Of an `if` with ranks inside, also whether others may have left it; None if they are known to have been there."""
+    if found is None or found.leaves or not isinstance(node := found.node, ast.If):
+        return found
     if any(scope.value(node.test, rank) for rank in found.out):
         return None
     certain = not may_catch(scope.home, node.lineno)
@@ -139,11 +140,9 @@ def _below(source: Source, chains: Chains, size: int) -> list[Parting]:
         for depth, (scope, frame) in enumerate(through[1:], 1):
             lines = dict.fromkeys(side, frame.line)
             might = [one for one in _partings(scope, lines, others) if one.odds == FITS]
-            around = _innermost(scope, lines, others)
-            if around and isinstance(around.node, ast.If) and not around.leaves:
-                around = _as_far_as_known(around, around.node, dict.fromkeys(side, chain[depth:]), scope)
-                if around and any(may_catch(one.home, above.line) for one, above in through[:depth]):
-                    around = replace(around, certain=False)
+            around = _as_far_as_known(_innermost(scope, lines, others), dict.fromkeys(side, chain[depth:]), scope)
+            if around and any(may_catch(one.home, above.line) for one, above in through[:depth]):
+                around = replace(around, certain=False)
             sure = not any(_skips_turns(home, chain[0].line, chains[rank][0].line) for rank in others)
             found += might[:1] or ([around] if around and sure else [])
     return found

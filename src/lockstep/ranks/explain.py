@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from .branches import branch, stands
 from .divergence import Divergence, called_from, first_divergence, parted_at, reached, say
-from .hangs import SAME_ORDER, groups_apart, hang, met_by_join
+from .hangs import SAME_ORDER, group_timeout, groups_apart, hang, met_by_join
 from .job import Job, TargetKind
 from .mismatch import (
     MISMATCHED,
@@ -514,10 +514,10 @@ def _own_timeout(members: Sequence[RankReport], first: RankReport) -> Cause:
         else ""
     )
     who = f": {names(absent)}{where} never joined it{waits}" if absent else ""
-    group = next((one for one in reversed(first.groups) if last and one.name == last.group), None)
     told = re.search(r"Timed out waiting (\d+)ms|Timeout\(ms\)=(\d+)", first.error.message)
     seconds = round(int(told[1] or told[2]) / 1000, 1) if told else 0
-    by_group = bool(group and group.timeout and round(group.timeout, 1) == seconds)
+    allowed = group_timeout(first, last) if last else None
+    by_group = allowed is not None and round(allowed, 1) == seconds
     limit = f" after {duration(seconds)}" if told else ""
     notes = [] if busy else [SAME_ORDER]
     if by_group and busy:

@@ -34,13 +34,10 @@ WAIT_LATER = "Or start all messages before you wait for any: isend and irecv, or
 ALL_MAKE_GROUPS = (
     "Every rank must call new_group for every group, in the same order, also for those that it doesn't belong to."
 )
-
-
 IN_STEP = ("backward", "forward")
 GLOOS_DEFAULT = 1800.0  # Seconds: torch's default_pg_timeout
 SAME_STEPS = (
-    "With DDP, every rank must take the same number of steps. DistributedSampler deals them the same number of "
-    "batches; "
+    "With DDP, every rank must take the same number of steps. DistributedSampler deals them the same number of batches; "
     "`with model.join():` lets a rank finish early."
 )
 IN_JOIN = (
@@ -128,8 +125,8 @@ def _parting(
         skip, calls = earlier
     if skip is not None:
         return _skipped(found, skip, calls, waiting), skip.parting, skip.branch, calls
-    finished = [report.rank for report in members if report not in waiting]
-    return found, *_branch(found, waiting, finished, calls, inner, len(members)), calls
+    concerned = [report for report in members if report.rank in inner]
+    return found, *_branch(found, concerned, calls, len(members)), calls
 
 
 def _handled(waiting: Sequence[RankReport]) -> list[str]:
@@ -172,20 +169,18 @@ def _mixed_up(skip: Skip, passed: Sequence[Collective]) -> list[str]:
 
 
 def _branch(
-    found: Finding,
-    waiting: list[RankReport],
-    finished: list[int],
-    calls: Mapping[int, Collective],
-    inner: Collection[int],
-    size: int,
+    found: Finding, members: list[RankReport], calls: Mapping[int, Collective], size: int
 ) -> tuple[str, Frame | None]:
     """The statement that parted the ranks, as they stand or, if that's in different functions, where these were called.
 
     A rank that stands nowhere in the user's code has left it, as one that has finished.
     """
-    stood = found.where or {rank: frame for rank, frame in _stood(waiting).items() if rank in inner}
+    stood = found.where or {
+        report.rank: report.stack.frame if report.stack and report.outcome is Outcome.HUNG else None
+        for report in members
+        if report.stack or report.outcome is not Outcome.HUNG
+    }
     gone = [rank for rank, frame in stood.items() if frame is None]
-    gone += [] if found.where else [rank for rank in finished if rank in inner]
     sides: dict[object, set[int]] = {}
     kinds = {one.kind for one in calls.values()}
     for rank, one in calls.items():
@@ -237,7 +232,7 @@ def _left_alone(members: Sequence[RankReport], waiting: Sequence[RankReport]) ->
         if missing and missing <= finished:
             woken[rank] = missing
     timeouts = {_timeout(report, calls.get(report.rank)) for report in waiting}
-    if woken and all(_group_timeout(report, calls[report.rank]) for report in waiting if report.rank in woken):
+    if woken and all(group_timeout(report, calls[report.rank]) for report in waiting if report.rank in woken):
         gone = {*chain.from_iterable(woken.values())}
         return f'Left alone, {names(woken)} would have failed with gloo\'s "Connection closed by peer" once {names(gone)} had ended.'
     if None in timeouts or any(others & finished for others in awaited.values()):
@@ -253,12 +248,13 @@ def _timeout(report: RankReport, call_: Collective | None) -> float | None:
     if "limit" in told or "init_method" in told:
         return None
     if call_ is not None:
-        return _group_timeout(report, call_)
+        return group_timeout(report, call_)
     meets = call(report) == "init_process_group" and not _moved(report)
     return GLOOS_DEFAULT if meets and told.get("backend", "gloo") == "gloo" else None
 
 
-def _group_timeout(report: RankReport, call_: Collective) -> float | None:
+def group_timeout(report: RankReport, call_: Collective) -> float | None:
+    """Seconds after which a call of this group fails; None where that isn't known."""
     return next((group.timeout for group in reversed(report.groups) if group.name == call_.group), None)
 
 
@@ -606,7 +602,3 @@ def _counts(members: list[RankReport]) -> list[str]:
     counts = [f"{names(started[number])} called {number}" for number in sorted(started, reverse=True)]
     most, *fewer = counts
     return [f"{most[0].upper()}{most[1:]} collectives, {', '.join(fewer)}."]
-
-
-def _stood(waiting: list[RankReport]) -> dict[int, Frame | None]:
-    return {report.rank: report.stack.frame for report in waiting if report.stack}

@@ -34,6 +34,7 @@ COMPUTE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 CALCULATE: dict[str, Callable[..., Any]] = {"int": int, "bool": bool, "abs": abs, "min": min, "max": max}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.AsyncFor | ast.While
 Guards = tuple[tuple[ast.expr, bool], ...]
 
 
@@ -241,15 +242,12 @@ class Scope:
         found = self.assigned(name)
         if not line or not self.source.assigned(self.home, name):
             return found
-        later = [one for one in found if one.line > line]
-        loops = (
-            [node for node in ast.walk(self.home) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
-            if later
-            else []
-        )
-        if any(loop.lineno <= line and one.line <= (loop.end_lineno or 0) for loop in loops for one in later):
-            return []
-        return [one for one in found if one not in later]
+        later = [one.line for one in found if one.line > line]
+        if later:  # a loop that has both lines has the nearest of the later ones
+            loops = (node for node in ast.walk(self.home) if isinstance(node, Loop))
+            if any(loop.lineno <= line and min(later) <= (loop.end_lineno or 0) for loop in loops):
+                return []
+        return [one for one in found if one.line <= line]
 
     def _returned(self, call: ast.Call, rank: int) -> Any:
         name, args = called_name(call), call.args

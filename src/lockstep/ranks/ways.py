@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from .rank_values import Function
+from .rank_values import Function, Loop
 
 LEAVES = (ast.Continue, ast.Break, ast.Return, ast.Raise)
-Loop = ast.For | ast.AsyncFor | ast.While
 Block = ast.If | Loop | ast.Try
 Leaves = tuple[type[ast.stmt], ...]
 CALLED_ANYWAY = ("no_grad", "inference_mode", "enable_grad", "staticmethod", "classmethod", "record")
