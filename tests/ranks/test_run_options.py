@@ -165,8 +165,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-def work(rank, port, how):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def work(rank, store, how):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     total = torch.ones(2)
     if how == "hang" and rank == 1:
         dist.broadcast(total, 0)
@@ -174,11 +174,7 @@ def work(rank, port, how):
     print("sum", total.tolist(), flush=True)
 
 if __name__ == "__main__":
-    import socket
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(work, args=(port, sys.argv[1]), nprocs=2)
+    mp.spawn(work, args=(sys.argv[2], sys.argv[1]), nprocs=2)
     print("trained")
 """
 
@@ -186,10 +182,10 @@ if __name__ == "__main__":
 def test_a_script_that_starts_its_ranks_itself_is_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "spawns.py"
     script.write_text(SPAWNS)
-    assert run.main(["--spawns", str(script), "well"]) == 0
+    assert run.main(["--spawns", str(script), "well", str(tmp_path / "well")]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines() == ["sum [2.0, 2.0]"] * 2 + ["trained"] and not said.err
-    assert run.main(["--spawns", str(script), "hang"]) == 1
+    assert run.main(["--spawns", str(script), "hang", str(tmp_path / "hang")]) == 1
     said = capsys.readouterr()
     assert "trained" not in said.out
     assert re.search(r"HANG after .*spawns\.py", said.err) and "broadcast" in said.err and "all_reduce" in said.err

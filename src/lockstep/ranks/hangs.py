@@ -151,6 +151,8 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED) and not note.startswith(MAY_SKIP)]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *(_came_out(calls, passed) or _mixed_up(skip, passed))])]
     told = skip.usual or found.topic is Topic.MISMATCHES or {*found.at_fault} != {*skip.without} or bool(found.counts)
+    if skip.call.is_point_to_point:  # nobody else need make it
+        return replace(found, at_fault=skip.at_fault, notes=notes, topic=Topic.HANGS)
     if not told:
         return replace(found, notes=notes, topic=Topic.HANGS)
     where = dict.fromkeys(calls, skip.at)

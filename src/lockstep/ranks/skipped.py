@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 
 from .branches import SURE, Parting, alike, header, in_words, loops_around, scopes, shared, why_of
@@ -122,16 +123,18 @@ def _is_next(
         ]
         for report in members if report.rank in calls
     }  # fmt: skip
-    last = {mine[-1].chain[: common + 1] if mine else () for mine in before.values()}
+    last = [mine[-1].chain if mine else () for mine in before.values()]
+    there = reduce(lambda some, more: some[: shared(some, more)], last)
     home, lines = source.home(one[common].line), [one[common].line, other[common].line]
-    if len(last) == 1 and len(there := last.pop()) > common and there[:common] == one[:common]:
+    if len(there) > common and there[:common] == one[:common]:
         # They parted after one line: who goes on from there to the later of the two comes past the other.
         line = there[common].line
         around = [loops_around(home, each) for each in (line, *lines)]
         if source.home(line) is home and around[0][-1:] == around[1][-1:] == around[2][-1:]:
             if any(call.inside and call.chain[common].line == line for call in calls.values()):
                 raise Unsure  # DDP makes several calls of one line
-            return (lines[0] <= line, lines[0]) < (lines[1] <= line, lines[1])
+            later = [lines[n] <= line and not _is_ahead(there, chain, common) for n, chain in enumerate((one, other))]
+            return (later[0], lines[0]) < (later[1], lines[1])
     if any(call.inside for call in calls.values()):
         raise Unsure
     scope = Scope(source, len(members), home if isinstance(home, Function) else None)
@@ -154,6 +157,14 @@ def _is_next(
     if len(due) > 1:
         raise Unsure
     return due.pop()
+
+
+def _is_ahead(made: Chain, call: Chain, common: int) -> bool:
+    """Whether a call comes later in the function from which another has been made, if both came there by one line."""
+    same = shared(made, call)
+    if not common < same < min(len(made), len(call)):
+        return False
+    return made[same].file == call[same].file and made[same].line < call[same].line
 
 
 def _ways(
