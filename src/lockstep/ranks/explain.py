@@ -27,6 +27,7 @@ from .mismatch import (
     mismatch_cause,
     mismatch_rows,
 )
+from .missed import missed_turn
 from .places import IN_DDP, STOOD, call, dumped, is_users, pending, place, rows, said_of, what
 from .report import OWN_CODE, Cause, Error, Frame, Kind, Outcome, RankReport, RunEnd, Topic, Why
 from .result import Run, latest
@@ -124,11 +125,16 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
         mismatch, parted = first_mismatch(run.ranks), first_divergence(run.ranks)
         if mismatch and parted:
             found = mismatch_cause(mismatch, run.ranks, parted.odd)
-            if skip := skipped(parted.calls, run.ranks):
-                notes = (f"{SAME_ORDER} {skip.parting}", *(note for note in found.notes if note not in MISMATCHED))
+            skip, met = missed_turn(run.ranks) or (skipped(parted.calls, run.ranks), parted.calls)
+            if skip:
+                notes = (
+                    f"{SAME_ORDER} {skip.parting}".rstrip(),
+                    *(note for note in found.notes if note not in MISMATCHED),
+                )
                 found = replace(
-                    found, headline=skip.headline, frame=skip.call.frame, notes=notes, branch=skip.branch.line, own=(skip.parting,),
-                    rows=mismatch_rows(parted.calls, parted.odd), topic=Topic.HANGS,
+                    found, headline=skip.headline, frame=skip.call.frame, notes=notes,
+                    branch=skip.branch.line if skip.branch else None, own=(skip.parting,) if skip.parting else (),
+                    rows=mismatch_rows(met, skip.at_fault), topic=Topic.HANGS,
                 )  # fmt: skip
             elif parted.calls != mismatch or len(kinds_of(mismatch)) > 1:
                 found = _parted(parted, found, run.world_size)

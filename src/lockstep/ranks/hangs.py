@@ -22,7 +22,8 @@ from .mismatch import (
     rules,
     say_mismatch,
 )
-from .places import call, detail, exit_of, groups, in_group, pending, rows, said_of, what
+from .missed import missed_turn
+from .places import IN_STEP, call, detail, exit_of, groups, in_group, pending, rows, said_of, what
 from .report import Cause, Collective, Frame, Group, Kind, Outcome, RankReport, Topic, Waiting
 from .result import Run, latest
 from .skipped import MAY_SKIP, Skip, first_skipped, may_skip, skipped
@@ -34,7 +35,6 @@ WAIT_LATER = "Or start all messages before you wait for any: isend and irecv, or
 ALL_MAKE_GROUPS = (
     "Every rank must call new_group for every group, in the same order, also for those that it doesn't belong to."
 )
-IN_STEP = ("backward", "forward")
 GLOOS_DEFAULT = 1800.0  # Seconds: torch's default_pg_timeout
 SAME_STEPS = (
     "With DDP, every rank must take the same number of steps. DistributedSampler deals them the same number of batches; "
@@ -44,6 +44,7 @@ IN_JOIN = (
     "At the end of `with join():` a rank that is out of batches answers DDP's calls, and no others. Make calls of your own after "
     "the block."
 )
+CAME_OUT = "In that call"
 PARTED = (SAME_ORDER, SAME_TENSORS, SAME_OP)
 """Rules after which it is said what parted the ranks."""
 RULES = (SAME_ORDER, PAIRS, ALL_MAKE_GROUPS, SAME_STEPS, IN_JOIN)
@@ -121,7 +122,8 @@ def _parting(
         wider = _calls(waiting, skip.call.members)
         if of_all := skipped(wider, members):
             skip, calls = of_all, wider
-    if skip is None and found.counts and (earlier := first_skipped(members)):
+    missed = missed_turn(members) if {*PARTED} & {*found.notes} else None
+    if earlier := missed or (first_skipped(members) if skip is None and found.counts else None):
         skip, calls = earlier
     if skip is not None:
         return _skipped(found, skip, calls, waiting), skip.parting, skip.branch, calls
@@ -148,7 +150,11 @@ def _skipped(found: Finding, skip: Skip, calls: Mapping[int, Collective], waitin
     """The same, of calls that met only because ranks had skipped one."""
     here = {report.rank for report in waiting if pending(report) == calls.get(report.rank)}
     passed = [one for rank, one in calls.items() if rank not in here]
-    notes = [note for note in found.notes if note not in (SAME_ORDER, *MISMATCHED) and not note.startswith(MAY_SKIP)]
+    notes = [
+        note
+        for note in found.notes
+        if note not in (SAME_ORDER, *MISMATCHED) and not note.startswith((MAY_SKIP, CAME_OUT))
+    ]
     notes = [*dict.fromkeys([SAME_ORDER, *notes, *(_came_out(calls, passed) or _mixed_up(skip, passed))])]
     told = skip.usual or found.topic is Topic.MISMATCHES or {*found.at_fault} != {*skip.without} or bool(found.counts)
     if skip.call.is_point_to_point:  # nobody else need make it
@@ -391,7 +397,7 @@ def _came_out(met: Mapping[int, Collective], passed: Sequence[Collective]) -> li
     )
     who = names(one.rank for one in passed)
     return [
-        f"In that call, {' met '.join(brought)} without an error. Trust neither what {who} got from it nor any number "
+        f"{CAME_OUT}, {' met '.join(brought)} without an error. Trust neither what {who} got from it nor any number "
         "computed from that."
     ]
 

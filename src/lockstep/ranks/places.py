@@ -18,6 +18,7 @@ _HERE = str(Path(__file__).parent)
 DUMPED = re.compile(r'File "(.+?)", line (\d+) in (\S+)')
 IN_DDP = {"DDP()": "the construction of DDP()", "forward": "DDP's forward"}
 """What DDP does in calls of its own, as their caller knows it."""
+IN_STEP = ("backward", "forward")
 
 
 def rows(members: Sequence[RankReport], differs: Sequence[int] = ()) -> tuple[Waiting, ...]:
@@ -91,6 +92,11 @@ def in_group(report: RankReport, world_size: int) -> str:
     if len(alike) > 1 and (part or nth):
         return f"{what(report)} in group {nth + 1} of {names(operation.members)}"
     return what(report) + (f" of {names(operation.members)}" if part else "")
+
+
+def part_of(operation: Collective, world_size: int) -> str:
+    """` of ranks 0 and 1`, if its group isn't the world."""
+    return f" of {names(operation.members)}" if 1 < len(operation.members) < world_size else ""
 
 
 def said_of(operation: Collective, doing: str = "") -> str:

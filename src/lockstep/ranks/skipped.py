@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import pairwise
 
 from .branches import SURE, Parting, alike, header, in_words, loops_around, scopes, shared, why_of
-from .places import groups, said_of
+from .places import IN_STEP, groups, part_of, said_of
 from .rank_values import Function, Scope, Source, TooLong, called_name
 from .report import Collective, Frame, RankReport
 from .ways import CALLED_ANYWAY, LEAVES, Block, Leaves, Unsure, missing, plain_name, within
@@ -37,11 +37,13 @@ class Skip:
     made: list[int]
     without: list[int]
     parting: str
-    branch: Frame
+    branch: Frame | None
     at: Frame
     next: Frame
     usual: bool
     """Half of them or more made the call, and not in a branch of their own: the others should have, too."""
+    turn: str = ""
+    """In which turn of a loop, if that is how it was seen."""
 
     @property
     def at_fault(self) -> list[int]:
@@ -54,9 +56,15 @@ class Skip:
     def headline(self) -> str:
         """Who skipped what, or only who called what."""
         on = f"and went on to {self.next.short}"
+        called = f"{said_of(self.call)}{self.group}"
+        if self.turn:
+            called += f"{',' * (',' in called)} when {self.turn}"
+            if self.usual:
+                return f"{names(self.without)} skipped {called}; {names(self.made)} called it."
+            return f"{names(self.made)} called {called}; {names(self.without)} did not."
         if self.usual:
-            return f"{names(self.without)} skipped {said_of(self.call)}{self.group}, which {names(self.made)} called, {on}."
-        return f"{names(self.made)} called {said_of(self.call)}{self.group}; {names(self.without)} did not, {on}."
+            return f"{names(self.without)} skipped {called}, which {names(self.made)} called, {on}."
+        return f"{names(self.made)} called {called}; {names(self.without)} did not, {on}."
 
 
 def first_skipped(members: Sequence[RankReport]) -> tuple[Skip, dict[int, Collective]] | None:
@@ -102,8 +110,9 @@ def skipped(calls: Mapping[int, Collective], members: Sequence[RankReport]) -> S
     aside = not found.leaves and source.home(found.node.lineno) is source.home(made[common].line)
     usual = not aside and len(sides[made]) >= len(sides[past])
     parting, place = in_words(found, source, past=True), Frame(made[common].file, found.node.lineno)
-    group = f" of {names(call.members)}" if 1 < len(call.members) < len(members) else ""
-    return Skip(call, group, sides[made], sides[past], parting, place, made[common], past[common], usual)
+    return Skip(
+        call, part_of(call, len(members)), sides[made], sides[past], parting, place, made[common], past[common], usual
+    )
 
 
 def _is_next(
@@ -201,8 +210,29 @@ def _ways(
 
 def may_skip(call: Collective) -> list[str]:
     """The only `if` that lets a rank skip a call in a loop, if there is one: what it does, whether or not a rank has."""
-    if call.frame is None or call.via:
+    found = _only(call, call.members)
+    if found is None:
         return []
+    node, taken, scope = found
+    does = "takes" if taken else "does not take"
+    return [f"{MAY_SKIP} {does} the branch {header(node, scope.source)} skips this call."]
+
+
+def only_way(call: Collective, made: list[int], past: list[int]) -> Parting | None:
+    """The `if` by which those that are `past` must have skipped a call that others made; None if it isn't certain."""
+    found = _only(call, past)
+    if found is None:
+        return None
+    node, taken, scope = found
+    if call.inside and (call.inside not in IN_STEP or any("no_sync" in line for line in scope.source.lines)):
+        return None
+    return Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
+
+
+def _only(call: Collective, ranks: Sequence[int]) -> tuple[ast.If, bool, Scope] | None:
+    """The only `if` by which these ranks can skip a call in a turn of its loop, or of its function, and if they take it."""
+    if call.frame is None or call.via:
+        return None
     try:
         source = Source.of(call.frame.file)
         home = source.home(call.frame.line)
@@ -212,14 +242,13 @@ def may_skip(call: Collective) -> list[str]:
         leaves: Leaves = (ast.Continue,) if loops else (ast.Return,)
         ways = [
             (node, taken) for node, taken in missing(body, call.frame.line, leaves, 0)
-            if not alike(node, scope) and _may(node, taken, scope, call.members)
+            if not alike(node, scope) and _may(node, taken, scope, ranks)
         ]  # fmt: skip
     except (Unsure, SyntaxError, RecursionError, TooLong, ValueError):
-        return []
-    if len(ways) != 1 or not isinstance(ways[0][0], ast.If):
-        return []
-    node, taken = ways[0]
-    return [f"{MAY_SKIP} {'takes' if taken else 'does not take'} the branch {header(node, source)} skips this call."]
+        return None
+    if len(ways) != 1 or not isinstance(node := ways[0][0], ast.If):
+        return None
+    return node, ways[0][1], scope
 
 
 def _may(node: Block, taken: bool, scope: Scope, ranks: Sequence[int]) -> bool:
