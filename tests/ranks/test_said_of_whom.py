@@ -78,7 +78,7 @@ CASES = {
         "broadcast #1 at FILE.", (3,), "", "took the branch"),
     "one makes calls that the others never make": Case(
         "for i in range(3):\n    dist.all_reduce(t)\n    if rank == 0:  # HERE\n        dist.all_reduce(t)", 3,
-        "rank 0 called all_reduce #2; ranks 1 and 2 did not, and went on to FILE.", (0,),
+        "rank 0 called all_reduce #2 when `i` was 0; ranks 1 and 2 did not.", (0,),
         "Rank 0 took the branch at line {line} (if rank == 0); ranks 1 and 2 did not."),
     "two groups of the same ranks": Case(
         "one, other = (dist.new_group([0, 1, 2]) for _ in range(2))\ndist.all_reduce(t, group=other if rank == 1 else one)", 3,

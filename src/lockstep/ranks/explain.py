@@ -141,8 +141,8 @@ def _failure(run: Run, bad: Sequence[RankReport]) -> Cause:
             elif (named := branch(parted_at(parted.calls), size=run.world_size)) and named[1]:
                 notes = tuple(f"{note} {named[0]}" if note in (SAME_TENSORS, SAME_OP) else note for note in found.notes)
                 found = replace(found, notes=notes, branch=named[1].line, own=(named[0],))
-            came = tuple(reached(parted.calls))
-            return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=called_from(parted.calls))
+            came = tuple(reached(met))
+            return replace(found, notes=(*found.notes, *came), own=found.own or came, cited=called_from(met))
     if first.outcome is Outcome.RAISED and first.error is not None and TIMEOUT.search(first.error.message):
         return _own_timeout(run.ranks, first)
     found = _describe(run, first, causes)

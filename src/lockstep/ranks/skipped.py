@@ -224,14 +224,16 @@ def only_way(call: Collective, made: list[int], past: list[int]) -> Parting | No
     if found is None:
         return None
     node, taken, scope = found
-    if call.inside and (call.inside not in IN_STEP or any("no_sync" in line for line in scope.source.lines)):
-        return None
+    if call.via or (
+        call.inside and (call.inside not in IN_STEP or any("no_sync" in one for one in scope.source.lines))
+    ):
+        return None  # a library may come to this line and not call
     return Parting(node, made, past, taken, SURE, why_of(node.test, scope, made, past))
 
 
 def _only(call: Collective, ranks: Sequence[int]) -> tuple[ast.If, bool, Scope] | None:
     """The only `if` by which these ranks can skip a call in a turn of its loop, or of its function, and if they take it."""
-    if call.frame is None or call.via:
+    if call.frame is None:
         return None
     try:
         source = Source.of(call.frame.file)
