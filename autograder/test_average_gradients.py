@@ -15,7 +15,7 @@ import math
 import pytest
 import torch
 
-from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, evidence, names, say_mismatch
+from lockstep.grading import Cause, Diagnosis, Grader, Run, ending, equal, evidence, names, one_or_more, say_mismatch
 
 WORLD = 3  # not a power of two: a fixed 2 or 4 in the code shows
 SHAPES = {
@@ -24,6 +24,7 @@ SHAPES = {
 }  # fmt: skip
 TRAINED = [name for name in SHAPES if name != "frozen"]
 COMMON = ["encoder.weight", "scale"]  # what every rank has a gradient for when the branches are not all taken
+ZERO_TOGETHER = (3.0, 1.0, -4.0)  # gradients whose mean is exactly 0: that is not the same as none
 LEFT, RIGHT = ["left.weight", "left.bias"], ["right.weight", "right.bias"]
 
 FUNCTION = r"def average_gradients"
@@ -46,14 +47,17 @@ def draw(grader: Grader, purpose: str, held: list[list[str]]) -> Gradients:
     return [{name: one(rank, name) for name in names} for rank, names in enumerate(held)]
 
 
-def averages(grader: Grader, gradients: Gradients, freeze: list[str] | None = None) -> Run:
-    """Give each rank its own, and nobody else's."""
-    return grader.run("averages", len(gradients), each=[{"gradients": own} for own in gradients], freeze=freeze or [])
+def averages(grader: Grader, gradients: Gradients, freeze: list[str] | None = None, dtype: str = "float32") -> Run:
+    """Give each rank its own, and nobody else's, in a model of this type."""
+    each = [{"gradients": own} for own in gradients]
+    return grader.run("averages", len(gradients), each=each, freeze=freeze or [], dtype=dtype)
 
 
 def everywhere(grader: Grader) -> tuple[Run, Gradients]:
     """Every rank has a gradient for everything that is trained."""
     gradients = draw(grader, "everywhere", [TRAINED] * WORLD)
+    for own, number in zip(gradients, ZERO_TOGETHER, strict=True):
+        own["scale"] = torch.tensor(number)
     return averages(grader, gradients), gradients
 
 
@@ -80,11 +84,12 @@ def read_failure(grader: Grader, run: Run, cause: Cause) -> Diagnosis | None:
     brought = "; ".join(f"rank {rank}: {len(own)}, together {sum(own)} bytes" for rank, own in enumerate(sizes))
     held = [len(names or []) for names in run.observed("held")]
     uneven = len(set(held)) > 1
-    had = (
-        "Only rank 1 had gradients for the left branch, and the ranks stopped calling the same collectives"
-        if uneven
-        else "All ranks had a gradient for every parameter, but their collectives don't match"
-    )
+    if not uneven:
+        had = "All ranks had a gradient for every parameter, but their collectives don't match"
+    elif all(held):
+        had = "Only rank 1 had gradients for the left branch, and the ranks stopped calling the same collectives"
+    else:
+        had = f"Rank 1 had no gradient at all and made {len(sizes[1]) or 'no'} communication calls; every rank must make the same ones"
     return grader.diagnosis(
         "skips-missing-gradients" if uneven else "order-differs",
         f"{had}.{ending(cause)} Collectives seen: {brought}.",
@@ -120,11 +125,18 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
         return
     rank = wrong[0]
     got = seen[rank][name]
-    own = gradients[rank].get(name, torch.zeros(SHAPES[name]))
+    missing = torch.zeros(SHAPES[name])
+    own = gradients[rank].get(name, missing)
     having = [r for r in range(WORLD) if name in gradients[r]]
     what = (
         f"{name}.grad starts with {short(got)} on rank {rank}; the mean over {WORLD} ranks starts with {short(wanted)}."
     )
+    if len(wrong) < WORLD and all(close(seen[r][name], wanted * WORLD) for r in wrong):
+        had_none = (
+            f", and had no gradient before: only {names(having)} divided" if set(wrong).isdisjoint(having) else ""
+        )
+        whose = f"{names(wrong).capitalize()} {one_or_more(wrong, 'has', 'have')} the sum, {WORLD} times too large{had_none}."
+        grader.fail("never-divides", f"{what} {whose}", of=wrong, at=DIVIDE)
     if len(wrong) < WORLD:
         right = [r for r in range(WORLD) if r not in wrong]
         grader.fail("only-one-rank", f"{what} Only these ranks have the mean: {names(right)}.", of=wrong, at=REDUCE)
@@ -163,9 +175,9 @@ def judge_mean(grader: Grader, seen: Gradients, gradients: Gradients, name: str)
                 at=r"remove_duplicate || modules\( || children\( || " + DIVIDE,
             )
         grader.fail("divides-twice", f"{what} It was divided by {WORLD} twice.", of=wrong, at=DIVIDE)
-    alike = [other for other in gradients[0] if SHAPES[other] == SHAPES[name]]
+    alike = [other for other in TRAINED if SHAPES[other] == SHAPES[name]]
     for mixed in itertools.product(alike, repeat=WORLD):
-        if close(got, torch.stack([gradients[r].get(mixed[r], own) for r in range(WORLD)]).sum(0) / WORLD):
+        if close(got, torch.stack([gradients[r].get(mixed[r], missing) for r in range(WORLD)]).sum(0) / WORLD):
             said = ", ".join(f"rank {r}'s {other}" for r, other in enumerate(mixed))
             grader.fail("order-differs", f"{what} It is the mean of {said}.", of=wrong, at=WALK)
     factor = (got.sum() / wanted.sum()).item()
@@ -206,6 +218,9 @@ def test_mean(grader: Grader) -> None:
     for name in TRAINED:
         gone = [rank for rank in range(WORLD) if name not in seen[rank]]
         if gone:
+            if not mean_of(gradients, name).any():
+                said = f"{name}.grad is None on {names(gone)}. Every rank had one, and a mean of exactly 0 is a gradient, too."
+                grader.fail("takes-zero-for-missing", said, of=gone, at=r"(=|else) None || " + MISSING)
             grader.fail("not-averaged", f"{name}.grad is None on {names(gone)}.", of=gone, at=REDUCE)
     for name in sorted(TRAINED, key=lambda name: name == "encoder.weight"):  # the tied one has mistakes of its own
         judge_mean(grader, seen, gradients, name)
@@ -281,11 +296,23 @@ def test_missing_on_some(grader: Grader) -> None:
     for name in LEFT:
         without = [rank for rank in range(WORLD) if name not in seen[rank]]
         if without:
+            if name in seen[1] and torch.equal(seen[1][name], gradients[1][name]):
+                what = f"No rank averaged {name}.grad, although rank 1 has one: it is unchanged there, and None on {names(without)}."
+                grader.fail(
+                    "skips-for-one-rank", what, of=range(WORLD), at=r"broadcast || MIN || all\(|prod || " + MISSING
+                )
             what = f"{name}.grad is still None on {names(without)}; the mean starts with {short(mean_of(gradients, name))}."
             grader.fail("missing-stays-missing", what, of=without, at=MISSING)
         judge_mean(grader, seen, gradients, name)
     for name in COMMON:
         judge_mean(grader, seen, gradients, name)
+    nothing = draw(grader, "nothing", [COMMON, [], COMMON])
+    seen = averages(grader, nothing).observed("gradients")
+    for name in COMMON:
+        if name not in seen[1]:
+            what = f"Rank 1 had no gradient at all, and {name}.grad is still None there."
+            grader.fail("missing-stays-missing", what, of=[1], at=MISSING)
+        judge_mean(grader, seen, nothing, name)
 
 
 @pytest.mark.needs("test_missing_on_some")
@@ -308,8 +335,10 @@ def test_missing_everywhere(grader: Grader) -> None:
 def test_swapped_branches(grader: Grader) -> None:
     """branches of equal size are not mixed up"""
     gradients = draw(grader, "swapped", [COMMON + LEFT, COMMON + RIGHT, COMMON + LEFT])
-    run = averages(grader, gradients)
-    seen = run.observed("gradients")
+    seen = averages(grader, gradients, dtype="float64").observed("gradients")
+    if all(equal(now, own) for now, own in zip(seen, gradients, strict=True)):
+        what = "The model is in float64 here, and no gradient changed on any rank. In float32 they were averaged."
+        grader.fail("skips-a-dtype", what, of=range(WORLD), at=r"dtype || " + WALK)
     for name in (*LEFT, *RIGHT):
         without = [rank for rank in range(WORLD) if name not in seen[rank]]
         if without:
@@ -332,3 +361,7 @@ def test_one_rank(grader: Grader) -> None:
                 of=[0],
                 at=DIVIDE,
             )
+    for name in sorted(seen.keys() - gradients[0].keys()):
+        now = f"starts with {short(seen[name])}" if seen[name].any() else "is all zeros"
+        said = f"On a single rank no gradient changes, but {name}.grad was None and now {now}."
+        grader.fail("invents-gradients", said, of=[0], at=r"zeros || " + MISSING)

@@ -26,18 +26,18 @@ class Branches(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
-def averages(submission, gradients: dict[str, torch.Tensor], freeze: list[str]) -> None:
+def averages(submission, gradients: dict[str, torch.Tensor], freeze: list[str], dtype: str) -> None:
     """Call it once. `gradients[name]` is what this rank has, and no other knows; what is not in there is None.
 
-    The parameters in `freeze` have been frozen since.
+    The parameters in `freeze` have been frozen since. The model and its gradients are of type `dtype`.
     """
     device = join()
     observe("held", sorted(gradients))
     torch.manual_seed(rank())  # other weights on every rank: they are none of this function's business
-    model = Branches().to(device)
+    model = Branches().to(device, getattr(torch, dtype))
     for name, parameter in model.named_parameters():
         if name in gradients:
-            parameter.grad = gradients[name].clone().to(device)
+            parameter.grad = gradients[name].clone().to(device, parameter.dtype)
         if name in freeze:
             parameter.requires_grad = False
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
